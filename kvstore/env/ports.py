@@ -1,0 +1,176 @@
+"""The outside world as arguments: what every part is written against, never the libraries behind it.
+
+There are two sets of adapters: the real ones beside this file, and the simulator's in tests/sim. The same code runs on both.
+Futures, `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are used directly: the simulator brings its own event loop with virtual time.
+Tasks are started by a Nursery only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass
+from random import Random
+from typing import Any, Protocol
+
+
+class Clock(Protocol):
+    """Two clocks that must never be mixed."""
+
+    def now(self) -> float:
+        """Seconds since boot, suspend included (CLOCK_BOOTTIME). For durations, timeouts and leases."""
+        ...
+
+    def wall_ms(self) -> int:
+        """Milliseconds since 1970 as this machine believes. For record times shown to people and for expiry."""
+        ...
+
+
+class Stream(Protocol):
+    """The sending half of a byte stream: the part of `asyncio.Transport` that we use."""
+
+    def write(self, data: bytes) -> None: ...
+    def writelines(self, data: Iterable[bytes]) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+    def get_write_buffer_size(self) -> int: ...
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None: ...
+    def is_closing(self) -> bool: ...
+    def close(self) -> None:
+        """Send what is buffered, then close. `connection_lost` follows."""
+        ...
+
+    def abort(self) -> None:
+        """Close at once and forget what is buffered. `connection_lost` follows."""
+        ...
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any: ...
+
+
+class StreamHandler(Protocol):
+    """The receiving half: the methods of `asyncio.Protocol`, fed with bytes by the event loop or by the simulator."""
+
+    def connection_made(self, transport: Any) -> None: ...
+    def data_received(self, data: bytes) -> None: ...
+    def eof_received(self) -> bool | None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+
+
+class Listener(Protocol):
+    """A bound address that accepts connections until closed."""
+
+    @property
+    def address(self) -> str:
+        """The bound `host:port`."""
+        ...
+
+    def close(self) -> None:
+        """Accept no more connections. Those accepted go on."""
+        ...
+
+
+class Transport(Protocol):
+    """Byte streams between nodes. Addresses are `host:port`."""
+
+    async def listen(self, address: str, factory: Callable[[], StreamHandler]) -> Listener:
+        """Accept connections; each gets a handler of its own. Raises OSError if the address is taken."""
+        ...
+
+    async def connect(self, address: str, handler: StreamHandler) -> Stream:
+        """Open a connection; `handler.connection_made` is called before this returns. Raises OSError."""
+        ...
+
+
+class File(Protocol):
+    """An open file. Nothing that was written survives a crash for sure before a sync that began after it has completed."""
+
+    def pwrite(self, offset: int, data: bytes) -> None:
+        """Write all of `data` at `offset`. Raises OSError (ENOSPC when the disk is full)."""
+        ...
+
+    def read(self, offset: int, size: int) -> bytes:
+        """Up to `size` bytes from `offset`; fewer only at the end of the file. Raises OSError."""
+        ...
+
+    def size(self) -> int: ...
+    def allocate(self, size: int) -> None:
+        """Extend the file to `size` bytes of zeroes with its blocks reserved. Raises OSError."""
+        ...
+
+    def truncate(self, size: int) -> None: ...
+    def submit_sync(self, done: Callable[[OSError | None], None]) -> None:
+        """Sync what has been written up to this call, off the event loop; `done` is called on the loop, in order of submission."""
+        ...
+
+    def sync(self) -> None:
+        """The same, and wait. For start-up and rare metadata; blocks the loop."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Disk(Protocol):
+    """A directory tree. Paths are relative to its root, with `/` between parts. Creating, renaming or removing a name
+    survives a crash for sure only after `sync_dir` of its directory."""
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        """Open for reading and writing. Raises FileNotFoundError unless `create`."""
+        ...
+
+    def exists(self, path: str) -> bool: ...
+    def list(self, path: str) -> list[str]:
+        """Names in a directory, sorted; an absent directory is empty."""
+        ...
+
+    def mkdir(self, path: str) -> None:
+        """Make a directory and its parents; no error if it is there."""
+        ...
+
+    def remove(self, path: str) -> None: ...
+    def rename(self, old: str, new: str) -> None:
+        """Atomically give a file another name, replacing what had it."""
+        ...
+
+    def sync_dir(self, path: str) -> None: ...
+    def free_bytes(self) -> int: ...
+    def real_path(self, path: str) -> str:
+        """The path in the machine's file system, for libraries that open files themselves."""
+        ...
+
+
+class Task(Protocol):
+    """A handle on spawned work."""
+
+    def cancel(self) -> bool: ...
+    def done(self) -> bool: ...
+    def __await__(self) -> Any: ...
+
+
+class Nursery(Protocol):
+    """Starts tasks and owns them: none outlives it, and they are cancelled in the order in which they were started."""
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
+        """Run `work`. An error that leaves it is logged with `name` and given to the nursery's `on_error`."""
+        ...
+
+    def child(self, name: str) -> Nursery:
+        """A nursery that ends at the latest with this one."""
+        ...
+
+    async def close(self) -> None:
+        """Cancel what still runs and wait for it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Env:
+    """All ports of one process, handed down from the composition root."""
+
+    clock: Clock
+    random: Random
+    transport: Transport
+    disk: Disk
+    nursery: Nursery
+    fatal: Callable[[str], None]
+    """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""

@@ -1,0 +1,171 @@
+"""Every error the store raises on purpose.
+
+StoreError
+├── Refused                   definitely not done
+│   ├── Retryable             the same call may succeed later, or elsewhere
+│   │   ├── NotLeader         carries the leader's server id and address, when known
+│   │   ├── Moved             the partition does not own the key; carries the ring version to look for
+│   │   ├── Overloaded        a bound is reached: connections, queue, memory
+│   │   ├── NotEnoughBookies  too few bookies for a write, seen before anything was appended
+│   │   ├── Unavailable       no leader, no lease, or nobody reached in time, and nothing was sent
+│   │   └── NotCaughtUp       a replica has not applied what the session token asks for
+│   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
+│   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
+│   └── RequestExpired        a retry older than the window of remembered requests
+├── OutcomeUnknown            it may or may not be done: timeout, fence or loss after the append was sent
+├── MetadataError             the metadata store's answers
+│   ├── NoSuchNode
+│   ├── NodeExists
+│   ├── NotEmpty
+│   ├── VersionConflict       somebody else wrote first
+│   ├── MetadataUnavailable   not connected; the call was not sent
+│   └── MetadataUnknown       the connection broke while the call was under way
+├── LedgerError               stays inside wal and bookie
+│   ├── NoSuchLedger
+│   ├── NoSuchEntry
+│   ├── LedgerFenced          another writer has taken the ledger over
+│   ├── LedgerClosed
+│   ├── NotRecoverable        too few definite answers to tell where the ledger ends
+│   └── BookieError           one bookie's failure: unreachable, slow, unknown state
+├── Corrupted                 bytes read back are not the bytes written
+└── ConfigError               a configuration or a data directory that must not be used; names what is wrong
+"""
+
+from __future__ import annotations
+
+
+class StoreError(Exception):
+    """Base of every error a caller is meant to handle."""
+
+
+class Refused(StoreError):
+    """The request was definitely not carried out."""
+
+
+class Retryable(Refused):
+    """The same call may succeed later, or at another server."""
+
+
+class NotLeader(Retryable):
+    """This server does not lead the partition."""
+
+    def __init__(self, partition: str, leader: str = "", address: str = "") -> None:
+        super().__init__(partition, leader, address)
+        self.partition, self.leader, self.address = partition, leader, address
+
+    def __str__(self) -> str:
+        return f"partition {self.partition} is led by {self.leader or 'nobody known'} {self.address}".rstrip()
+
+
+class Moved(Retryable):
+    """The key belongs to another partition."""
+
+    def __init__(self, partition: str, ring_version: int) -> None:
+        super().__init__(partition, ring_version)
+        self.partition, self.ring_version = partition, ring_version
+
+    def __str__(self) -> str:
+        return f"the key belongs to partition {self.partition} at ring version {self.ring_version}"
+
+
+class Overloaded(Retryable):
+    """A bound is reached; says which."""
+
+
+class NotEnoughBookies(Retryable):
+    """Fewer bookies answer than an acknowledged write needs. Nothing was appended."""
+
+
+class Unavailable(Retryable):
+    """Nobody who may answer was reached in time. Nothing was sent."""
+
+
+class NotCaughtUp(Retryable):
+    """The replica has not applied the sequence that the session token asks for."""
+
+
+class InvalidRequest(Refused):
+    """The request can never succeed as it is; says what was expected and what came."""
+
+
+class ConditionFailed(Refused):
+    """The version or absence that the request named was not met."""
+
+    def __init__(self, version: int) -> None:
+        super().__init__(version)
+        self.version = version
+
+    def __str__(self) -> str:
+        return f"the key's version is {self.version}" if self.version else "the key is absent"
+
+
+class RequestExpired(Refused):
+    """The request is older than what is remembered of its client, so it can be neither applied nor recognised."""
+
+
+class OutcomeUnknown(StoreError):
+    """The request may or may not have been carried out. Retry it with the same request id, or read."""
+
+
+class MetadataError(StoreError):
+    """Base of what the metadata store answers."""
+
+
+class NoSuchNode(MetadataError):
+    """The path does not exist."""
+
+
+class NodeExists(MetadataError):
+    """The path exists already."""
+
+
+class NotEmpty(MetadataError):
+    """The node has children."""
+
+
+class VersionConflict(MetadataError):
+    """The node has another version than the call named: somebody else wrote first."""
+
+
+class MetadataUnavailable(MetadataError):
+    """The metadata store is not connected. The call was not sent."""
+
+
+class MetadataUnknown(MetadataError):
+    """The connection broke while the call was under way: it may or may not have taken effect."""
+
+
+class LedgerError(StoreError):
+    """Base of a ledger's errors. They never reach a client of the store."""
+
+
+class NoSuchLedger(LedgerError):
+    """No metadata is stored for the ledger."""
+
+
+class NoSuchEntry(LedgerError):
+    """The ledger has no such entry, for sure."""
+
+
+class LedgerFenced(LedgerError):
+    """Another writer has taken the ledger over."""
+
+
+class LedgerClosed(LedgerError):
+    """The ledger takes no more entries."""
+
+
+class NotRecoverable(LedgerError):
+    """Too few bookies gave a definite answer to tell where the ledger ends. Try again when more are back."""
+
+
+class BookieError(LedgerError):
+    """One bookie did not do what it was asked: unreachable, slow, read-only, or unsure."""
+
+
+class Corrupted(StoreError):
+    """Bytes read back are not the bytes written. Says where."""
+
+
+class ConfigError(StoreError):
+    """A configuration or a data directory that must not be used."""
