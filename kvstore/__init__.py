@@ -1,0 +1,1 @@
+"""A distributed key-value store whose only source of truth is a replicated log."""
