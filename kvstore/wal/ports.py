@@ -1,0 +1,150 @@
+"""What the log asks of bookies, and what partitions ask of the log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol
+
+from kvstore.errors import StoreError
+from kvstore.types import BookieId, EntryId, LedgerId, PartitionId, Position, Seq
+
+
+class ReadAnswer(NamedTuple):
+    """A bookie's definite answer to a read. Everything indefinite is a BookieError instead."""
+
+    entry: EntryId
+    packet: bytes | None
+    """The entry packet as stored, digest not yet verified; None if the bookie is sure that it has no such entry."""
+    max_lac: EntryId
+    """The highest last-add-confirmed that this bookie knows of; NO_ENTRY if none."""
+
+
+class BookieClient(Protocol):
+    """Bookies by id. The node's own bookie is reached by a plain call, the others over one connection each."""
+
+    def add(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        entry: EntryId,
+        packet: bytes,
+        key: bytes,
+        recovery: bool,
+        done: Callable[[StoreError | None], None],
+    ) -> None:
+        """Store an entry packet. `done(None)` once it is durable there; LedgerFenced; another LedgerError when it is not."""
+        ...
+
+    def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes) -> None:
+        """Tell a bookie the last confirmed entry; best effort."""
+        ...
+
+    async def read(
+        self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
+    ) -> ReadAnswer:
+        """Read one entry (NO_ENTRY: the last one stored), fencing the ledger first if `fence_key` is given. Raises BookieError."""
+        ...
+
+    async def read_lac(self, bookie: BookieId, ledger: LedgerId) -> EntryId:
+        """The bookie's last add confirmed, NO_ENTRY if it knows none. Raises BookieError."""
+        ...
+
+    async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
+        """Wait until the LAC passes `previous_lac`, then the entry after it if this bookie has it. Raises BookieError."""
+        ...
+
+
+class LogEntry(NamedTuple):
+    """An entry of a partition's log, digest verified."""
+
+    position: Position
+    payload: bytes
+
+
+class AppendDone(Protocol):
+    def __call__(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        """In order of the appends. `error` is None once the entry can no longer be lost; `sent_at` is the boot-time clock when its first
+        byte was first sent (a lease counts from it). After the first error every later append fails too: OutcomeUnknown if anything
+        may have been stored, NotEnoughBookies if nothing was sent."""
+        ...
+
+
+class LedgerInfo(NamedTuple):
+    """One ledger of a partition's list (`/partitions/<id>/log`)."""
+
+    id: LedgerId
+    first_seq: Seq
+    exact: bool
+    """False while `first_seq` is only a lower bound."""
+    epoch: int
+    lease_ms: int
+
+
+class LeaderLog(Protocol):
+    """A partition's log, opened by the one who may append to it (steps 1 to 4 of the takeover are done)."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def recovered_end(self) -> Position:
+        """The last entry before this leader's own ledger. Everything up to it is closed and readable."""
+        ...
+
+    @property
+    def waited(self) -> bool:
+        """False if a release record saved the wait for the former leader's lease (it is over in either case)."""
+        ...
+
+    def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
+        """Send an entry to the write set; entries may be in flight together. Held back during a roll."""
+        ...
+
+    def close_for_good(self) -> None:
+        """Send nothing more, for example because this leader lost its place. Entries in flight end as OutcomeUnknown."""
+        ...
+
+    async def seal(self) -> None:
+        """After the last append is acknowledged: close the ledger, so that the next leader has nothing to recover."""
+        ...
+
+    async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
+        """Drop whole closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`, by the rules of
+        docs/protocol.md (list first, then pins, then delete). Returns how many."""
+        ...
+
+    def on_lost(self, lost: Callable[[StoreError], None]) -> None:
+        """Call `lost` once when this leader can append no more: fenced, list changed, or too few bookies for too long."""
+        ...
+
+
+class LogReader(Protocol):
+    """Reads a partition's log in order without fencing: closed ledgers to their end, the open one up to its LAC."""
+
+    @property
+    def next_position(self) -> Position: ...
+
+    async def read(self, wait_ms: int) -> Sequence[LogEntry]:
+        """The next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none yet; empty at timeout.
+        Raises NoSuchLedger when the position was trimmed, BookieError when too few bookies answer just now."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class Logs(Protocol):
+    """The door to all partitions' logs on this node."""
+
+    async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> LeaderLog:
+        """Take the log over: fence and recover the last two ledgers, wait out their leases, create and list a ledger of one's own.
+        `next_seq` is asked after recovery, when the list entry is written: the lower bound of the first sequence. Raises NotRecoverable,
+        NotEnoughBookies, MetadataError; the caller may try again from the start."""
+        ...
+
+    def reader(self, partition: PartitionId, after: Position | None) -> LogReader:
+        """Read on after `after`, or from the very first ledger."""
+        ...
+
+    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[LedgerInfo], Seq]:
+        """The present list, and the sequence below which the log was trimmed."""
+        ...
