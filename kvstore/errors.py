@@ -8,6 +8,7 @@ StoreError
 │   │   ├── Overloaded        a bound is reached: connections, queue, memory
 │   │   ├── NotEnoughBookies  too few bookies for a write, seen before anything was appended
 │   │   ├── Unavailable       no leader, no lease, or nobody reached in time, and nothing was sent
+│   │   │   └── PeerRefused   the peer's port refuses connections: its process is gone
 │   │   └── NotCaughtUp       a replica has not applied what the session token asks for
 │   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
 │   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
@@ -78,6 +79,10 @@ class NotEnoughBookies(Retryable):
 
 class Unavailable(Retryable):
     """Nobody who may answer was reached in time. Nothing was sent."""
+
+
+class PeerRefused(Unavailable):
+    """The peer's machine answered that nobody listens there: its process is gone, or not up yet."""
 
 
 class NotCaughtUp(Retryable):
