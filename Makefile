@@ -1,10 +1,49 @@
 .DEFAULT_GOAL := help
-.PHONY: setup lock
+.PHONY: help setup up down static check test sim mutants drill bench proto lock format
 
-setup: .venv/.ready
+BIN := .venv/bin
+FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+
+setup: .venv/.ready ## make .venv from the lock files; quick when nothing has changed
 
 .venv/.ready: requirements-build.lock requirements.lock pyproject.toml scripts/setup.sh
-	./scripts/setup.sh
+	@scripts/setup.sh
 
-lock:
-	./scripts/lock.sh
+up: setup ## start the local cluster: ZooKeeper, three nodes, three partitions
+	@$(BIN)/kvstore up --detach
+
+down: setup ## stop the local cluster; its data stays
+	@$(BIN)/kvstore down
+
+static: setup ## format, lint and types
+	@$(BIN)/ruff format --check . && $(BIN)/ruff check . && $(BIN)/mypy
+
+check: static ## before each commit: static, house rules and fast tests
+	@$(BIN)/pytest -n 2 -m "$(FAST)"
+
+test: static ## everything; what CI runs
+	@$(BIN)/pytest -n 2
+
+sim: setup ## replay one simulated run: make sim SEED=4711
+	@$(BIN)/python -m tests.sim.run $(SEED)
+
+mutants: setup ## break the code on purpose and see that a test notices
+	@$(BIN)/python -m tests.sim.mutants
+
+drill: setup ## long runs with faults against a real cluster
+	@$(BIN)/python -m loadtest.drill
+
+bench: setup ## the benchmark suite
+	@$(BIN)/kvstore bench suite
+
+proto: setup ## regenerate the protobuf modules
+	@scripts/proto.sh
+
+lock: ## resolve the dependencies anew
+	@scripts/lock.sh
+
+format: setup ## format, and mend what the linter can mend
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .

@@ -3,15 +3,26 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-debian_line='sudo apt-get install -y python3.11 python3.11-venv python3-pip make'
-python=${PYTHON:-python3.11}
-if ! "$python" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-    printf 'kvstore needs Python 3.11 with venv and pip. On Debian:\n    %s\n' "$debian_line" >&2
+usable() { "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
+install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+
+python=
+for candidate in "${PYTHON:-python3.11}" python3; do
+    if usable "$candidate"; then python=$candidate && break; fi
+done
+if [ -z "$python" ]; then
+    echo "kvstore needs Python 3.11 with venv and pip. On Debian:" >&2
+    echo "    sudo apt-get install -y python3.11 python3.11-venv python3-pip make" >&2
     exit 1
 fi
 
-[ -x .venv/bin/python ] || "$python" -m venv .venv
-install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
+# Two calls at once would install over each other: the second waits, then finds nothing to do.
+mkdir -p .venv
+exec 9<.venv
+flock 9
+
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear .venv
+echo "installing the locked dependencies into .venv (the first time: about 1 GB, some minutes)"
 install --require-hashes -r requirements-build.lock
 install --require-hashes --no-build-isolation -r requirements.lock
 install --no-deps --no-build-isolation -e .
