@@ -1,0 +1,26 @@
+"""Key → token: where a key stands on the ring. Pure. Pinned by golden vectors; a change here would lose every key."""
+
+from __future__ import annotations
+
+import mmh3
+
+TOKENS = 1 << 32
+"""Tokens are 0 to TOKENS - 1."""
+
+
+def hash_tag(key: bytes) -> bytes:
+    """What is hashed of a key: the bytes between the first `{` and the next `}` if there are any, else the whole
+    key."""
+    start = key.find(b"{")
+    if start < 0:
+        return key
+    end = key.find(b"}", start + 1)
+    return key[start + 1 : end] if end > start + 1 else key
+
+
+def token_of(key: bytes) -> int:
+    """The key's token: murmur3, 32 bits, unsigned."""
+    if b"{" in key:
+        key = hash_tag(key)
+    token: int = mmh3.hash(key, signed=False)
+    return token

@@ -1,0 +1,105 @@
+"""Who owns what."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from sortedcontainers import SortedDict
+
+from kvstore.errors import Corrupted
+from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
+from kvstore.types import PartitionId, ServerId
+
+SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
+
+
+def ids(count: int) -> list[PartitionId]:
+    return [PartitionId(f"p{i}") for i in range(1, count + 1)]
+
+
+def ring_of(tokens: dict[int, str]) -> Ring:
+    owners = {PartitionId(owner) for owner in tokens.values()}
+    return Ring(1, {owner: Member(owner, ()) for owner in owners}, SortedDict(tokens))
+
+
+@pytest.mark.parametrize(
+    ("token", "owner"),
+    [(0, "a"), (9, "a"), (10, "a"), (11, "b"), (20, "b"), (21, "a"), (TOKENS - 1, "a")],
+)
+def test_a_range_ends_with_its_token_and_the_last_one_wraps(token: int, owner: str) -> None:
+    assert ring_of({10: "a", 20: "b"}).owner_of(token) == owner
+
+
+def test_the_largest_token_is_a_key_like_any_other() -> None:
+    ring = ring_of({10: "a", TOKENS - 1: "b"})
+    assert ring.owner_of(TOKENS - 1) == "b"
+    assert ring.owner_of(0) == "a"
+
+
+@given(st.dictionaries(st.integers(0, TOKENS - 1), st.sampled_from("abc"), min_size=1, max_size=8))
+def test_lookups_agree_with_the_listed_ranges(tokens: dict[int, str]) -> None:
+    ring = ring_of(tokens)
+    assert sum(span.size for span in ring.ranges()) == TOKENS
+    for span in ring.ranges():
+        assert ring.owner_of(span.end) == span.owner
+        assert ring.owner_of((span.start + 1) % TOKENS) == span.owner
+
+
+@pytest.mark.parametrize(
+    ("count", "limit"), [(1, 1.0), (2, 1.0001), (3, 1.0001), (10, 1.05), (100, 1.05), (1000, 1.05)]
+)
+def test_no_partition_owns_more_than_a_twentieth_above_the_mean(count: int, limit: float) -> None:
+    shares = new_ring(ids(count), SERVERS, 3).shares()
+    assert sum(shares.values()) == pytest.approx(1)
+    assert max(shares.values()) * count <= limit
+
+
+def test_joining_moves_ranges_only_to_the_newcomer() -> None:
+    before = new_ring(ids(9), SERVERS, 3)
+    newcomer = PartitionId("p10")
+    after = with_partitions(before, [Member(newcomer, tuple(SERVERS))])
+    assert after.version == before.version + 1
+    for token in range(0, TOKENS, 1_000_003):
+        assert after.owner_of(token) in (before.owner_of(token), newcomer)
+
+
+def test_a_ring_of_a_thousand_partitions_fits_its_znode() -> None:
+    assert len(encode(new_ring(ids(1000), SERVERS, 3))) <= 512 * 1024
+
+
+def test_a_ring_survives_its_encoding() -> None:
+    ring = new_ring(ids(5), SERVERS, 3)
+    again = decode(encode(ring))
+    assert encode(again) == encode(ring)
+    assert (again.version, again.partitions, again.tokens) == (ring.version, ring.partitions, ring.tokens)
+
+
+def test_a_ring_of_an_unknown_format_is_refused_by_number() -> None:
+    with pytest.raises(Corrupted, match="want format 1, got 7"):
+        decode(b'{"format": 7}')
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[]", b'{"format": 1}', b'{"format":1,"version":1,"partitions":[],"tokens":[[1,0]]}']
+)
+def test_what_is_not_a_ring_is_refused(data: bytes) -> None:
+    with pytest.raises(Corrupted):
+        decode(data)
+
+
+def test_preferred_leaders_and_replicas_are_spread_over_servers() -> None:
+    ring = new_ring(ids(6), SERVERS, 2)
+    leads = [member.replicas[0] for member in ring.partitions.values()]
+    assert sorted(leads) == ["n1", "n1", "n2", "n2", "n3", "n3"]
+    held = [server for member in ring.partitions.values() for server in member.replicas]
+    assert {held.count(server) for server in SERVERS} == {4}
+
+
+def test_replicas_go_to_distinct_zones_first() -> None:
+    zones = {ServerId("a1"): "a", ServerId("a2"): "a", ServerId("b1"): "b", ServerId("c1"): "c"}
+    chosen = place_replicas(zones, 3, {ServerId("b1"): 9, ServerId("c1"): 9}, {})
+    assert {zones[server] for server in chosen} == {"a", "b", "c"}
+
+
+def test_more_replicas_than_servers_are_refused() -> None:
+    with pytest.raises(ValueError, match="want 1 to 3 replicas"):
+        place_replicas(SERVERS, 4, {}, {})
