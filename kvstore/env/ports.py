@@ -1,8 +1,8 @@
 """The outside world as arguments: what every part is written against, never the libraries behind it.
 
-There are two sets of adapters: the real ones beside this file, and the simulator's in tests/sim. The same code runs on both.
-Futures, `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are used directly: the simulator brings its own event loop with virtual time.
-Tasks are started by a Nursery only.
+There are two sets of adapters: the real ones beside this file, and the simulator's in tests/sim. The same code runs on
+both. Futures, `asyncio.sleep`, `asyncio.timeout` and `loop.call_later` are used directly: the simulator brings its own
+event loop with virtual time. Tasks are started by a Nursery only.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ class Transport(Protocol):
 
 
 class File(Protocol):
-    """An open file. Nothing that was written survives a crash for sure before a sync that began after it has completed."""
+    """An open file. Nothing that was written survives a crash for sure before a sync that began after it has
+    completed."""
 
     def pwrite(self, offset: int, data: bytes) -> None:
         """Write all of `data` at `offset`. Raises OSError (ENOSPC when the disk is full)."""
@@ -100,7 +101,8 @@ class File(Protocol):
 
     def truncate(self, size: int) -> None: ...
     def submit_sync(self, done: Callable[[OSError | None], None]) -> None:
-        """Sync what has been written up to this call, off the event loop; `done` is called on the loop, in order of submission."""
+        """Sync what has been written up to this call, off the event loop; `done` is called on the loop, in order of
+        submission."""
         ...
 
     def sync(self) -> None:

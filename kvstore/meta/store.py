@@ -1,8 +1,10 @@
-"""The metadata store: a small tree of versioned values with ephemerals, transactions and watches. One interface, several drivers.
+"""The metadata store: a small tree of versioned values with ephemerals, transactions and watches. One interface,
+several drivers.
 
-Semantics are ZooKeeper's. Every write names a version. A watch is only a hint: whoever is called re-reads; whoever depends on it
-re-reads every 10 s anyway. Calls are refused with MetadataUnavailable unless the session is CONNECTED; a call whose connection broke
-while it was under way raises MetadataUnknown, and its caller reads again to learn what happened.
+Semantics are ZooKeeper's. Every write names a version. A watch is only a hint: whoever is called re-reads; whoever
+depends on it re-reads every 10 s anyway. Calls are refused with MetadataUnavailable unless the session is CONNECTED; a
+call whose connection broke while it was under way raises MetadataUnknown, and its caller reads again to learn what
+happened.
 """
 
 from __future__ import annotations
@@ -76,7 +78,8 @@ class Watch(Protocol):
 
 
 class MetadataStore(Protocol):
-    """One session with the store. All coroutine methods raise MetadataUnavailable or MetadataUnknown besides what they name."""
+    """One session with the store. All coroutine methods raise MetadataUnavailable or MetadataUnknown besides what they
+    name."""
 
     @property
     def state(self) -> SessionState: ...
@@ -95,7 +98,8 @@ class MetadataStore(Protocol):
         ...
 
     async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
-        """Create a node and return its path (with ten digits appended if `sequential`). Raises NodeExists, NoSuchNode (parent)."""
+        """Create a node and return its path (with ten digits appended if `sequential`). Raises NodeExists, NoSuchNode
+        (parent)."""
         ...
 
     async def set(self, path: str, data: bytes, version: int) -> int:
@@ -115,8 +119,8 @@ class MetadataStore(Protocol):
         ...
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
-        """Call `changed` on the event loop, soon after `path` or the set of its children may have changed, and after each reconnect.
-        The path need not exist."""
+        """Call `changed` on the event loop, soon after `path` or the set of its children may have changed, and after
+        each reconnect. The path need not exist."""
         ...
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:

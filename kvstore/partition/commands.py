@@ -1,7 +1,9 @@
-"""Operations on a partition and their results: plain tuples, so that thousands cost little and a batch packs in one call.
+"""Operations on a partition and their results: plain tuples, so that thousands cost little and a batch packs in one
+call.
 
-An operation is `(code, key, ...)` with the fields that its constructor here names; every front door (RESP, gRPC, peer links) builds these,
-and `Partition.submit` takes them. A result is a plain value (documented per operation) or a StoreError instance.
+An operation is `(code, key, ...)` with the fields that its constructor here names; every front door (RESP, gRPC, peer
+links) builds these, and `Partition.submit` takes them. A result is a plain value (documented per operation) or a
+StoreError instance.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ class Flag(IntFlag):
     IF_SHORTER = 512
     """The four conditions of Redis's EXPIRE NX XX GT LT."""
     INDEPENDENT = 1024
-    """Of a batch: a failed operation does not keep the others from being applied (MULTI/EXEC). Otherwise all or nothing."""
+    """Of a batch: a failed operation does not keep the others from being applied (MULTI/EXEC). Otherwise all or
+    nothing."""
 
 
 class Record(NamedTuple):
@@ -91,11 +94,13 @@ class RequestId(NamedTuple):
 Op = tuple[Any, ...]
 Result = Any
 
-# ── constructors: they document the fields, hot paths write the tuples out ─────────────────────────────────────────────────
+# ── constructors: they document the fields, hot paths write the tuples out
+# ─────────────────────────────────────────────────
 
 
 def get(key: bytes, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """Record, or None if absent. `seq`: for SESSION the least sequence applied; for other levels the highest the client has seen."""
+    """Record, or None if absent. `seq`: for SESSION the least sequence applied; for other levels the highest the client
+    has seen."""
     return (Code.GET, key, level, seq)
 
 
@@ -107,17 +112,20 @@ def meta(key: bytes, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
 def put(
     key: bytes, value: bytes, expires_ms: int = 0, flags: int = 0, version: int = 0, request: RequestId | None = None
 ) -> Op:
-    """The new version; with RETURN_OLD (applied, version, old Record or None). ConditionFailed if not applied and RETURN_OLD is not set."""
+    """The new version; with RETURN_OLD (applied, version, old Record or None). ConditionFailed if not applied and
+    RETURN_OLD is not set."""
     return (Code.PUT, key, value, expires_ms, flags, version, request)
 
 
 def delete(key: bytes, flags: int = 0, version: int = 0, request: RequestId | None = None) -> Op:
-    """The sequence of the delete, 0 if the key was absent; with RETURN_OLD (sequence, old Record or None). ConditionFailed."""
+    """The sequence of the delete, 0 if the key was absent; with RETURN_OLD (sequence, old Record or None).
+    ConditionFailed."""
     return (Code.DELETE, key, flags, version, request)
 
 
 def increment(key: bytes, delta: int, request: RequestId | None = None) -> Op:
-    """(new value as a 64-bit integer, version). InvalidRequest if the value is not one, or would overflow. Keeps the TTL."""
+    """(new value as a 64-bit integer, version). InvalidRequest if the value is not one, or would overflow. Keeps the
+    TTL."""
     return (Code.INCREMENT, key, delta, request)
 
 
@@ -127,12 +135,14 @@ def append(key: bytes, suffix: bytes, request: RequestId | None = None) -> Op:
 
 
 def expire(key: bytes, expires_ms: int, flags: int = 0, request: RequestId | None = None) -> Op:
-    """True if the key's expiry was changed. `expires_ms` 0 removes it; at or before the record's time it deletes the key."""
+    """True if the key's expiry was changed. `expires_ms` 0 removes it; at or before the record's time it deletes the
+    key."""
     return (Code.EXPIRE, key, expires_ms, flags, request)
 
 
 def batch(key: bytes, ops: tuple[Op, ...], flags: int = 0, request: RequestId | None = None) -> Op:
-    """A list of results, atomically; `key` is any key of the batch, for routing. The operations carry no request ids of their own."""
+    """A list of results, atomically; `key` is any key of the batch, for routing. The operations carry no request ids of
+    their own."""
     return (Code.BATCH, key, ops, flags, request)
 
 
@@ -142,12 +152,14 @@ def delete_range(start: bytes, end: bytes, request: RequestId | None = None) -> 
 
 
 def scan(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Level.LINEARIZABLE, seq: int = 0) -> Op:
-    """(list of (key, Record), next start or None): this partition's keys in [start, end) in key order; bounded by `limit` and 1 MiB."""
+    """(list of (key, Record), next start or None): this partition's keys in [start, end) in key order; bounded by
+    `limit` and 1 MiB."""
     return (Code.SCAN, start, end, limit, flags, level, seq)
 
 
 def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE) -> Op:
-    """(list of (key, Record), next token or None): this partition's keys in token order from `token` on, all keys of a token together."""
+    """(list of (key, Record), next token or None): this partition's keys in token order from `token` on, all keys of a
+    token together."""
     return (Code.SCAN_TOKENS, token, limit, level)
 
 

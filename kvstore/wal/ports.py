@@ -32,7 +32,8 @@ class BookieClient(Protocol):
         recovery: bool,
         done: Callable[[StoreError | None], None],
     ) -> None:
-        """Store an entry packet. `done(None)` once it is durable there; LedgerFenced; another LedgerError when it is not."""
+        """Store an entry packet. `done(None)` once it is durable there; LedgerFenced; another LedgerError when it is
+        not."""
         ...
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes) -> None:
@@ -42,7 +43,8 @@ class BookieClient(Protocol):
     async def read(
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
     ) -> ReadAnswer:
-        """Read one entry (NO_ENTRY: the last one stored), fencing the ledger first if `fence_key` is given. Raises BookieError."""
+        """Read one entry (NO_ENTRY: the last one stored), fencing the ledger first if `fence_key` is given. Raises
+        BookieError."""
         ...
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId) -> EntryId:
@@ -50,7 +52,8 @@ class BookieClient(Protocol):
         ...
 
     async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
-        """Wait until the LAC passes `previous_lac`, then the entry after it if this bookie has it. Raises BookieError."""
+        """Wait until the LAC passes `previous_lac`, then the entry after it if this bookie has it. Raises
+        BookieError."""
         ...
 
 
@@ -63,9 +66,9 @@ class LogEntry(NamedTuple):
 
 class AppendDone(Protocol):
     def __call__(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
-        """In order of the appends. `error` is None once the entry can no longer be lost; `sent_at` is the boot-time clock when its first
-        byte was first sent (a lease counts from it). After the first error every later append fails too: OutcomeUnknown if anything
-        may have been stored, NotEnoughBookies if nothing was sent."""
+        """In order of the appends. `error` is None once the entry can no longer be lost; `sent_at` is the boot-time
+        clock when its first byte was first sent (a lease counts from it). After the first error every later append
+        fails too: OutcomeUnknown if anything may have been stored, NotEnoughBookies if nothing was sent."""
         ...
 
 
@@ -101,7 +104,8 @@ class LeaderLog(Protocol):
         ...
 
     def close_for_good(self) -> None:
-        """Send nothing more, for example because this leader lost its place. Entries in flight end as OutcomeUnknown."""
+        """Send nothing more, for example because this leader lost its place. Entries in flight end as
+        OutcomeUnknown."""
         ...
 
     async def seal(self) -> None:
@@ -109,12 +113,13 @@ class LeaderLog(Protocol):
         ...
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
-        """Drop whole closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`, by the rules of
-        docs/protocol.md (list first, then pins, then delete). Returns how many."""
+        """Drop whole closed ledgers whose entries are all at or below `durable_seq` and older than `older_than_ms`, by
+        the rules of docs/protocol.md (list first, then pins, then delete). Returns how many."""
         ...
 
     def on_lost(self, lost: Callable[[StoreError], None]) -> None:
-        """Call `lost` once when this leader can append no more: fenced, list changed, or too few bookies for too long."""
+        """Call `lost` once when this leader can append no more: fenced, list changed, or too few bookies for too
+        long."""
         ...
 
 
@@ -125,8 +130,9 @@ class LogReader(Protocol):
     def next_position(self) -> Position: ...
 
     async def read(self, wait_ms: int) -> Sequence[LogEntry]:
-        """The next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none yet; empty at timeout.
-        Raises NoSuchLedger when the position was trimmed, BookieError when too few bookies answer just now."""
+        """The next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none yet;
+        empty at timeout. Raises NoSuchLedger when the position was trimmed, BookieError when too few bookies answer
+        just now."""
         ...
 
     async def close(self) -> None: ...
@@ -136,9 +142,9 @@ class Logs(Protocol):
     """The door to all partitions' logs on this node."""
 
     async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> LeaderLog:
-        """Take the log over: fence and recover the last two ledgers, wait out their leases, create and list a ledger of one's own.
-        `next_seq` is asked after recovery, when the list entry is written: the lower bound of the first sequence. Raises NotRecoverable,
-        NotEnoughBookies, MetadataError; the caller may try again from the start."""
+        """Take the log over: fence and recover the last two ledgers, wait out their leases, create and list a ledger of
+        one's own. `next_seq` is asked after recovery, when the list entry is written: the lower bound of the first
+        sequence. Raises NotRecoverable, NotEnoughBookies, MetadataError; the caller may try again from the start."""
         ...
 
     def reader(self, partition: PartitionId, after: Position | None) -> LogReader:
