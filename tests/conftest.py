@@ -1,0 +1,46 @@
+"""What holds for every test: order, seeds and asyncio's debug mode. Markers and warnings are set in pyproject.toml."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+ROOT = Path(__file__).parent.parent
+REAL_PROCESSES = {"needs_zookeeper", "cluster", "spark", "interop"}
+
+# Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
+settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
+settings.register_profile("drill", deadline=None, max_examples=2000, print_blob=True)
+settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--seed", type=int, default=1, help="what the `seed` fixture gives; a failure names it")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    return f"seed: {config.getoption('seed')}"
+
+
+def _uses_real_processes(item: pytest.Item) -> bool:
+    return any(mark.name in REAL_PROCESSES for mark in item.iter_markers())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Real processes share ports, cores and memory: their tests run last, in one worker, one after the other."""
+    items.sort(key=_uses_real_processes)
+    for item in filter(_uses_real_processes, items):
+        item.add_marker(pytest.mark.xdist_group("real-processes"))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Unit tests run in asyncio's debug mode; it is too slow for simulations and real clusters."""
+    item.config.option.asyncio_debug = not (_uses_real_processes(item) or item.get_closest_marker("sim"))
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The one source of a test's randomness."""
+    value: int = request.config.getoption("seed")
+    return value

@@ -1,0 +1,151 @@
+"""Our own source as trees: what the house rules in test_tidy.py are checked on."""
+
+import ast
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Import:
+    module: str
+    """`kvstore.wal` in `from kvstore.wal import writer`."""
+    name: str
+    """`writer`; empty for a plain `import`."""
+    line: int
+    at_run_time: bool
+    """False under `if TYPE_CHECKING:`."""
+
+    @property
+    def top(self) -> str:
+        return self.module.split(".")[0]
+
+
+@dataclass(frozen=True)
+class Source:
+    path: str
+    """Relative to the project's root."""
+    text: str = field(repr=False)
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        return ast.parse(self.text, self.path)
+
+    @property
+    def module(self) -> str:
+        return self.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+
+    @property
+    def docstring(self) -> str:
+        return ast.get_docstring(self.tree) or ""
+
+    @cached_property
+    def imports(self) -> list[Import]:
+        return list(_imports(self.tree, at_run_time=True))
+
+    def uses(self) -> Iterator[tuple[str, ast.AST]]:
+        """Every dotted name that is looked up, in full: after `from asyncio import wait`, `wait` is `asyncio.wait`."""
+        spelled = _spellings(self.tree)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.Name | ast.Attribute) and (dotted := _dotted(node)):
+                head, _, tail = dotted.partition(".")
+                yield ".".join(filter(None, (spelled.get(head, head), tail))), node
+
+    def functions(self) -> Iterator[tuple[str, int]]:
+        """Each function's name, with the classes and functions around it, and its length in lines."""
+        yield from _functions(self.tree, prefix="")
+
+
+def sources(*tops: str) -> list[Source]:
+    """Our Python files under `tops`, generated ones excepted."""
+    files = sorted(file for top in tops for file in (ROOT / top).rglob("*.py"))
+    return [Source(str(file.relative_to(ROOT)), file.read_text()) for file in files if "_pb2" not in file.name]
+
+
+def tracked_texts() -> dict[str, str]:
+    """Every text file that git tracks, generated ones excepted."""
+    listing = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    texts = {}
+    for path in filter(None, listing.split("\0")):
+        try:
+            texts[path] = (ROOT / path).read_text()
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue  # binary, or deleted and not yet committed
+    return {path: text for path, text in texts.items() if "_pb2" not in path and not path.endswith(".lock")}
+
+
+def import_cycle_or_none(graph: dict[str, set[str]]) -> list[str] | None:
+    """One way round from a module to itself."""
+    done: set[str] = set()
+
+    def visit(module: str, trail: list[str]) -> list[str] | None:
+        if module in trail:
+            return [*trail[trail.index(module) :], module]
+        if module in done:
+            return None
+        done.add(module)
+        rounds = (visit(target, [*trail, module]) for target in sorted(graph.get(module, ())))
+        return next(filter(None, rounds), None)
+
+    return next(filter(None, (visit(module, []) for module in sorted(graph))), None)
+
+
+def import_graph(files: list[Source]) -> dict[str, set[str]]:
+    """Module → modules of ours that it imports at run time, inside functions too."""
+    modules = {file.module for file in files}
+    graph: dict[str, set[str]] = {module: set() for module in modules}
+    for file in files:
+        for each in file.imports:
+            target = f"{each.module}.{each.name}"
+            target = target if target in modules else each.module
+            if each.at_run_time and target in modules:
+                graph[file.module].add(target)
+    return graph
+
+
+def _imports(node: ast.AST, *, at_run_time: bool) -> Iterator[Import]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Import):
+            yield from (Import(alias.name, "", child.lineno, at_run_time) for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            yield from (Import(child.module or "", alias.name, child.lineno, at_run_time) for alias in child.names)
+        elif isinstance(child, ast.If) and (_dotted(child.test) or "").endswith("TYPE_CHECKING"):
+            for branch in child.body:
+                yield from _imports(ast.Module([branch], []), at_run_time=False)
+            for branch in child.orelse:
+                yield from _imports(ast.Module([branch], []), at_run_time=at_run_time)
+        else:
+            yield from _imports(child, at_run_time=at_run_time)
+
+
+def _spellings(tree: ast.Module) -> dict[str, str]:
+    spelled: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            spelled |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        elif isinstance(node, ast.ImportFrom):
+            spelled |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+    return spelled
+
+
+def _dotted(node: ast.AST) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute) and (head := _dotted(node.value)):
+        return f"{head}.{node.attr}"
+    return None
+
+
+def _functions(node: ast.AST, *, prefix: str) -> Iterator[tuple[str, int]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            name = f"{prefix}{child.name}"
+            if not isinstance(child, ast.ClassDef):
+                yield name, (child.end_lineno or child.lineno) - child.lineno + 1
+            yield from _functions(child, prefix=f"{name}.")
+        else:
+            yield from _functions(child, prefix=prefix)

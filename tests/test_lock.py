@@ -1,0 +1,47 @@
+"""The lock files pin what pyproject.toml asks for, with hashes, and name no host."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+LOCKS = {
+    "requirements.lock": [
+        *PROJECT["project"]["dependencies"],
+        *(line for extra in PROJECT["project"]["optional-dependencies"].values() for line in extra),
+    ],
+    "requirements-build.lock": [*PROJECT["dependency-groups"]["build"], *PROJECT["build-system"]["requires"]],
+}
+
+
+def blocks(lock: str) -> list[str]:
+    """One block per pin: its line, then its hashes."""
+    lines = (ROOT / lock).read_text().splitlines()
+    return re.split(r"\n(?=\S)", "\n".join(line for line in lines if not line.startswith("#")))
+
+
+def pins(lock: str) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for block in blocks(lock):
+        name, version = block.split(maxsplit=1)[0].split("==")
+        found.setdefault(canonicalize_name(name), set()).add(version)
+    return found
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_the_lock_satisfies_every_requirement(lock: str) -> None:
+    pinned = pins(lock)
+    for requirement in map(Requirement, LOCKS[lock]):
+        versions = pinned.get(canonicalize_name(requirement.name), set())
+        assert any(requirement.specifier.contains(version) for version in versions), f"{requirement}: run `make lock`"
+
+
+@pytest.mark.parametrize("lock", LOCKS)
+def test_every_pin_has_hashes_and_no_host(lock: str) -> None:
+    assert [block for block in blocks(lock) if "--hash=sha256:" not in block] == []
+    assert "://" not in (ROOT / lock).read_text()

@@ -1,0 +1,190 @@
+"""The house rules a machine can check. A new rule comes with its check; a limit on old code enters as a ratchet."""
+
+import ast
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.source import ROOT, Source, import_cycle_or_none, import_graph, sources, tracked_texts
+
+# Each line imports only what is below it; those on one line never import each other, except in the last.
+LAYERS = (
+    ("__main__",),
+    ("cli", "spark"),
+    ("server",),
+    ("client", "partition"),
+    ("wal", "bookie"),
+    ("meta", "ring"),
+    ("rpc",),
+    ("proto", "env", "config", "backoff"),
+    ("types", "errors"),
+)
+DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
+FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's
+
+# Files that only decide: values in, values out. A file whose docstring says "Decides only" is one too.
+DECIDING = {
+    "kvstore/types.py",
+    "kvstore/errors.py",
+    "kvstore/backoff.py",
+    *(f"kvstore/{package}/config.py" for package in ("wal", "bookie", "partition", "server", "client")),
+    "kvstore/proto/bookkeeper.py",
+    *(f"kvstore/ring/{name}.py" for name in ("hashing", "ring", "builder", "plan", "placement", "codec")),
+    *(f"kvstore/meta/{name}.py" for name in ("codec", "paths")),
+    *(f"kvstore/wal/{name}.py" for name in ("writer", "reader", "recovery", "repair")),
+    *(f"kvstore/bookie/{name}.py" for name in ("record", "fencing")),
+    *(
+        f"kvstore/partition/{name}.py"
+        for name in ("commands", "state", "dedup", "election", "owner", "reads", "snapshot", "reconcile")
+    ),
+    *(f"kvstore/client/{name}.py" for name in ("routing", "calls", "batching")),
+    "kvstore/server/assign.py",
+    "kvstore/server/dashboard/views.py",
+    "kvstore/spark/splits.py",
+    "kvstore/cli/output.py",
+}
+DOING = {
+    *("asyncio", "grpc", "kazoo", "os", "random", "rocksdict", "secrets", "selectors", "socket", "subprocess"),
+    *("threading", "time", "uuid", "uvloop"),
+}
+
+# What makes one seed give two runs. The env ports offer each of them in a form that the simulation can repeat.
+NONDETERMINISTIC = re.compile(
+    r"asyncio\.(TaskGroup|wait|as_completed|create_task|ensure_future|gather)"
+    r"|.*loop\.create_task"
+    r"|time\..+|random\.(?!Random$).+|secrets\..+|uuid\.uuid[14]|os\.(urandom|getrandom)"
+    r"|datetime\.(datetime\.|date\.)?(now|utcnow|today)"
+)
+# The adapters that touch the real world: ports, real processes, foreign threads, and the blocking client.
+ADAPTERS = (
+    "kvstore/__main__.py",
+    "kvstore/cli/",
+    "kvstore/client/sync.py",
+    "kvstore/env/",
+    "kvstore/meta/zookeeper.py",
+    "kvstore/server/local.py",
+    "kvstore/server/zookeeper.py",
+    "kvstore/spark/",
+)
+# Simulations sleep in virtual time; waiting.py is how tests of real processes wait.
+SLEEPERS = ("tests/sim/", "tests/waiting.py")
+
+FILE_LINES_MAX = 400
+FUNCTION_LINES_MAX = 60
+# Ratchets: what was longer when the limit came, and how long. The numbers only shrink.
+LONG_FILES: dict[str, int] = {}
+LONG_FUNCTIONS: dict[str, int] = {}
+
+KVSTORE = sources("kvstore")
+ALL = sources("kvstore", "pyspark_kvstore", "loadtest", "tests")
+PACKAGE_FACES = [file for file in KVSTORE if file.path.endswith("/__init__.py")]
+
+every = pytest.mark.parametrize
+by_path = {"ids": lambda file: file.path}
+
+
+@every("file", [file for file in KVSTORE if file.module != "kvstore"], **by_path)
+def test_imports_point_down_the_layers(file: Source) -> None:
+    part = file.module.split(".")[1]
+    assert part in DEPTH, f"say in LAYERS where kvstore.{part} stands"
+    for each in file.imports:
+        names = [*each.module.split("."), each.name]
+        target = names[1] if each.top == "kvstore" else part
+        if target == part:
+            continue
+        where = f"{file.path}:{each.line} imports kvstore.{target}"
+        assert target in DEPTH, where
+        assert DEPTH[target] > DEPTH[part] or DEPTH[part] == len(LAYERS) - 1, f"{where}, which is not below"
+        assert (part, target) not in FORBIDDEN, where
+
+
+def test_no_module_imports_itself_in_a_circle() -> None:
+    assert import_cycle_or_none(import_graph(KVSTORE)) is None
+
+
+@every("file", PACKAGE_FACES, **by_path)
+def test_a_package_face_only_re_exports(file: Source) -> None:
+    for node in file.tree.body:
+        is_docstring = isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
+        is_all = isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        assert is_docstring or is_all or isinstance(node, ast.ImportFrom), f"{file.path}:{node.lineno}"
+
+
+def is_deciding(file: Source) -> bool:
+    return file.path in DECIDING or "Decides only" in file.docstring
+
+
+@every("file", [file for file in KVSTORE if is_deciding(file)], **by_path)
+def test_deciding_modules_touch_nothing_outside(file: Source) -> None:
+    assert [f"{each.module}, line {each.line}" for each in file.imports if each.at_run_time and each.top in DOING] == []
+
+
+def unrepeatable(file: Source) -> Iterator[str]:
+    for name, node in file.uses():
+        if NONDETERMINISTIC.fullmatch(name):
+            yield f"{file.path}:{node.lineno} {name}"
+    for node in ast.walk(file.tree):
+        if not isinstance(node, ast.Call):
+            continue
+        called = ast.unparse(node.func)
+        if called in {"Random", "random.Random"} and not node.args:
+            yield f"{file.path}:{node.lineno} a Random without a seed"
+        if called == "asyncio.Queue" and not (node.args or node.keywords):
+            yield f"{file.path}:{node.lineno} a queue without a bound"
+        if called == "hash":
+            yield f"{file.path}:{node.lineno} hash() differs from process to process"
+        if called.endswith("loop().create_task"):
+            yield f"{file.path}:{node.lineno} {called}"
+
+
+@every("file", [file for file in KVSTORE if not file.path.startswith(ADAPTERS)], **by_path)
+def test_only_adapters_use_what_a_seed_cannot_repeat(file: Source) -> None:
+    assert list(unrepeatable(file)) == []
+
+
+@every("file", [file for file in sources("tests") if not file.path.startswith(SLEEPERS)], **by_path)
+def test_tests_do_not_sleep(file: Source) -> None:
+    """asyncio.sleep(0) lets others run and is no sleep."""
+    calls = (node for node in ast.walk(file.tree) if isinstance(node, ast.Call))
+    spelled = {node: name for name, node in file.uses()}
+    slept = [c for c in calls if spelled.get(c.func) in {"time.sleep", "asyncio.sleep"}]
+    assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
+
+
+@every("file", ALL, **by_path)
+def test_files_and_functions_fit_the_reader(file: Source) -> None:
+    assert file.text.count("\n") <= LONG_FILES.get(file.path, FILE_LINES_MAX), f"{file.path} is too long"
+    for name, lines in file.functions():
+        where = f"{file.path}:{name}"
+        assert lines <= LONG_FUNCTIONS.get(where, FUNCTION_LINES_MAX), f"{where} is too long"
+
+
+def test_the_ratchets_name_only_what_is_still_too_long() -> None:
+    files = {file.path: file.text.count("\n") for file in ALL}
+    functions = {f"{file.path}:{name}": lines for file in ALL for name, lines in file.functions()}
+    assert [path for path in LONG_FILES if files.get(path, 0) <= FILE_LINES_MAX] == []
+    assert [name for name in LONG_FUNCTIONS if functions.get(name, 0) <= FUNCTION_LINES_MAX] == []
+
+
+def test_every_folder_of_tests_is_a_package() -> None:
+    """Else two test files of one name collide, and warnings raised in them are no errors."""
+    folders = {file.parent for file in (ROOT / "tests").rglob("*.py")}
+    assert [str(folder) for folder in sorted(folders) if not (folder / "__init__.py").exists()] == []
+
+
+# Spelled in parts, so that this file does not find itself.
+UNFINISHED = re.compile(r"\b(" + "|".join(("TO" + "DO", "FIX" + "ME", "X" + "XX")) + r")\b")
+ABSOLUTE = re.compile(
+    r"(?<![\w.~}>)/-])/(?:" + "|".join(("wo" + "rk", "ro" + "ot", "ho" + "me", "Us" + "ers")) + r")/?\b"
+)
+
+
+@every(("what", "banned"), [("unfinished business", UNFINISHED), ("a path of one machine", ABSOLUTE)])
+def test_tracked_files_hold_none_of(what: str, banned: re.Pattern[str]) -> None:
+    found = [
+        f"{path}:{text.count(chr(10), 0, match.start()) + 1}: {match.group()}"
+        for path, text in tracked_texts().items()
+        for match in banned.finditer(text)
+    ]
+    assert found == [], what
