@@ -1,0 +1,47 @@
+"""Protobuf's variable-length integers, for the few messages that are put together by hand because upb is slower."""
+
+from __future__ import annotations
+
+
+def _encode_slowly(number: int) -> bytes:
+    out = bytearray()
+    while number > 127:
+        out.append(number & 127 | 128)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+SMALL = [_encode_slowly(number) for number in range(1 << 14)]
+"""The encodings of the numbers below 16,384."""
+
+_LOW = [bytes((number & 127 | 128, number >> 7 | 128)) for number in range(1 << 14)]
+"""Their first two bytes when more follow."""
+
+
+def varint(number: int) -> bytes:
+    """An int64 as protobuf writes it; -1 takes ten bytes."""
+    if number < 0:
+        number += 1 << 64
+    if number < 1 << 14:
+        return SMALL[number]
+    if number < 1 << 28:
+        return _LOW[number & 16383] + SMALL[number >> 14]
+    return _encode_slowly(number)
+
+
+def read_varint(data: bytes, at: int) -> tuple[int, int]:
+    """The unsigned number at `at` and where it ends. Raises IndexError if `data` ends first, ValueError if too long."""
+    byte = data[at]
+    if byte < 128:
+        return byte, at + 1
+    number, shift = byte & 127, 7
+    while True:
+        at += 1
+        byte = data[at]
+        number |= (byte & 127) << shift
+        if byte < 128:
+            return number, at + 1
+        shift += 7
+        if shift > 63:
+            raise ValueError("a varint of more than ten bytes")

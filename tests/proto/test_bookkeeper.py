@@ -1,0 +1,163 @@
+"""The bookie protocol against Apache's bytes, and against itself."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto import bookkeeper_pb2 as pb
+from kvstore.proto.availability import decode_availability, encode_availability
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.digest import EntryDigest, master_key
+from kvstore.types import NO_ENTRY, DigestType, EntryId, LedgerId
+
+KEY = master_key(b"")
+PACKET = EntryDigest(DigestType.CRC32C).packet(LedgerId(7), EntryId(0), NO_ENTRY, 5, b"hello")
+GOLDEN = {
+    "add": (
+        wire.encode_add(1, 7, 0, KEY, PACKET),
+        f"00000050 0a06080310021801 aa0645 0807 1000 1a14{KEY.hex()} 2229 {PACKET.hex()}",
+    ),
+    "add stored": (
+        wire.encode_add_response(1, Status.OK, 7, 0),
+        "00000013 0a06080310021801 1000 aa0606 0800 1007 1800",
+    ),
+    "read the last": (
+        wire.encode_read(2, 7, wire.LAST_ENTRY),
+        "00000018 0a06080310011802 a2060d 0807 10ffffffffffffffffff01",
+    ),
+    "read the last and fence": (
+        wire.encode_read(2, 7, wire.LAST_ENTRY, fence_key=KEY),
+        f"00000031 0a06080310011802 a20626 0807 10ffffffffffffffffff01 1a14{KEY.hex()} a00601",
+    ),
+    "long poll": (
+        wire.encode_long_poll(3, 7, 0, 1000),
+        "00000020 0a06080310011803 a20615 0807 10ffffffffffffffffff01 2000 28e807 a00602",
+    ),
+    "auth": (
+        wire.encode_auth_response(1),
+        "00000023 0a06080310051801 1000 b20616 0a12 4175746844697361626c6564506c7567696e 1200",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_frames_are_apaches_bytes(name: str) -> None:
+    frame, expected = GOLDEN[name]
+    assert frame.hex() == expected.replace(" ", "")
+
+
+NUMBERS = [0, 1, 127, 128, 16383, 16384, 2**28 - 1, 2**28, 2**31, 2**62]
+
+
+@pytest.mark.parametrize("txn", NUMBERS)
+@pytest.mark.parametrize("number", [-1, *NUMBERS])
+def test_what_is_put_together_by_hand_reads_back_and_is_what_protobuf_writes(txn: int, number: int) -> None:
+    context = wire.bookie_context("b1-3f2a9c")
+    for recovery in (False, True):
+        payload = wire.encode_add(txn, number, number, KEY, b"x" * 300, recovery, context)[4:]
+        request = wire.decode_request(payload)
+        assert request.SerializeToString() == payload
+        assert (request.header.txn_id, request.add.ledger, request.add.entry) == (txn, number, number)
+        assert (request.add.flag == pb.AddRequest.RECOVERY_ADD) is recovery
+        assert (request.header.priority == wire.RECOVERY_PRIORITY) is recovery
+        assert [(pair.key, pair.value) for pair in request.context] == [("kvstore-bookie", "b1-3f2a9c")]
+    payload = wire.encode_read(txn, number, number, fence_key=KEY, priority=100, context=context)[4:]
+    request = wire.decode_request(payload)
+    assert request.SerializeToString() == payload
+    assert (request.read.entry, request.read.flag, request.read.master_key) == (number, 1, KEY)
+    payload = wire.encode_long_poll(txn, number, number, 1000)[4:]
+    assert wire.decode_request(payload).read.previous_lac == number
+    for status in Status:
+        payload = wire.encode_add_response(txn, status, number, number)[4:]
+        assert pb.Response.FromString(payload).SerializeToString() == payload
+        assert wire.decode_response(payload) == (txn, Operation.ADD_ENTRY, status, number, number, *[None] * 5)
+        assert wire.stored_txn(payload) == (txn if status is Status.OK else -1)
+        payload = wire.encode_read_response(txn, status, number, number, b"y" * 300, number)[4:]
+        assert pb.Response.FromString(payload).SerializeToString() == payload
+        assert wire.decode_response(payload)[1:7] == (Operation.READ_ENTRY, status, number, number, b"y" * 300, number)
+
+
+def test_only_the_very_bytes_of_a_stored_answer_take_the_short_way() -> None:
+    payload = wire.encode_add_response(300, Status.OK, 7, 9)[4:]
+    assert wire.stored_txn(payload) == 300
+    for cut in range(len(payload)):
+        assert wire.stored_txn(payload[:cut]) == -1
+    assert wire.stored_txn(payload + b"\0") == -1
+    assert wire.stored_txn(wire.encode_read_response(300, Status.OK, 7, 9)[4:]) == -1
+    assert wire.stored_txn(b"\x0a\x06\x08\x03\x10\x02\x18" + b"\xff" * 30) == -1
+
+
+REQUESTS = {
+    Operation.READ_ENTRY: wire.encode_read(5, 7, 3),
+    Operation.ADD_ENTRY: wire.encode_add(5, 7, 3, KEY, PACKET),
+    Operation.WRITE_LAC: wire.encode_write_lac(5, 7, 3, KEY, b"lac"),
+    Operation.READ_LAC: wire.encode_read_lac(5, 7),
+    Operation.GET_BOOKIE_INFO: wire.encode_bookie_info(5),
+    Operation.FORCE_LEDGER: wire.encode_force(5, 7),
+    Operation.LIST_ENTRIES: wire.encode_list_entries(5, 7),
+}
+
+
+@pytest.mark.parametrize("operation", REQUESTS)
+def test_a_request_without_its_part_or_a_required_field_is_a_bad_request(operation: Operation) -> None:
+    request = wire.decode_request(REQUESTS[operation][4:])
+    assert (request.header.operation, request.header.txn_id) == (operation, 5)
+    part = wire.PART[operation]
+    fields = [field for field in request.DESCRIPTOR.fields_by_name[part].message_type.fields if field.is_required]
+    for field in fields:
+        damaged = wire.decode_request(REQUESTS[operation][4:])
+        getattr(damaged, part).ClearField(field.name)
+        with pytest.raises(BadRequest) as caught:
+            wire.decode_request(damaged.SerializePartialToString())
+        assert (caught.value.txn, caught.value.operation) == (5, operation)
+    request.ClearField(part)
+    with pytest.raises(BadRequest, match="without its part"):
+        wire.decode_request(request.SerializePartialToString())
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [b"", b"\x02\x01\x00\x00", b"\x0a\x04\x08\x03\x10\x02", b"\xff" * 20, b"\x0a\x06\x08\x03\x10\x63\x18\x01"],
+)
+def test_a_payload_without_a_readable_header_cannot_be_answered(payload: bytes) -> None:
+    with pytest.raises(BadFrame):
+        wire.decode_request(payload)
+    with pytest.raises(BadFrame):
+        wire.decode_response(payload)
+
+
+@pytest.mark.parametrize("operation", wire.PART)
+def test_a_refusal_always_carries_its_part_with_the_ids_that_were_asked_for(operation: Operation) -> None:
+    payload = wire.encode_status(9, operation, Status.IO_ERROR, 7, 3)[4:]
+    response = pb.Response.FromString(payload)
+    assert response.IsInitialized()
+    answer = wire.decode_response(payload)
+    assert (answer.txn, answer.operation, answer.status) == (9, operation, Status.IO_ERROR)
+    if operation in (Operation.AUTH, Operation.START_TLS):
+        return
+    assert response.HasField(wire.PART[operation])
+    part = getattr(response, wire.PART[operation])
+    assert part.status == Status.IO_ERROR
+    if operation != Operation.GET_BOOKIE_INFO:
+        assert part.ledger == 7
+
+
+def test_availability_is_apaches_bytes() -> None:
+    data = encode_availability([0, 1, 3, 4, 6, 7])
+    assert data.hex() == "0000000000000001" + "00" * 56 + "0000000000000000000000000000000600000002" + "00000003"
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_availability_reads_back(seed: int) -> None:
+    random = Random(seed)
+    entries = sorted(random.sample(range(60), random.randint(0, 60)))
+    assert decode_availability(encode_availability(entries)) == entries
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 65, b"\0\0\0\1" + b"\0" * 60, encode_availability([1])[:64]])
+def test_a_malformed_availability_is_refused(data: bytes) -> None:
+    with pytest.raises(BadFrame):
+        decode_availability(data)
