@@ -1,0 +1,82 @@
+"""Who stands for leader first. Pure.
+
+The highest sequence is only a preference, which saves catching up; what makes a leader safe is fencing
+(docs/protocol.md, Election). So each replica ranks itself among those that have published, waits its rank times
+RANK_DELAY_S, and then stands; nobody waits for a better one for ever.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import orjson
+
+from kvstore.errors import Corrupted
+from kvstore.types import Seq, ServerId
+
+RANK_DELAY_S = 0.15
+"""Long enough for a better candidate's claim to be seen, short enough not to matter when there is none."""
+INCUMBENT_GRACE_S = 3.0
+"""What a leader that serves, but whose znode is gone, gets to put it back."""
+OUT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
+"""How long one that gave the lead back stays out, by the number of times in a row."""
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """What a replica says of itself in `/partitions/<id>/replicas/<server>`."""
+
+    seq: Seq
+    """Last sequence applied."""
+    durable_seq: Seq
+    """Last sequence that its engine has synced to disk."""
+    epoch: int
+    nonce: str
+
+    def encode(self) -> bytes:
+        return orjson.dumps(
+            {"seq": self.seq, "durable_seq": self.durable_seq, "epoch": self.epoch, "nonce": self.nonce}
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> Published:
+        """Raises Corrupted."""
+        try:
+            doc = orjson.loads(data)
+            return Published(Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"])
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise Corrupted(f"replica znode: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRecord:
+    """What `/partitions/<id>/leader` says. `epoch` is the last one that the leader had seen when it claimed."""
+
+    server: ServerId
+    epoch: int
+    nonce: str
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"server": self.server, "epoch": self.epoch, "nonce": self.nonce})
+
+    @staticmethod
+    def decode(data: bytes) -> LeaderRecord:
+        """Raises Corrupted."""
+        try:
+            doc = orjson.loads(data)
+            return LeaderRecord(ServerId(doc["server"]), doc["epoch"], doc["nonce"])
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise Corrupted(f"leader znode: {error!r}") from error
+
+
+def rank_of(me: ServerId, published: Mapping[ServerId, Published], preference: Sequence[ServerId]) -> int:
+    """How many replicas should stand before `me`: those with a higher sequence, or with the same and an earlier place
+    in the ring's order of preference. 0 stands at once."""
+    place = {server: index for index, server in enumerate(preference)}
+
+    def key(server: ServerId) -> tuple[int, int, str]:
+        seq = published[server].seq if server in published else Seq(0)
+        return (-seq, place.get(server, len(place)), server)
+
+    return sum(key(server) < key(me) for server in sorted(published) if server != me)
