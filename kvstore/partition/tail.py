@@ -1,0 +1,81 @@
+"""Applies the partition's log to the state while this replica does not lead."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvstore.errors import BookieError, LedgerError, MetadataError, NoSuchLedger
+from kvstore.partition.state import State
+from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position
+from kvstore.wal.ports import LogEntry, Logs
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 1000
+RETRY_S = 0.1
+ENTRIES_PER_TURN = 16
+"""Applied before the event loop gets another turn: a few milliseconds at the most."""
+BEGINNING = Position(LedgerId(-1), NO_ENTRY)
+"""Before every entry: where an empty state stands."""
+
+
+class Tail:
+    """Reads on from where the state stands, for as long as `run` runs."""
+
+    def __init__(
+        self, partition: PartitionId, state: State, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._partition, self._state, self._logs = partition, state, logs
+        self._install_snapshot = install_snapshot
+        self._progress = asyncio.Event()
+        self.entries = 0
+        self.installs = 0
+
+    @property
+    def position(self) -> Position:
+        """The last entry applied, BEGINNING if none."""
+        return self._state.position or BEGINNING
+
+    async def run(self) -> None:
+        """Tail until cancelled. Raises Corrupted when the log does not continue the state: such a replica must not
+        serve."""
+        while True:
+            reader = self._logs.reader(self._partition, self._state.position)
+            try:
+                while True:
+                    await self._apply(await reader.read(POLL_MS))
+            except NoSuchLedger:
+                log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
+                await self._install()
+            except (BookieError, LedgerError, MetadataError) as error:
+                log.debug("partition=%s tail waits: %s", self._partition, error)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                await reader.close()
+
+    async def wait_applied(self, position: Position, patience_s: float) -> None:
+        """Wait until `position` is applied. Raises TimeoutError when nothing at all was applied for `patience_s`."""
+        while self.position < position:
+            self._progress.clear()
+            async with asyncio.timeout(patience_s):
+                await self._progress.wait()
+
+    async def _apply(self, entries: list[LogEntry] | tuple[LogEntry, ...]) -> None:
+        for start in range(0, len(entries), ENTRIES_PER_TURN):
+            for entry in entries[start : start + ENTRIES_PER_TURN]:
+                self._state.apply(entry)
+            self.entries += len(entries[start : start + ENTRIES_PER_TURN])
+            self._progress.set()
+            await asyncio.sleep(0)
+
+    async def _install(self) -> None:
+        try:
+            await self._install_snapshot()
+        except (LedgerError, MetadataError) as error:
+            log.info("partition=%s snapshot not installed: %s", self._partition, error)
+            await asyncio.sleep(1.0)
+        else:
+            self.installs += 1
+            self._progress.set()
