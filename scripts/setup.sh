@@ -16,6 +16,11 @@ if [ -z "$python" ]; then
     exit 1
 fi
 
+if [ "$(uname -m)" != x86_64 ] && ! command -v cc >/dev/null; then
+    echo "On this machine hdrhistogram is compiled. On Debian: sudo apt-get install -y gcc python3.11-dev" >&2
+    exit 1
+fi
+
 # Two calls at once would install over each other: the second waits, then finds nothing to do.
 mkdir -p .venv
 exec 9<.venv
