@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from kvstore.env import Nursery
 from kvstore.errors import (
     Corrupted,
     MetadataUnknown,
@@ -16,6 +17,7 @@ from kvstore.errors import (
     VersionConflict,
 )
 from kvstore.meta import paths
+from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.store import Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
 from kvstore.partition.election import LeaderRecord, Published
 from kvstore.types import PartitionId, ServerId
@@ -30,8 +32,12 @@ class Claims:
         self.leader_path = paths.partition_leader(partition)
         self._term = paths.partition_term(partition)
         self._replicas = paths.partition_replicas(partition)
-        self._mine = paths.partition_replica(partition, server)
-        self._session = 0
+        # Only this server's processes write it, one at a time, so whatever is there was ours.
+        self._mine = KeptEphemeral(store, paths.partition_replica(partition, server), is_our_former=lambda _: True)
+
+    def start(self, nursery: Nursery) -> None:
+        """Keep what was published in place over lost sessions, until the nursery ends."""
+        self._mine.start(nursery)
 
     async def prepare(self) -> None:
         """Create the parents where they are absent."""
@@ -41,11 +47,6 @@ class Claims:
     def watch_leader(self, changed: Callable[[], None]) -> Watch:
         """Call `changed` soon after the leader's znode may have changed."""
         return self._store.watch(self.leader_path, changed)
-
-    @property
-    def published_in_this_session(self) -> bool:
-        """Whether what was published last lives as long as the present session."""
-        return self._session == self._store.session != 0
 
     async def leader(self) -> LeaderRecord | None:
         """Who holds the leader's znode; None if nobody."""
@@ -77,20 +78,8 @@ class Claims:
         await self._remove(record)
 
     async def publish(self, mine: Published) -> None:
-        """Say how far this replica is; creates the ephemeral anew if it belongs to a session that is over."""
-        data, session = mine.encode(), self._store.session
-        try:
-            _, stat = await self._store.get(self._mine)
-        except NoSuchNode:
-            await self._store.create(self._mine, data, ephemeral=True)
-            self._session = session
-            return
-        if stat.owner == self._store.session:
-            await self._store.set(self._mine, data, stat.version)
-        else:
-            again = Create(self._mine, data, ephemeral=True)
-            await self._store.multi([Delete(self._mine, stat.version), again])
-        self._session = session
+        """Say how far this replica is. Raises MetadataError if that could not be written just now."""
+        await self._mine.publish(mine.encode())
 
     async def published(self) -> dict[ServerId, Published]:
         """What the replicas that are up say of themselves."""

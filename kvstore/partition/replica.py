@@ -84,6 +84,7 @@ class Replica:
         """Begin to tail, to watch the leader's znode, and to stand when there is none."""
         spawn = self._env.nursery.spawn
         self._start_tail()
+        self._claims.start(self._env.nursery)
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
         spawn(self._perform_metadata(), name=f"{self._partition} election")
         spawn(self._publish(), name=f"{self._partition} publish")
@@ -216,7 +217,7 @@ class Replica:
 
     async def _publish_now(self, *, always: bool = False) -> None:
         mine = Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce)
-        if always or mine != self._published or not self._claims.published_in_this_session:
+        if always or mine != self._published:
             await self._claims.publish(mine)
             self._published = mine
 

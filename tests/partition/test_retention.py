@@ -35,7 +35,7 @@ def test_after_a_day_it_no_longer_counts_if_two_others_are_past_it() -> None:
 
 
 def test_but_it_still_counts_if_only_one_other_is_past_it() -> None:
-    retention = seen(a=9, b=5, c=7)
+    retention = seen(a=9, b=5, c=5)
     late = FORGET_S + 1
     retention.observe({A: Seq(20)}, late)
     assert retention.floor(ALL, 2, late) == 5
