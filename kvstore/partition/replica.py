@@ -80,6 +80,11 @@ class Replica:
     def leader_server(self) -> ServerId | None:
         return self._owner.leader
 
+    @property
+    def leading_log(self) -> LeaderLog | None:
+        """The log that this replica appends to; None unless it serves."""
+        return self._log if self._serves() else None
+
     def start(self) -> None:
         """Begin to tail, to watch the leader's znode, and to stand when there is none."""
         spawn = self._env.nursery.spawn
