@@ -1,0 +1,355 @@
+"""An asyncio event loop with virtual time, seeded interleaving, and processes that can crash and pause.
+
+Order. Each process has its ready queue, first in first out, as asyncio promises to the code that runs on it; whose
+queue is served next is drawn from the seed, handle by handle. Time stands still while any process has something to do,
+then jumps to the next timer; timers of one instant become ready in the order in which they were set.
+
+Belonging. A handle belongs to the process in its context (`current_node`); contexts propagate through call_soon,
+call_later and create_task, so all that a process starts is its own. What carries no process belongs to the test.
+
+Crash is not cancel: the handles of a crashed process are dropped unseen, and its tasks are kept so that neither
+`finally` nor garbage collection runs a line of them before the loop is closed.
+"""
+
+# A loop overrides what asyncio keeps to itself.
+# mypy: disable-error-code="override,attr-defined,assignment"
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextvars import Context, ContextVar, copy_context
+from heapq import heapify, heappop, heappush
+from random import Random
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+logger = logging.getLogger(__name__)
+
+HANDLES_PER_INSTANT_MAX = 1_000_000
+_CLOSES_MAX = 10
+_Callback = Callable[..., object]
+
+
+class Deadlock(RuntimeError):
+    """Something is awaited and nothing at all is scheduled."""
+
+
+class Livelock(RuntimeError):
+    """Callbacks go on and on without virtual time passing."""
+
+
+class NotSimulated(RuntimeError):
+    """The simulated loop has no threads, sockets or signals: use the ports."""
+
+
+class ProcessDied(BaseException):
+    """Leaves the code of a process that has just ended. Not an Exception: nothing but the loop should catch it."""
+
+
+class Process:
+    """One incarnation of a node."""
+
+    __slots__ = ("__weakref__", "alive", "context", "name", "number", "on_death", "paused", "queued", "ready", "tasks")
+
+    def __init__(self, name: str, number: int) -> None:
+        self.name = name
+        self.number = number
+        self.alive = True
+        self.paused = False
+        self.ready: deque[asyncio.Handle] = deque()
+        self.queued = False
+        """In the loop's list of runnable processes, or barred from it."""
+        self.tasks: WeakSet[asyncio.Task[Any]] = WeakSet()
+        self.on_death: list[Callable[[], object]] = []
+        self.context = copy_context()
+        self.context.run(current_node.set, self)
+
+    def __repr__(self) -> str:
+        state = "" if self.alive else " dead"
+        return f"<{self.name}#{self.number}{state}{' paused' if self.paused else ''}>"
+
+    def check_alive(self) -> None:
+        """Raise ProcessDied if this process has ended: its ports do nothing any more."""
+        if not self.alive:
+            raise ProcessDied(self.name)
+
+
+current_node: ContextVar[Process | None] = ContextVar("current_node", default=None)
+
+
+class _Handle(asyncio.Handle):
+    """asyncio's handle without what only its debug mode needs."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: _Callback, args: tuple[Any, ...], loop: SimLoop, context: Context) -> None:
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class _Timer(asyncio.TimerHandle):
+    """The same with a time."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, when: float, callback: _Callback, args: tuple[Any, ...], loop: SimLoop, context: Context
+    ) -> None:
+        self._when = when
+        self._scheduled = True
+        self._context = context
+        self._loop = loop
+        self._callback = callback
+        self._args = args
+        self._cancelled = False
+        self._repr = None
+        self._source_traceback = None
+
+
+class SimLoop(asyncio.BaseEventLoop):
+    """Runs the handles of many processes in one thread, as the seed of `random` says."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self.set_debug(False)
+        self._draw = random.random
+        self._now = 0.0
+        self._timers: list[tuple[float, int, _Timer]] = []
+        self._tickets = 0
+        self._cancelled_timers = 0
+        self._root = Process("test", 0)
+        self._processes = [self._root]
+        self._runnable: list[Process] = []
+        self._graveyard: list[object] = []
+        self.errors: list[tuple[str, str, BaseException | None]] = []
+        """What callbacks raised: (process, message, error)."""
+        self.handles_run = 0
+        self.order = 0
+        """Digest of which process was served when."""
+        self.now_max = float("inf")
+        """Virtual time at which `on_time_up` is called instead of going on."""
+        self.on_time_up: Callable[[], object] = self.stop
+
+    # Processes
+
+    def process(self, name: str) -> Process:
+        """A new incarnation of the node `name`."""
+        process = Process(name, len(self._processes))
+        self._processes.append(process)
+        return process
+
+    def kill(self, process: Process) -> None:
+        """End `process` at once. Not a line of it runs any more, except the rest of the callback that is running."""
+        if not process.alive:
+            return
+        process.alive = False
+        tasks = [task for task in process.tasks if not task.done()]
+        self._graveyard += [process.ready, tasks]
+        self._bar(process)
+        process.ready = deque(maxlen=0)
+        for on_death in process.on_death:
+            self.call_soon(on_death, context=self._root.context)
+
+    def pause(self, process: Process) -> None:
+        """Stop `process` as SIGSTOP does: what becomes ready waits."""
+        process.paused = True
+        self._bar(process)
+
+    def resume(self, process: Process) -> None:
+        """Let `process` go on as SIGCONT does."""
+        process.paused = False
+        if process.alive:
+            process.queued = False
+            if process.ready:
+                self._make_runnable(process)
+
+    def _bar(self, process: Process) -> None:
+        if process in self._runnable:
+            self._runnable.remove(process)
+        process.queued = True
+
+    def _make_runnable(self, process: Process) -> None:
+        process.queued = True
+        self._runnable.append(process)
+
+    # Scheduling
+
+    def time(self) -> float:
+        return self._now
+
+    def call_soon(self, callback: _Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        if context is None:
+            context = copy_context()
+        process = context.get(current_node) or self._root
+        handle = _Handle(callback, args, self, context)
+        process.ready.append(handle)
+        if not process.queued:
+            self._make_runnable(process)
+        return handle
+
+    def call_soon_threadsafe(self, callback: _Callback, *args: Any, context: Context | None = None) -> asyncio.Handle:
+        return self.call_soon(callback, *args, context=context)
+
+    def call_later(
+        self, delay: float, callback: _Callback, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        return self.call_at(self._now + delay, callback, *args, context=context)
+
+    def call_at(
+        self, when: float, callback: _Callback, *args: Any, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        timer = _Timer(when, callback, args, self, copy_context() if context is None else context)
+        self._tickets += 1
+        heappush(self._timers, (when, self._tickets, timer))
+        return timer
+
+    def _timer_handle_cancelled(self, handle: asyncio.TimerHandle) -> None:
+        if handle._scheduled:
+            self._cancelled_timers += 1
+
+    def create_task(
+        self, coro: Coroutine[Any, Any, Any], *, name: str | None = None, context: Context | None = None
+    ) -> asyncio.Task[Any]:
+        process = (current_node.get() if context is None else context.get(current_node)) or self._root
+        task = asyncio.Task(coro, loop=self, name=name, context=context)
+        process.tasks.add(task)
+        return task
+
+    # Running
+
+    def _run_once(self) -> None:
+        """Run until stopped; the base class calls this again and again."""
+        runnable = self._runnable
+        draw = self._draw
+        count = 0
+        while not self._stopping:
+            if not runnable:
+                self._advance()
+                count = 0
+                continue
+            size = len(runnable)
+            process = runnable[int(draw() * size)] if size > 1 else runnable[0]
+            handle = process.ready.popleft()
+            if not process.ready:
+                runnable.remove(process)
+                process.queued = False
+            if handle._cancelled:
+                continue
+            self.order = (self.order * 1_000_003 + process.number) & 0xFFFF_FFFF_FFFF
+            count += 1
+            if count > HANDLES_PER_INSTANT_MAX:
+                raise Livelock(f"{count} callbacks at {self._now} s, the last one {handle} of {process}")
+            self.handles_run += 1
+            try:
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except ProcessDied:
+                pass
+            except BaseException as error:  # noqa: BLE001 - the root of every callback: recorded, and fails the run
+                self._failed(process, f"exception in callback {handle!r}", error)
+
+    def _advance(self) -> None:
+        """Jump to the next timer and make ready all that is due at that instant."""
+        timers = self._timers
+        if self._cancelled_timers > 100 and self._cancelled_timers * 2 > len(timers):
+            timers[:] = [entry for entry in timers if not entry[2]._cancelled]
+            heapify(timers)
+            self._cancelled_timers = 0
+        while timers and timers[0][2]._cancelled:
+            heappop(timers)
+            self._cancelled_timers -= 1
+        if not timers:
+            raise Deadlock(f"nothing is scheduled after {self._now} s\n{self.describe()}")
+        when = timers[0][0]
+        if when > self.now_max:
+            self.on_time_up()
+            return
+        self._now = max(self._now, when)
+        while timers and timers[0][0] <= when:
+            timer = heappop(timers)[2]
+            timer._scheduled = False
+            if timer._cancelled:
+                self._cancelled_timers -= 1
+                continue
+            process = timer._context.get(current_node) or self._root
+            process.ready.append(timer)
+            if not process.queued:
+                self._make_runnable(process)
+
+    def describe(self) -> str:
+        """Who is paused and what each live task waits for."""
+        lines = [f"  {process}: {len(process.ready)} parked" for process in self._processes if process.paused]
+        for process in self._processes:
+            waiting = sorted(_where(task) for task in process.tasks if process.alive and not task.done())
+            lines += [f"  {process} {each}" for each in waiting]
+        return "\n".join(lines)
+
+    def _failed(self, process: Process, message: str, error: BaseException | None) -> None:
+        logger.error("%s: %s", process.name, message, exc_info=error)
+        self.errors.append((process.name, message, error))
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        message, error = str(context.get("message")), context.get("exception")
+        if self.is_closed() or "never retrieved" in message or isinstance(error, ProcessDied):
+            logger.debug("%s", message, exc_info=error)
+            return
+        self._failed(current_node.get() or self._root, message, error)
+
+    # Ending
+
+    def close(self) -> None:
+        """Bury all tasks. What their `finally` blocks schedule from here on goes nowhere."""
+        if self.is_closed():
+            return
+        super().close()
+        tasks = [task for process in self._processes for task in process.tasks if not task.done()]
+        for process in self._processes:
+            process.alive = False
+            process.queued = True
+            process.ready = deque(maxlen=0)
+        for task in tasks:
+            _bury(task)
+        self._timers.clear()
+        self._graveyard.clear()
+
+    def _write_to_self(self) -> None:
+        """Nothing waits in a selector."""
+
+    def _refuse(self, *_: object, **__: object) -> NoReturn:
+        raise NotSimulated("the simulated loop has no threads, sockets, pipes or signals: use the ports")
+
+    run_in_executor = _refuse
+    getaddrinfo = getnameinfo = _refuse
+    add_reader = add_writer = remove_reader = remove_writer = _refuse
+    sock_recv = sock_recv_into = sock_sendall = sock_connect = sock_accept = _refuse
+    create_connection = create_server = create_datagram_endpoint = start_tls = _refuse
+    create_unix_connection = create_unix_server = connect_accepted_socket = _refuse
+    connect_read_pipe = connect_write_pipe = subprocess_exec = subprocess_shell = _refuse
+    add_signal_handler = remove_signal_handler = _refuse
+
+
+def _where(task: asyncio.Task[Any]) -> str:
+    stack = task.get_stack(limit=1)
+    place = f"{stack[-1].f_code.co_filename}:{stack[-1].f_lineno}" if stack else "not started"
+    return f"{task.get_name()} waits at {place}"
+
+
+def _bury(task: asyncio.Task[Any]) -> None:
+    """Close the task's coroutine, whatever it does about it, and keep asyncio from complaining."""
+    task._log_destroy_pending = False
+    coroutine: Any = task.get_coro()
+    for _ in range(_CLOSES_MAX):
+        try:
+            coroutine.close()
+        except BaseException:  # noqa: BLE001 - a `finally` that awaits or fails; its process is dead
+            continue
+        return

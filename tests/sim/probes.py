@@ -1,0 +1,50 @@
+"""Marks on the rare roads: a simulation that never took one has not tested it.
+
+`declare` at import, `probe` when the road is taken, `missed` at the end of many seeds. `watch` counts the calls of a
+method of the code under test without touching it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+hits: Counter[str] = Counter()
+_declared: set[str] = set()
+
+
+def declare(*names: str) -> None:
+    """Say which roads there are."""
+    _declared.update(names)
+
+
+def probe(name: str) -> None:
+    """Count that the road was taken. An undeclared one is a mistake in writing."""
+    assert name in _declared, f"{name} is not declared"
+    hits[name] += 1
+
+
+def missed(prefix: str = "") -> list[str]:
+    """Declared roads below `prefix` that nobody has taken since the process began, sorted."""
+    return sorted(name for name in _declared if name.startswith(prefix) and not hits[name])
+
+
+@contextmanager
+def watch(name: str, owner: type, method: str) -> Iterator[None]:
+    """Count calls of `owner.method` as `name` while the block runs."""
+    declare(name)
+    original = getattr(owner, method)
+
+    @functools.wraps(original)
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        probe(name)
+        return original(*args, **kwargs)
+
+    setattr(owner, method, counted)
+    try:
+        yield
+    finally:
+        setattr(owner, method, original)

@@ -1,0 +1,39 @@
+"""What happened in a run, event by event: a digest that tells two runs apart, and the text of it when asked for."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from typing import TextIO
+
+_BATCH = 1000
+
+
+class Trace:
+    """A SHA-256 over (virtual time, node, kind, details). Cheap enough to be always on."""
+
+    def __init__(self, now: Callable[[], float], text: TextIO | None = None) -> None:
+        self._now = now
+        self._text = text
+        self._hash = hashlib.sha256()
+        self._batch: list[tuple[object, ...]] = []
+        self.count = 0
+
+    def event(self, node: str, kind: str, *details: str | int | float) -> None:
+        """Record one event. Details are values whose repr is the same in every process."""
+        self._batch.append((self._now(), node, kind, *details))
+        self.count += 1
+        if len(self._batch) >= _BATCH or self._text is not None:
+            self._flush()
+
+    def digest(self) -> str:
+        """Of everything so far."""
+        self._flush()
+        return self._hash.hexdigest()
+
+    def _flush(self) -> None:
+        self._hash.update(repr(self._batch).encode())
+        if self._text is not None:
+            for now, node, kind, *details in self._batch:
+                self._text.write(f"{now:12.6f} {node:8} {kind:12} {' '.join(map(str, details))}\n")
+        self._batch.clear()
