@@ -1,0 +1,241 @@
+"""Where a ledger ends that its writer did not close. Decides only: events in, commands out (docs/protocol.md R1-R6).
+
+    FENCING ──covered──► READING ──an absent entry──► ENDED
+        └────────────────────┴──── too many unknown ──► UNDECIDED
+
+Answers are present, absent or unknown. Present: a packet whose digest is right. Absent: a bookie that is sure. Unknown
+is everything else, a timeout, an I/O error, a digest that is wrong, a bookie that cannot vouch; it never ends a
+recovery. Every read fences, so that a bookie which once said "absent" can never accept the entry later.
+
+Entries found go, in order, to the write-back (a LedgerWriter whose ensemble changes stay in memory and whose LAC stands
+still); the closing compare-and-set belongs to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import assert_never
+
+from kvstore.errors import Corrupted
+from kvstore.proto.digest import Packet
+from kvstore.types import BookieId, EntryId, LedgerMetadata
+from kvstore.wal.coverage import is_covered, is_window_covered, write_set_indexes
+
+READ_AHEAD = 8
+"""Entries asked for together: a little more than a writer has in flight."""
+
+Open = Callable[[EntryId | None, bytes], Packet]
+"""Checks a packet read for an entry (None: whatever entry). Raises Corrupted."""
+
+
+class Phase(Enum):
+    FENCING = auto()
+    READING = auto()
+    ENDED = auto()
+    UNDECIDED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LastAnswer:
+    """A bookie has fenced the ledger; the packet of the last entry that it holds, or None."""
+
+    bookie: BookieId
+    packet: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class EntryAnswer:
+    """A bookie has fenced the ledger; the packet of `entry`, or None if it is sure that it has none."""
+
+    bookie: BookieId
+    entry: EntryId
+    packet: bytes | None
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A bookie did not answer, or not definitely; `entry` is None for the read of the last entry."""
+
+    bookie: BookieId
+    entry: EntryId | None
+
+
+Event = LastAnswer | EntryAnswer | Unknown
+
+
+@dataclass(frozen=True, slots=True)
+class AskLast:
+    """Fence, and read the last entry."""
+
+    bookies: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class AskEntry:
+    """Fence, and read one entry."""
+
+    entry: EntryId
+    bookies: tuple[BookieId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The next entry of the ledger's tail."""
+
+    packet: Packet
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The ledger ends at `last`. `length` is None if no entry was read: then the driver reads `last` to learn it."""
+
+    last: EntryId
+    length: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Undecided:
+    """Too few definite answers; the ledger stays as it is."""
+
+    reason: str
+
+
+Command = AskLast | AskEntry | Found | Ended | Undecided
+
+
+class _Asked:
+    """What is known of one entry."""
+
+    __slots__ = ("absent", "packet", "silent")
+
+    def __init__(self) -> None:
+        self.packet: Packet | None = None
+        self.absent: set[int] = set()
+        self.silent: set[int] = set()
+
+
+class Recovery:
+    """Finds the end of one ledger. `metadata` is what was recorded when the recovery took the ledger over."""
+
+    def __init__(self, metadata: LedgerMetadata, open_packet: Open) -> None:
+        self.metadata = metadata
+        self.phase = Phase.FENCING
+        self.lac = EntryId(metadata.fragments[-1].first - 1)
+        """The highest entry known to be confirmed; stands still once READING."""
+        self.found = 0
+        self._open = open_packet
+        self._ensemble = metadata.fragments[-1].ensemble
+        self._fenced: set[int] = set()
+        self._silent: set[int] = set()
+        self._next = EntryId(0)
+        """The first entry that is not decided."""
+        self._asked: dict[EntryId, _Asked] = {}
+        self._length: int | None = None
+
+    def start(self) -> list[Command]:
+        return [AskLast(self._ensemble)]
+
+    def handle(self, event: Event) -> list[Command]:
+        """What is to be done about `event`. Once ENDED or UNDECIDED, nothing."""
+        match event:
+            case LastAnswer(bookie, packet):
+                return self._last(bookie, packet)
+            case EntryAnswer(bookie, entry, packet):
+                return self._entry(bookie, entry, packet)
+            case Unknown(bookie, entry):
+                return self._silence(bookie, entry)
+            case _:
+                assert_never(event)
+
+    def _last(self, bookie: BookieId, packet: bytes | None) -> list[Command]:
+        if self.phase is not Phase.FENCING:
+            return []
+        if packet is not None:
+            try:
+                lac = self._open(None, packet).lac
+            except Corrupted:
+                return self._silence(bookie, None)  # an answer counts after it has been verified
+            self.lac = max(self.lac, lac)
+        self._fenced.add(self._ensemble.index(bookie))
+        if not is_covered(self._fenced, self.metadata.quorum):
+            return self._undecided_fence()
+        self.phase = Phase.READING
+        self._next = EntryId(self.lac + 1)
+        return [self._ask(EntryId(self._next + i)) for i in range(READ_AHEAD)]
+
+    def _ask(self, entry: EntryId) -> AskEntry:
+        self._asked[entry] = _Asked()
+        places = write_set_indexes(entry, self.metadata.quorum)
+        return AskEntry(entry, tuple(self._ensemble[i] for i in places))
+
+    def _undecided_fence(self) -> list[Command]:
+        if len(self._fenced | self._silent) < len(self._ensemble):
+            return []
+        silent = [self._ensemble[i] for i in sorted(self._silent)]
+        return self._give_up(f"no definite answer from {', '.join(silent)}: the ledger may still be written to")
+
+    def _entry(self, bookie: BookieId, entry: EntryId, packet: bytes | None) -> list[Command]:
+        asked = self._asked.get(entry)
+        if asked is None or self.phase is not Phase.READING:
+            return []
+        if packet is None:
+            asked.absent.add(self._ensemble.index(bookie))
+        elif asked.packet is None:
+            try:
+                asked.packet = self._open(entry, packet)
+            except Corrupted:
+                return self._silence(bookie, entry)
+        return self._decide()
+
+    def _silence(self, bookie: BookieId, entry: EntryId | None) -> list[Command]:
+        place = self._ensemble.index(bookie)
+        if entry is None:
+            self._silent.add(place)
+            return self._undecided_fence() if self.phase is Phase.FENCING else []
+        asked = self._asked.get(entry)
+        if asked is None or self.phase is not Phase.READING:
+            return []
+        asked.silent.add(place)
+        return self._decide()
+
+    def _decide(self) -> list[Command]:
+        """Take entries in order for as long as they are decided."""
+        commands: list[Command] = []
+        quorum = self.metadata.quorum
+        while True:
+            asked = self._asked[self._next]
+            places = write_set_indexes(self._next, quorum)
+            if asked.packet is not None:
+                commands += self._take(asked.packet)
+            elif is_window_covered(places, asked.absent, quorum):
+                self.phase = Phase.ENDED
+                return [*commands, Ended(EntryId(self._next - 1), self._length)]
+            elif asked.absent.union(asked.silent).issuperset(places):
+                silent = ", ".join(self._ensemble[i] for i in sorted(asked.silent))
+                return [*commands, *self._give_up(f"entry {self._next}: no definite answer from {silent}")]
+            else:
+                return commands
+
+    def _take(self, packet: Packet) -> list[Command]:
+        del self._asked[self._next]
+        self._length = packet.length
+        self._next = EntryId(self._next + 1)
+        self.found += 1
+        return [Found(packet), self._ask(EntryId(self._next + READ_AHEAD - 1))]
+
+    def _give_up(self, reason: str) -> list[Command]:
+        self.phase = Phase.UNDECIDED
+        return [Undecided(f"ledger {self.metadata.ledger}: {reason}")]
+
+    def check(self) -> None:
+        """The invariants."""
+        first = self.metadata.fragments[-1].first
+        assert self.lac >= first - 1
+        if self.phase is Phase.READING:
+            assert is_covered(self._fenced, self.metadata.quorum)
+            assert list(self._asked) == list(range(self._next, self._next + READ_AHEAD))
+            assert self._next == self.lac + 1 + self.found
+        for asked in self._asked.values():
+            assert not asked.absent & asked.silent

@@ -1,0 +1,366 @@
+"""One ledger's writer. Decides only: events in, commands out (docs/protocol.md L1-L6).
+
+          ReplaceBookies              EnsembleChanged | ChangeFailed
+    OPEN ────────────────► CHANGING ────────────────────────────────► OPEN
+      └──── Fenced | Stop ────┴─────────► HALTED
+
+An entry is confirmed once Qa bookies of its recorded write set have it on disk, in entry order, and never while
+CHANGING: the new fragment starts right after the last confirmed entry, so that entry must not move meanwhile.
+
+A failed bookie is replaced if there is a spare one. If not, it stays in the ensemble, is sent nothing, and entries go
+on being confirmed by the others (delayed ensemble change) until it is back or a spare turns up. A recovery writes
+entries back through the same machine: its ensemble changes are kept in memory, and the LAC in its packets stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import NamedTuple, assert_never
+
+from kvstore.errors import LedgerFenced, StoreError
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata
+from kvstore.wal.coverage import write_set_indexes
+
+OWED_ENTRIES_MAX = 2_000
+OWED_BYTES_MAX = 32 << 20
+"""What may be owed to one slow bookie before it counts as failed."""
+
+Pack = Callable[[EntryId, EntryId, int, bytes], bytes]
+"""(entry, lac, length, payload) -> the packet that bookies store."""
+
+
+class State(Enum):
+    OPEN = auto()
+    CHANGING = auto()
+    HALTED = auto()
+
+
+class Append(NamedTuple):
+    payload: bytes
+    now: float
+    """Boot-time clock; kept as the entry's first-send time."""
+
+
+class Stored(NamedTuple):
+    entry: EntryId
+    bookie: BookieId
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The bookie did not store what it was sent: unreachable, silent, read-only or broken."""
+
+    bookie: BookieId
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """A failed bookie of the ensemble takes adds again."""
+
+    bookie: BookieId
+
+
+@dataclass(frozen=True, slots=True)
+class Spares:
+    """The bookies that may replace a failed one just now; none while the metadata store is away."""
+
+    bookies: frozenset[BookieId]
+
+
+@dataclass(frozen=True, slots=True)
+class EnsembleChanged:
+    """The change is recorded."""
+
+    metadata: LedgerMetadata
+    replaced: frozenset[BookieId]
+    """The bookies that were to be replaced, also where the same one was chosen again."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeFailed:
+    """The change was given up and is certainly not recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fenced:
+    """A bookie refused an add because another writer has taken the ledger over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The ledger is not this writer's any more for another reason."""
+
+    error: StoreError
+
+
+Event = Append | Stored | Failed | Returned | Spares | EnsembleChanged | ChangeFailed | Fenced | Stop
+
+
+class Store(NamedTuple):
+    """Send the packet to each of the bookies."""
+
+    entry: EntryId
+    packet: bytes
+    bookies: tuple[BookieId, ...]
+
+
+class Confirm(NamedTuple):
+    """The entry can no longer be lost."""
+
+    entry: EntryId
+    sent_at: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceBookies:
+    """Record an ensemble without the writer's `failed` bookies from its `next_fragment` on. Failures that come before
+    the write is sent may be taken into it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """The entries after the last confirmed one have an unknown outcome, and no more are taken."""
+
+    error: StoreError
+
+
+Command = Store | Confirm | ReplaceBookies | Halt
+
+
+class _Sent:
+    """An entry that somebody has not confirmed yet. Bits stand for places in the ensemble."""
+
+    __slots__ = ("acks", "length", "packet", "sent_at", "targets")
+
+    def __init__(self, packet: bytes, length: int, targets: int, sent_at: float) -> None:
+        self.packet = packet
+        self.length = length
+        self.targets = targets
+        self.acks = 0
+        self.sent_at = sent_at
+
+
+class LedgerWriter:
+    """Turns each event into the commands it calls for. Performs none of them."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        pack: Pack,
+        *,
+        after: EntryId = NO_ENTRY,
+        length: int = 0,
+        frozen_lac: EntryId | None = None,
+    ) -> None:
+        """`after`, `length`: the last entry that is safe already, and the payload bytes up to it. `frozen_lac`: what a
+        recovery's packets carry as last add confirmed."""
+        self.state = State.OPEN
+        self.metadata = metadata
+        self.last_added = after
+        self.last_confirmed = after
+        self.length = length
+        """Payload bytes up to the last entry added."""
+        self.confirmed_length = length
+        """Payload bytes up to the last entry confirmed."""
+        self._pack = pack
+        self._frozen_lac = frozen_lac
+        self._spares: frozenset[BookieId] = frozenset()
+        self._failed = 0
+        self._sent: dict[EntryId, _Sent] = {}
+        """Rising; an entry leaves when it is confirmed and all of its write set have it or have failed."""
+        self._held_bytes = 0
+        self._seat(metadata)
+
+    def _seat(self, metadata: LedgerMetadata) -> None:
+        self.metadata = metadata
+        quorum = metadata.quorum
+        self._ensemble = metadata.fragments[-1].ensemble
+        self._bits = {bookie: 1 << i for i, bookie in enumerate(self._ensemble)}
+        self._ack = quorum.ack
+        # Which places hold an entry depends on its id modulo E only.
+        self._masks = [
+            sum(1 << i for i in write_set_indexes(EntryId(entry), quorum)) for entry in range(quorum.ensemble)
+        ]
+        self._bookies_of = {mask: self._at(mask) for mask in self._masks}
+
+    def _at(self, mask: int) -> tuple[BookieId, ...]:
+        return tuple(bookie for i, bookie in enumerate(self._ensemble) if mask >> i & 1)
+
+    @property
+    def failed(self) -> frozenset[BookieId]:
+        """Bookies of the ensemble that are sent nothing."""
+        return frozenset(self._at(self._failed))
+
+    @property
+    def next_fragment(self) -> EntryId:
+        """The entry from which a change of the ensemble must hold."""
+        return EntryId(self.last_confirmed + 1)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Entries added and not confirmed."""
+        return self.last_added - self.last_confirmed
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of packets kept for bookies that have not confirmed them."""
+        return self._held_bytes
+
+    def handle(self, event: Event) -> list[Command]:
+        """What is to be done about `event`. Once HALTED, nothing."""
+        if self.state is State.HALTED:
+            return []
+        if isinstance(event, Stored):
+            return self._stored(event.entry, event.bookie)
+        match event:
+            case Append(payload, now):
+                return self._append(payload, now)
+            case Failed(bookie):
+                return self._fail(self._bits.get(bookie, 0))
+            case Returned(bookie):
+                return self._return(bookie)
+            case Spares(bookies):
+                self._spares = bookies
+                return self._replace_failed()
+            case EnsembleChanged(metadata, replaced):
+                return self._resume(metadata, replaced)
+            case ChangeFailed():
+                self._spares = frozenset()  # until the driver names some again
+                self.state = State.OPEN
+                return self._confirm_ready()
+            case Fenced():
+                return self._halt(LedgerFenced(f"ledger {self.metadata.ledger} has another writer"))
+            case Stop(error):
+                return self._halt(error)
+            case _:
+                assert_never(event)
+
+    def _append(self, payload: bytes, now: float) -> list[Command]:
+        entry = EntryId(self.last_added + 1)
+        self.last_added = entry
+        self.length += len(payload)
+        lac = self.last_confirmed if self._frozen_lac is None else self._frozen_lac
+        packet = self._pack(entry, lac, self.length, payload)
+        mask = self._masks[entry % len(self._masks)]
+        self._sent[entry] = _Sent(packet, self.length, mask, now)
+        self._held_bytes += len(packet)
+        live = mask & ~self._failed
+        commands: list[Command] = [Store(entry, packet, self._bookies_of[mask] if live == mask else self._at(live))]
+        if len(self._sent) > OWED_ENTRIES_MAX or self._held_bytes > OWED_BYTES_MAX:
+            commands += self._fail(self._slowest())
+        return commands
+
+    def _slowest(self) -> int:
+        oldest = next(iter(self._sent.values()))
+        return oldest.targets & ~oldest.acks
+
+    def _stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
+        sent = self._sent.get(entry)
+        bit = self._bits.get(bookie, 0)
+        if sent is None or not bit & sent.targets:
+            return []  # complete already, or the bookie has been replaced
+        sent.acks |= bit
+        if entry <= self.last_confirmed:
+            self._drop_if_complete(entry, sent)
+            return []
+        if entry > self.last_confirmed + 1:
+            return []  # entries are confirmed in order
+        return self._confirm_ready()
+
+    def _confirm_ready(self) -> list[Command]:
+        commands: list[Command] = []
+        while self.state is State.OPEN:
+            entry = EntryId(self.last_confirmed + 1)
+            sent = self._sent.get(entry)
+            if sent is None or sent.acks.bit_count() < self._ack:
+                break
+            self.last_confirmed = entry
+            self.confirmed_length = sent.length
+            commands.append(Confirm(entry, sent.sent_at))
+            self._drop_if_complete(entry, sent)
+        return commands
+
+    def _drop_if_complete(self, entry: EntryId, sent: _Sent) -> None:
+        if not sent.targets & ~(sent.acks | self._failed):
+            del self._sent[entry]
+            self._held_bytes -= len(sent.packet)
+
+    def _fail(self, bits: int) -> list[Command]:
+        if not bits & ~self._failed:
+            return []
+        self._failed |= bits
+        self._forget_confirmed()
+        return self._replace_failed()
+
+    def _forget_confirmed(self) -> None:
+        """Let go of entries that only failed bookies still lack; repair copies them when those are back."""
+        for entry, sent in list(self._sent.items()):
+            if entry > self.last_confirmed:
+                break
+            self._drop_if_complete(entry, sent)
+
+    def _replace_failed(self) -> list[Command]:
+        if self.state is not State.OPEN or not self._failed or not self._spares.difference(self._ensemble):
+            return []  # taken up when the change under way is done, or when there is a spare
+        self.state = State.CHANGING
+        return [ReplaceBookies()]
+
+    def _return(self, bookie: BookieId) -> list[Command]:
+        bit = self._bits.get(bookie, 0) & self._failed
+        if not bit or self.state is State.CHANGING:
+            return []
+        self._failed &= ~bit
+        return self._send_again(bit)
+
+    def _resume(self, metadata: LedgerMetadata, replaced: Iterable[BookieId]) -> list[Command]:
+        """Send what is unconfirmed to the places that have changed hands. A place counts as changed also if the same
+        bookie was chosen for it again: it may never have got what was sent before."""
+        assert self.state is State.CHANGING, self.state
+        now = metadata.fragments[-1].ensemble
+        changed = sum(1 << i for i, (a, b) in enumerate(zip(self._ensemble, now, strict=True)) if a != b)
+        changed |= sum(self._bits.get(bookie, 0) for bookie in replaced)
+        for entry in [entry for entry in self._sent if entry <= self.last_confirmed]:
+            self._held_bytes -= len(self._sent.pop(entry).packet)  # of a former fragment
+        self._seat(metadata)
+        self._failed &= ~changed
+        self.state = State.OPEN
+        for sent in self._sent.values():
+            sent.acks &= ~changed
+        return [*self._send_again(changed), *self._confirm_ready(), *self._replace_failed()]
+
+    def _send_again(self, places: int) -> list[Command]:
+        return [
+            Store(entry, sent.packet, self._at(missing))
+            for entry, sent in self._sent.items()
+            if entry > self.last_confirmed and (missing := sent.targets & places & ~sent.acks & ~self._failed)
+        ]
+
+    def _halt(self, error: StoreError) -> list[Command]:
+        self.state = State.HALTED
+        self._sent.clear()
+        self._held_bytes = 0
+        return [Halt(error)]
+
+    def check(self) -> None:
+        """The invariants."""
+        ids = list(self._sent)
+        assert ids == sorted(ids)
+        if self.state is not State.HALTED:
+            unconfirmed = [entry for entry in ids if entry > self.last_confirmed]
+            assert unconfirmed == list(range(self.last_confirmed + 1, self.last_added + 1))
+        assert self._held_bytes == sum(len(sent.packet) for sent in self._sent.values())
+        every = (1 << len(self._ensemble)) - 1
+        assert self._failed & ~every == 0
+        for entry, sent in self._sent.items():
+            assert sent.targets.bit_count() == self.metadata.quorum.write
+            assert sent.acks & ~sent.targets == 0
+            if entry <= self.last_confirmed:
+                assert sent.acks.bit_count() >= self._ack
+                assert sent.targets & ~(sent.acks | self._failed), f"entry {entry} is kept for nobody"
+        if self.state is State.CHANGING:
+            assert self._failed
+        if self.state is State.OPEN and (head := self._sent.get(self.next_fragment)) is not None:
+            assert head.acks.bit_count() < self._ack, "an entry that is safe was not confirmed"
+        assert self.metadata.fragments[-1].first <= self.next_fragment

@@ -1,0 +1,325 @@
+"""Sentences about the writer of one ledger."""
+
+import pytest
+
+from kvstore.errors import LedgerClosed, LedgerFenced
+from kvstore.types import BookieId, EntryId, LedgerMetadata
+from kvstore.wal import writer as machine
+from kvstore.wal.writer import (
+    Append,
+    ChangeFailed,
+    Command,
+    Confirm,
+    EnsembleChanged,
+    Failed,
+    Fenced,
+    Halt,
+    ReplaceBookies,
+    Returned,
+    Spares,
+    State,
+    Stop,
+    Store,
+    Stored,
+)
+from tests.wal.ledgers import B1, B2, B3, B4, B5, B6, CheckedWriter, e, ledger, opened, pack
+
+NOW = 100.0
+
+
+def writer_with(*payloads: bytes, metadata: LedgerMetadata | None = None, spares: str = "") -> CheckedWriter:
+    writer = CheckedWriter(metadata or ledger(), pack)
+    if spares:
+        writer.handle(Spares(frozenset(BookieId(f"b{i}-x") for i in spares)))
+    for payload in payloads:
+        writer.handle(Append(payload, NOW))
+    return writer
+
+
+def stored(writer: CheckedWriter, entry: int, *bookies: BookieId) -> list[Command]:
+    return [command for bookie in bookies for command in writer.handle(Stored(e(entry), bookie))]
+
+
+def confirmed(commands: list[Command]) -> list[EntryId]:
+    return [command.entry for command in commands if isinstance(command, Confirm)]
+
+
+def sent(commands: list[Command]) -> list[tuple[EntryId, tuple[BookieId, ...]]]:
+    return [(command.entry, command.bookies) for command in commands if isinstance(command, Store)]
+
+
+def change(writer: CheckedWriter, *ensemble: BookieId, replaced: tuple[BookieId, ...]) -> list[Command]:
+    metadata = writer.metadata.with_ensemble(writer.next_fragment, ensemble)
+    return writer.handle(EnsembleChanged(metadata, frozenset(replaced)))
+
+
+def test_an_entry_goes_to_its_write_set() -> None:
+    (store,) = writer_with().handle(Append(b"a", NOW))
+    assert isinstance(store, Store)
+    assert (store.entry, store.bookies) == (e(0), (B1, B2, B3))
+
+
+def test_packets_carry_the_last_confirmed_entry_and_the_payload_bytes_so_far() -> None:
+    writer = writer_with(b"aaa")
+    stored(writer, 0, B1, B2)
+    (store,) = writer.handle(Append(b"bb", NOW))
+    assert isinstance(store, Store)
+    packet = opened(store.packet)
+    assert (packet.entry, packet.lac, packet.length, packet.payload) == (e(1), e(0), 5, b"bb")
+
+
+def test_striped_entries_go_round_the_ensemble() -> None:
+    writer = writer_with(metadata=ledger(B1, B2, B3, B4, write=2))
+    assert [set(sent(writer.handle(Append(b"", NOW)))[0][1]) for _ in range(4)] == [
+        {B1, B2},
+        {B2, B3},
+        {B3, B4},
+        {B4, B1},
+    ]
+
+
+def test_one_copy_confirms_nothing_and_an_ack_quorum_does() -> None:
+    writer = writer_with(b"a")
+    assert stored(writer, 0, B1) == []
+    assert stored(writer, 0, B3) == [Confirm(e(0), NOW)]
+
+
+def test_the_same_bookie_twice_is_one_copy() -> None:
+    writer = writer_with(b"a")
+    assert stored(writer, 0, B1, B1) == []
+
+
+def test_entries_are_confirmed_in_order() -> None:
+    writer = writer_with(b"a", b"b", b"c")
+    assert stored(writer, 2, B1, B2, B3) == []
+    assert stored(writer, 1, B1, B2) == []
+    assert confirmed(stored(writer, 0, B1, B2)) == [0, 1, 2]
+
+
+def test_a_copy_outside_the_write_set_counts_for_nothing() -> None:
+    writer = writer_with(b"a", metadata=ledger(B1, B2, B3, B4, write=2))
+    assert stored(writer, 0, B3, B4, B5) == []
+    assert confirmed(stored(writer, 0, B1, B2)) == [0]
+
+
+def test_the_first_send_time_is_kept_when_an_entry_is_sent_again() -> None:
+    writer = writer_with(spares="4")
+    writer.handle(Append(b"a", 1.0))
+    writer.handle(Failed(B3))
+    change(writer, B1, B2, B4, replaced=(B3,))
+    assert stored(writer, 0, B1, B4) == [Confirm(e(0), 1.0)]
+
+
+def test_a_failed_bookie_is_replaced_when_there_is_a_spare() -> None:
+    writer = writer_with(b"a", spares="4")
+    assert writer.handle(Failed(B3)) == [ReplaceBookies()]
+    assert (writer.state, writer.next_fragment, writer.failed) == (State.CHANGING, e(0), frozenset({B3}))
+
+
+def test_nothing_is_confirmed_while_the_ensemble_changes() -> None:
+    writer = writer_with(b"a", spares="4")
+    writer.handle(Failed(B3))
+    assert stored(writer, 0, B1, B2) == []
+    commands = change(writer, B1, B2, B4, replaced=(B3,))
+    assert sent(commands) == [(e(0), (B4,))]
+    assert confirmed(commands) == [0]
+
+
+def test_copies_on_a_replaced_bookie_do_not_count() -> None:
+    writer = writer_with(b"a", spares="4")
+    stored(writer, 0, B3)
+    writer.handle(Failed(B3))
+    assert confirmed(change(writer, B1, B2, B4, replaced=(B3,))) == []
+    assert stored(writer, 0, B3) == []
+    assert stored(writer, 0, B1) == []
+    assert confirmed(stored(writer, 0, B4)) == [0]
+
+
+def test_a_new_fragment_starts_after_the_last_confirmed_entry() -> None:
+    writer = writer_with(b"a", b"b", spares="4")
+    stored(writer, 0, B1, B2)
+    stored(writer, 1, B1)
+    writer.handle(Failed(B3))
+    assert writer.next_fragment == 1
+    assert sent(change(writer, B1, B2, B4, replaced=(B3,))) == [(e(1), (B4,))]
+
+
+def test_failures_during_a_change_are_taken_up_after_it() -> None:
+    writer = writer_with(b"a", spares="45")
+    assert writer.handle(Failed(B3)) == [ReplaceBookies()]
+    assert writer.handle(Failed(B2)) == []
+    commands = change(writer, B1, B2, B4, replaced=(B3,))
+    assert ReplaceBookies() in commands
+    assert writer.state is State.CHANGING
+    assert sent(change(writer, B1, B5, B4, replaced=(B2,))) == [(e(0), (B5,))]
+
+
+def test_several_failures_can_be_one_change() -> None:
+    writer = writer_with(b"a", spares="45")
+    writer.handle(Failed(B3))
+    writer.handle(Failed(B2))
+    assert writer.failed == {B2, B3}
+    commands = change(writer, B1, B5, B4, replaced=(B2, B3))
+    assert sent(commands) == [(e(0), (B5, B4))]
+    assert writer.state is State.OPEN
+
+
+def test_a_bookie_fails_once() -> None:
+    writer = writer_with(b"a", spares="45")
+    writer.handle(Failed(B3))
+    assert writer.handle(Failed(B3)) == []
+
+
+def test_what_fails_outside_the_ensemble_changes_nothing() -> None:
+    writer = writer_with(b"a", spares="45")
+    assert writer.handle(Failed(B6)) == []
+    assert writer.state is State.OPEN
+
+
+def test_an_ensemble_equal_to_the_former_one_sends_again() -> None:
+    writer = writer_with(b"a", spares="4")
+    stored(writer, 0, B3)
+    writer.handle(Failed(B3))
+    commands = change(writer, B1, B2, B3, replaced=(B3,))
+    assert sent(commands) == [(e(0), (B3,))]
+    assert confirmed(commands) == []
+    assert confirmed(stored(writer, 0, B1, B3)) == [0]
+
+
+def test_a_bookie_that_another_change_put_in_gets_what_is_unconfirmed() -> None:
+    writer = writer_with(b"a", spares="4")
+    writer.handle(Failed(B3))
+    assert sent(change(writer, B1, B5, B4, replaced=(B3,))) == [(e(0), (B5, B4))]
+
+
+def test_entries_that_the_failed_place_does_not_hold_are_confirmed_after_the_change() -> None:
+    writer = writer_with(b"a", metadata=ledger(B1, B2, B3, B4, write=2), spares="5")
+    writer.handle(Failed(B4))
+    assert stored(writer, 0, B1, B2) == []
+    commands = change(writer, B1, B2, B3, B5, replaced=(B4,))
+    assert (sent(commands), confirmed(commands)) == ([], [0])
+
+
+def test_without_a_spare_entries_go_on_with_an_ack_quorum() -> None:
+    writer = writer_with(b"a")
+    assert writer.handle(Failed(B3)) == []
+    assert confirmed(stored(writer, 0, B1, B2)) == [0]
+    assert sent(writer.handle(Append(b"b", NOW))) == [(e(1), (B1, B2))]
+
+
+def test_without_a_spare_and_an_ack_quorum_nothing_is_confirmed() -> None:
+    writer = writer_with(b"a")
+    writer.handle(Failed(B3))
+    writer.handle(Failed(B2))
+    assert stored(writer, 0, B1) == []
+    assert writer.unconfirmed == 1
+
+
+def test_a_spare_that_turns_up_replaces_a_bookie_that_failed_before() -> None:
+    writer = writer_with(b"a")
+    writer.handle(Failed(B3))
+    assert writer.handle(Spares(frozenset({B1, B2, B4}))) == [ReplaceBookies()]
+
+
+def test_bookies_of_the_ensemble_are_no_spares() -> None:
+    writer = writer_with(b"a", spares="123")
+    assert writer.handle(Failed(B3)) == []
+    assert writer.state is State.OPEN
+
+
+def test_a_bookie_that_is_back_gets_what_is_unconfirmed_and_what_comes() -> None:
+    writer = writer_with()
+    writer.handle(Failed(B3))
+    writer.handle(Failed(B2))
+    writer.handle(Append(b"a", NOW))
+    assert sent(writer.handle(Returned(B3))) == [(e(0), (B3,))]
+    assert sent(writer.handle(Append(b"b", NOW))) == [(e(1), (B1, B3))]
+    assert confirmed(stored(writer, 0, B1, B3)) == [0]
+
+
+def test_a_bookie_that_never_failed_does_not_return() -> None:
+    assert writer_with(b"a").handle(Returned(B3)) == []
+
+
+def test_a_failed_change_goes_on_with_the_recorded_ensemble() -> None:
+    writer = writer_with(b"a", spares="4")
+    writer.handle(Failed(B3))
+    stored(writer, 0, B1, B2)
+    assert confirmed(writer.handle(ChangeFailed())) == [0]
+    assert writer.state is State.OPEN
+    assert sent(writer.handle(Append(b"b", NOW))) == [(e(1), (B1, B2))]
+
+
+def test_an_error_after_completion_still_counts() -> None:
+    writer = writer_with(b"a", spares="4")
+    assert confirmed(stored(writer, 0, B1, B2)) == [0]
+    assert writer.handle(Failed(B3)) == [ReplaceBookies()]
+    assert writer.next_fragment == 1
+
+
+def test_a_slow_bookie_counts_as_failed_when_it_is_owed_too_many_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "OWED_ENTRIES_MAX", 3)
+    writer = writer_with()
+    for entry in range(3):
+        writer.handle(Append(b"a", NOW))
+        stored(writer, entry, B1, B2)
+    assert writer.failed == frozenset()
+    writer.handle(Append(b"a", NOW))
+    assert writer.failed == {B3}
+    assert sent(writer.handle(Append(b"a", NOW))) == [(e(4), (B1, B2))]
+
+
+def test_a_slow_bookie_counts_as_failed_when_it_is_owed_too_many_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "OWED_BYTES_MAX", 1000)
+    writer = writer_with()
+    for entry in range(3):
+        writer.handle(Append(b"a" * 400, NOW))
+        stored(writer, entry, B1, B2)
+    assert writer.failed == {B3}
+    assert writer.held_bytes == 0
+
+
+def test_what_all_have_is_kept_no_longer() -> None:
+    writer = writer_with(b"a", b"b")
+    stored(writer, 0, B1, B2, B3)
+    stored(writer, 1, B1, B2)
+    assert writer.held_bytes == len(pack(e(1), e(0), 2, b"b"))
+    stored(writer, 1, B3)
+    assert writer.held_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("event", "error"), [(Fenced(), LedgerFenced), (Stop(LedgerClosed("by a recovery")), LedgerClosed)]
+)
+def test_a_writer_whose_ledger_is_taken_halts_and_confirms_nothing_more(event: Fenced | Stop, error: type) -> None:
+    writer = writer_with(b"a", b"b", spares="4")
+    (halt,) = writer.handle(event)
+    assert isinstance(halt, Halt)
+    assert isinstance(halt.error, error)
+    assert stored(writer, 0, B1, B2, B3) == []
+    assert writer.handle(Append(b"c", NOW)) == []
+    assert writer.handle(Failed(B3)) == []
+
+
+def test_a_fence_during_a_change_halts_too() -> None:
+    writer = writer_with(b"a", spares="4")
+    writer.handle(Failed(B3))
+    assert [type(command) for command in writer.handle(Fenced())] == [Halt]
+
+
+def test_recovery_packets_keep_the_lac_at_which_they_began() -> None:
+    writer = CheckedWriter(ledger(), pack, after=e(4), length=100, frozen_lac=e(2))
+    for payload in (b"a", b"b"):
+        writer.handle(Append(payload, NOW))
+        stored(writer, writer.last_added, B1, B2)
+    (store,) = writer.handle(Append(b"c", NOW))
+    assert isinstance(store, Store)
+    packet = opened(store.packet)
+    assert (packet.entry, packet.lac, packet.length) == (e(7), e(2), 103)
+    assert writer.last_confirmed == 6
+
+
+def test_the_confirmed_length_follows_the_confirmed_entries() -> None:
+    writer = writer_with(b"aaa", b"bb")
+    stored(writer, 0, B1, B2)
+    assert (writer.confirmed_length, writer.length) == (3, 5)
