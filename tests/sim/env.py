@@ -6,6 +6,8 @@
                 world.node(name).start(bookie_main)      # async def bookie_main(env: Env): its return ends the process
             world.run(scenario(world, world.env("client")))
 
+tests/sim/example.py is a whole one.
+
 The coroutine given to `run` is the test itself: it belongs to no node, is never crashed, and may use the Env of a node
 that runs no main. What nodes do by themselves is their own: crash one, and not a line of it runs any more.
 """
@@ -91,6 +93,8 @@ class SimNode:
         self.process: Process | None = None
         self._env: Env | None = None
         self._main: Main | None = None
+        self._task: asyncio.Task[None] | None = None
+        """Held because an event loop holds tasks weakly."""
 
     @property
     def is_running(self) -> bool:
@@ -112,7 +116,8 @@ class SimNode:
         self.world.trace.event(self.name, "start", self.incarnation)
         assert self.process is not None
         process = self.process
-        self.world.loop.create_task(self._live(process, main(env)), name=self.name, context=process.context.copy())
+        work = self._live(process, main, env)
+        self._task = self.world.loop.create_task(work, name=self.name, context=process.context.copy())
 
     def restart(self) -> None:
         """Start the same main again, after a crash if it still runs."""
@@ -199,9 +204,9 @@ class SimNode:
         )
         return self._env
 
-    async def _live(self, process: Process, main: Coroutine[Any, Any, Any]) -> None:
+    async def _live(self, process: Process, main: Main, env: Env) -> None:
         try:
-            await main
+            await main(env)
         except Exception as error:  # noqa: BLE001 - the root of the process: recorded, and fails the run
             self.world.task_failed(self.name, error)
         self.world.trace.event(self.name, "exit")

@@ -105,12 +105,15 @@ class SimStream:
     # In the process
 
     def start(self, ready: asyncio.Future[None] | None = None) -> None:
-        """Tell the handler that the connection is made."""
-        if not self._closing:
-            self._made = True
-            assert self.handler is not None
-            self.handler.connection_made(self)
-            self._poke()
+        """Tell the handler that the connection is made, unless it is broken already."""
+        if self._closing:
+            if ready is not None and not ready.done():
+                ready.set_exception(ConnectionResetError("connection reset while it was made"))
+            return
+        self._made = True
+        assert self.handler is not None
+        self.handler.connection_made(self)
+        self._poke()
         if ready is not None and not ready.done():
             ready.set_result(None)
 
