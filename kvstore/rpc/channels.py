@@ -1,0 +1,64 @@
+"""How our gRPC channels and servers are set up: sizes, keepalive, reconnection. Both ends here: they must agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+MESSAGE_BYTES_MAX = 4 << 20
+"""Of one message. Senders stay far below: 1 MiB and one operation."""
+METADATA_BYTES_MAX = 16 << 10
+TIMEOUT_DEFAULT_MS = 5_000
+TIMEOUT_MAX_MS = 30_000
+KEEPALIVE_MS = 10_000
+KEEPALIVE_TIMEOUT_MS = 5_000
+CONCURRENT_CALLS_MAX = 2_048
+"""Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
+
+Options = tuple[tuple[str, Any], ...]
+
+
+def sizes() -> Options:
+    return (
+        ("grpc.max_receive_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_send_message_length", MESSAGE_BYTES_MAX),
+        ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    )
+
+
+def keepalive(*, server: bool) -> Options:
+    """A client pings every KEEPALIVE_MS, without calls too; a server allows pings twice as often as that."""
+    if server:
+        return (
+            ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+            ("grpc.keepalive_permit_without_calls", 1),
+        )
+    return (
+        ("grpc.keepalive_time_ms", KEEPALIVE_MS),
+        ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
+        ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.http2.max_pings_without_data", 0),
+    )
+
+
+def channel_options() -> Options:
+    """Of a client. Each channel has connections of its own, so that closing it forgets gRPC's reconnection back-off."""
+    return (
+        *sizes(),
+        *keepalive(server=False),
+        ("grpc.initial_reconnect_backoff_ms", 50),
+        ("grpc.max_reconnect_backoff_ms", 500),
+        ("grpc.min_reconnect_backoff_ms", 1_000),  # this one is the time that connecting may take
+        ("grpc.use_local_subchannel_pool", 1),
+        ("grpc.enable_retries", 0),  # we retry, with request ids
+        ("grpc.enable_http_proxy", 0),
+    )
+
+
+def server_options() -> Options:
+    """Of a server. Without SO_REUSEPORT a port that is taken is an error instead of a shared port."""
+    return (*sizes(), *keepalive(server=True), ("grpc.so_reuseport", 0))
+
+
+def timeout_s(timeout_ms: int) -> float:
+    """Seconds that a request may take which asks for `timeout_ms`: 0 is the default, and there is a cap."""
+    return min(timeout_ms or TIMEOUT_DEFAULT_MS, TIMEOUT_MAX_MS) / 1000

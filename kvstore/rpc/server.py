@@ -1,0 +1,50 @@
+"""A gRPC server with our limits, health and reflection."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+
+from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, server_options
+
+Register = Callable[[grpc.aio.Server], None]
+
+
+class GrpcServer:
+    """Serves what is registered with it. `services` are their full names, for health and reflection."""
+
+    def __init__(self, services: Sequence[str], register: Sequence[Register]) -> None:
+        self._services = tuple(services)
+        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        for add in register:
+            add(self._server)
+        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+
+    async def start(self, address: str) -> int:
+        """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. Raises OSError."""
+        await self.set_serving(False)
+        try:
+            port = self._server.add_insecure_port(address)
+        except RuntimeError as error:
+            raise OSError(f"cannot listen on {address}: {error}") from error
+        if not port:
+            raise OSError(f"cannot listen on {address}")
+        await self._server.start()
+        return port
+
+    async def set_serving(self, serving: bool, *services: str) -> None:
+        """What health answers, of all services or of those named."""
+        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in services or ("", *self._services):
+            await self._health.set(service, status)
+
+    async def stop(self, grace_s: float) -> None:
+        """Accept no more calls, give those under way `grace_s`, then cancel them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)

@@ -1,0 +1,166 @@
+"""Errors as gRPC status and back: the one table. Pure but for the last two functions.
+
+A status carries `google.rpc.Status` with one ErrorInfo: domain `kvstore`, reason (the class's name in capitals),
+metadata (its fields). Frames carry the same reason, message and metadata, so an error is the same by every way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, NoReturn, Protocol
+
+import grpc
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
+
+from kvstore import errors
+
+DOMAIN = "kvstore"
+DETAILS_KEY = "grpc-status-details-bin"
+MESSAGE_CHARACTERS_MAX = 1024
+"""Trailing metadata is bounded at 8 KiB by common peers."""
+
+Code = grpc.StatusCode
+
+STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
+    errors.StoreError: Code.UNKNOWN,
+    errors.Refused: Code.FAILED_PRECONDITION,
+    errors.Retryable: Code.UNAVAILABLE,
+    errors.NotLeader: Code.FAILED_PRECONDITION,
+    errors.Moved: Code.FAILED_PRECONDITION,
+    errors.Overloaded: Code.RESOURCE_EXHAUSTED,
+    errors.NotEnoughBookies: Code.UNAVAILABLE,
+    errors.Unavailable: Code.UNAVAILABLE,
+    errors.PeerRefused: Code.UNAVAILABLE,
+    errors.NotCaughtUp: Code.UNAVAILABLE,
+    errors.InvalidRequest: Code.INVALID_ARGUMENT,
+    errors.ConditionFailed: Code.ABORTED,
+    errors.RequestExpired: Code.FAILED_PRECONDITION,
+    # Neither DEADLINE_EXCEEDED nor UNAVAILABLE: proxies retry those by themselves.
+    errors.OutcomeUnknown: Code.UNKNOWN,
+    errors.MetadataError: Code.INTERNAL,
+    errors.NoSuchNode: Code.NOT_FOUND,
+    errors.NodeExists: Code.ALREADY_EXISTS,
+    errors.NotEmpty: Code.FAILED_PRECONDITION,
+    errors.VersionConflict: Code.ABORTED,
+    errors.MetadataUnavailable: Code.UNAVAILABLE,
+    errors.MetadataUnknown: Code.UNKNOWN,
+    errors.LedgerError: Code.INTERNAL,
+    errors.NoSuchLedger: Code.NOT_FOUND,
+    errors.NoSuchEntry: Code.NOT_FOUND,
+    errors.LedgerFenced: Code.FAILED_PRECONDITION,
+    errors.LedgerClosed: Code.FAILED_PRECONDITION,
+    errors.NotRecoverable: Code.UNAVAILABLE,
+    errors.BookieError: Code.UNAVAILABLE,
+    errors.Corrupted: Code.DATA_LOSS,
+    errors.ConfigError: Code.FAILED_PRECONDITION,
+}
+
+FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ...]] = {
+    errors.NotLeader: (("partition", str), ("leader", str), ("address", str)),
+    errors.Moved: (("partition", str), ("ring_version", int)),
+    errors.ConditionFailed: (("version", int),),
+}
+"""Errors that are made of fields. All others are made of their message."""
+
+
+class Description(NamedTuple):
+    """An error as it travels."""
+
+    reason: str
+    message: str
+    metadata: Mapping[str, str]
+
+
+def reason_of(kind: type[errors.StoreError]) -> str:
+    """`NotLeader` → `NOT_LEADER`."""
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", kind.__name__).upper()
+
+
+_BY_REASON = {reason_of(kind): kind for kind in STATUS}
+
+
+def listed(kind: type[errors.StoreError]) -> type[errors.StoreError]:
+    """The class by which an error travels: its own, or the nearest above it that the table lists."""
+    return next(base for base in kind.__mro__ if base in STATUS)
+
+
+def describe(error: errors.StoreError) -> Description:
+    """The error as it travels."""
+    kind = listed(type(error))
+    fields = {name: str(getattr(error, name)) for name, _ in FIELDS.get(kind, ())}
+    return Description(reason_of(kind), str(error)[:MESSAGE_CHARACTERS_MAX], fields)
+
+
+def restore(reason: str, message: str, metadata: Mapping[str, str]) -> errors.StoreError:
+    """The error that was described. A reason that this version does not know says nothing of the outcome."""
+    kind = _BY_REASON.get(reason)
+    if kind is None:
+        return errors.OutcomeUnknown(f"{reason}: {message}")
+    if kind not in FIELDS:
+        return kind(message)
+    try:
+        return kind(*(parse(metadata[name]) for name, parse in FIELDS[kind]))
+    except (KeyError, ValueError):
+        return errors.OutcomeUnknown(f"malformed {reason}: {message}")
+
+
+def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
+    """(status code, message, serialized google.rpc.Status)."""
+    code = STATUS[listed(type(error))]
+    reason, message, metadata = describe(error)
+    status = status_pb2.Status(code=code.value[0], message=message)
+    status.details.add().Pack(error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata))
+    return code, message, status.SerializeToString()
+
+
+class Failed(Protocol):
+    """What a grpc.RpcError of either API offers."""
+
+    def code(self) -> Any: ...
+    def details(self) -> Any: ...
+    def trailing_metadata(self) -> Any: ...
+
+
+_NOT_SENT = ("failed to connect to all addresses", "Concurrent RPC limit exceeded")
+"""gRPC's own words for a call that no handler has seen."""
+
+
+def from_rpc_error(failure: Failed) -> errors.StoreError:
+    """The StoreError that the server raised; or what gRPC's own failure says of the outcome, which is seldom much."""
+    for key, value in failure.trailing_metadata() or ():
+        if key == DETAILS_KEY:
+            return _from_details(value) or _from_code(failure)
+    return _from_code(failure)
+
+
+def _from_details(serialized: bytes) -> errors.StoreError | None:
+    status = status_pb2.Status.FromString(serialized)
+    info = error_details_pb2.ErrorInfo()
+    for detail in status.details:
+        if detail.Is(info.DESCRIPTOR) and detail.Unpack(info) and info.domain == DOMAIN:
+            return restore(info.reason, status.message, info.metadata)
+    return None
+
+
+def _from_code(failure: Failed) -> errors.StoreError:
+    code, text = failure.code(), failure.details() or ""
+    if code is Code.UNAVAILABLE and text.startswith(_NOT_SENT):
+        return errors.Unavailable(text)
+    if code is Code.RESOURCE_EXHAUSTED and text.startswith(_NOT_SENT):
+        return errors.Overloaded(text)
+    if code in (Code.UNIMPLEMENTED, Code.UNAUTHENTICATED, Code.PERMISSION_DENIED):
+        return errors.InvalidRequest(f"{code.name}: {text}")
+    return errors.OutcomeUnknown(f"{code.name if code else 'no status'}: {text}")
+
+
+class Abortable(Protocol):
+    """The part of a grpc.aio servicer context that answers an error."""
+
+    async def abort(self, code: grpc.StatusCode, details: str = "", trailing_metadata: Any = ()) -> NoReturn: ...
+
+
+async def abort(context: Abortable, error: errors.StoreError) -> NoReturn:
+    """End a call with `error`."""
+    code, message, details = details_of(error)
+    await context.abort(code, message, ((DETAILS_KEY, details),))

@@ -1,0 +1,191 @@
+"""The KV service: gRPC messages ↔ operations of the server behind it. Decides nothing about data."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
+from kvstore.partition.commands import Code, Flag, Op, Result
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
+from kvstore.rpc.status import abort
+from kvstore.server.answers import record_message, result_message
+from kvstore.server.backend import Backend
+from kvstore.server.frames import batch_op, check_sizes, request_id
+from kvstore.server.scan import scan_pages
+from kvstore.server.session import UNARY_BYTES_MAX, Session, progress_of
+from kvstore.server.topology import Topologies
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+
+class Calls:
+    """The sink of all unary calls. A call that was cancelled drops its answer; what it asked for goes on."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._waiting: dict[int, asyncio.Future[Result]] = {}
+        self._begun = 0
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        waiter = self._waiting.pop(token, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(result)
+
+    def flush(self) -> None:
+        """Each answer leaves by itself."""
+
+    async def run(self, op: Op, ring_version: int, partition: str | None = None) -> Result:
+        """The result of one operation. Raises StoreError."""
+        token = self._begun = self._begun + 1
+        waiter = self._waiting[token] = asyncio.get_running_loop().create_future()
+        try:
+            self._backend.submit(op, self, token, ring_version, partition)  # type: ignore[arg-type]
+            result = await waiter
+        finally:
+            self._waiting.pop(token, None)
+        if isinstance(result, StoreError):
+            raise result
+        return result
+
+
+class KV(kv_pb2_grpc.KVServicer):
+    """`kvstore.v1.KV`."""
+
+    def __init__(self, env: Env, backend: Backend, server: str) -> None:
+        self._env, self._backend = env, backend
+        self._calls = Calls(backend)
+        self._topologies = Topologies(backend, server)
+
+    def close(self) -> None:
+        """Let the topology go. Calls that wait for another one end with the server."""
+        self._topologies.close()
+
+    async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:
+        key = request.key
+        try:
+            check_sizes(Code.GET, key, b"")
+            partition = self._backend.topology.ring.partition_of(key)
+            op = (Code.GET, key, request.level, request.token.get(partition, 0))
+            record = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        return kv_pb2.GetResponse(
+            record=record_message(record) if record is not None else None,
+            progress=progress_of(self._backend, partition),
+            ring_version=self._backend.topology.ring.version,
+        )
+
+    async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:
+        key, value, flags = request.key, request.value, request.flags
+        try:
+            check_sizes(Code.PUT, key, value)
+            op = (Code.PUT, key, value, request.expires_ms, flags, request.version, request_id(request.request))
+            result = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        response = kv_pb2.PutResponse(version=0, applied=True, **self._seal(key))
+        if flags & Flag.RETURN_OLD:
+            response.applied, response.version, old = result
+            if old is not None:
+                response.old.CopyFrom(record_message(old))
+        else:
+            response.version = result
+        return response
+
+    async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:
+        try:
+            check_sizes(Code.DELETE, request.key, b"")
+            op = (Code.DELETE, request.key, request.flags, request.version, request_id(request.request))
+            result = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        response = kv_pb2.DeleteResponse(**self._seal(request.key))
+        if request.flags & Flag.RETURN_OLD:
+            response.sequence, old = result
+            if old is not None:
+                response.old.CopyFrom(record_message(old))
+        else:
+            response.sequence = result
+        return response
+
+    async def Batch(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.BatchResponse:
+        try:
+            op = batch_op(request.operations, request.flags, request_id(request.request))
+            result = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        return kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
+
+    async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
+        session = Session(self._backend, UNARY_BYTES_MAX)
+        try:
+            session.accept(request)
+            await session.wait_all_done()
+            answers = kv_pb2.Answers()
+            for part in session.take():
+                answers.MergeFrom(part)
+            return answers
+        finally:
+            session.close()
+
+    async def Session(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
+        self, requests: AsyncIterator[kv_pb2.Frame], context: Context
+    ) -> None:
+        # The head goes out at once: it tells the client that what it sends from now on has been sent.
+        await context.send_initial_metadata(())
+        session = Session(self._backend)
+        sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
+        try:
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                session.accept(frame)
+                await session.wait_room()
+            await session.wait_all_done()
+            session.finish()
+            await sending
+        finally:
+            session.close()
+            sending.cancel()
+
+    async def Scan(self, request: kv_pb2.ScanRequest, context: Context) -> AsyncIterator[kv_pb2.ScanResponse]:
+        try:
+            async for page in scan_pages(self._backend, self._calls, request):
+                yield page
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Watch(self, request: kv_pb2.WatchRequest, context: Context) -> None:  # type: ignore[override]
+        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this version of the server has no change feed")
+
+    async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
+        return await self._topologies.wait(request.known, request.wait_ms)
+
+    def _seal(self, key: bytes) -> dict[str, Any]:
+        ring = self._backend.topology.ring
+        return {"progress": progress_of(self._backend, ring.partition_of(key)), "ring_version": ring.version}
+
+    async def _in_time(self, op: Op, ring_version: int, context: Context) -> Result:
+        """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
+        if context.time_remaining() is not None:
+            return await self._calls.run(op, ring_version)
+        try:
+            async with asyncio.timeout(TIMEOUT_DEFAULT_MS / 1000):
+                return await self._calls.run(op, ring_version)
+        except TimeoutError:
+            kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
+            raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
+
+
+async def _send(session: Session, context: Context) -> None:
+    try:
+        while not session.is_finished:
+            await session.wait_answers()
+            for answers in session.take():
+                await context.write(answers)
+    except grpc.aio.BaseError:
+        session.close()  # the client is gone; the reader ends by itself

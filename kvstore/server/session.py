@@ -1,0 +1,198 @@
+"""Frames of operations in, their answers out: one stream of a client, or one unary frame.
+
+Operations are handed over as they come and answered as they end. Whoever goes away takes nothing back: what was
+handed over runs to its end, and its result is dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.partition.commands import Code, Op, Result
+from kvstore.proto import kv_pb2
+from kvstore.rpc.channels import timeout_s
+from kvstore.server.answers import Outbox
+from kvstore.server.backend import Backend
+from kvstore.server.frames import OPERATIONS_MAX, ops_of
+from kvstore.types import PartitionId
+
+OPEN_MAX = 16_384
+"""Operations of one stream that are under way or whose answers wait to be sent. Beyond this it is not read on."""
+OPEN_BYTES_MAX = 16 << 20
+"""The same for the bytes of their frames."""
+UNSENT_BYTES_MAX = 16 << 20
+"""Of answers that wait to be sent. Beyond this reads are refused: they can be asked again."""
+UNARY_BYTES_MAX = 2 << 20
+"""The same for a unary frame, whose answers are one message."""
+_FULL = Overloaded("the answers that wait to be sent are too large; ask again")
+_NO_OP: Op = (0,)
+_READS = frozenset({Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT})
+
+
+class Session:
+    """The operations of one stream that are not yet answered."""
+
+    def __init__(self, backend: Backend, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+        self._backend = backend
+        self._unsent_bytes_max = unsent_bytes_max
+        self._outbox = Outbox()
+        self._partitions: set[str] = set()
+        """Whose answers are in the outbox."""
+        self._wake = asyncio.Event()
+        self._room = asyncio.Event()
+        self._open = 0
+        self._open_bytes = 0
+        self._lanes: dict[int, _Lane] = {}
+        self._lanes_begun = 0
+        self._finished = False
+        self.closed = False
+
+    def accept(self, frame: kv_pb2.Frame) -> None:
+        """Hand a frame's operations over. What is malformed is answered so; the stream lives."""
+        timeout = timeout_s(frame.timeout_ms)
+        for lane in frame.lanes:
+            count = max(len(lane.keys), len(lane.codes))
+            try:
+                if count > OPERATIONS_MAX:
+                    raise InvalidRequest(f"want at most {OPERATIONS_MAX} operations in a lane, got {count}")
+                ops = ops_of(lane)
+            except InvalidRequest as error:
+                ops = [error] * min(count, OPERATIONS_MAX)
+            if ops:
+                self._submit(ops, lane, frame.ring_version, timeout)
+
+    def _submit(self, ops: list[Op | StoreError], lane: kv_pb2.Lane, ring_version: int, timeout: float) -> None:
+        self._lanes_begun += 1
+        partition = PartitionId(lane.partition) if lane.partition else None
+        sink = _Lane(self, self._lanes_begun, lane, ops)
+        self._lanes[self._lanes_begun] = sink
+        self._open += len(ops)
+        self._open_bytes += sink.size
+        sink.timer = asyncio.get_running_loop().call_later(timeout, sink.expire)
+        submit = self._backend.submit
+        for token, op in enumerate(list(ops)):
+            if isinstance(op, StoreError):
+                sink.complete(token, op)
+            else:
+                submit(op, sink, token, ring_version, partition)
+        sink.flush()
+
+    def answer(self, number: int, partition: str, op: Op | StoreError, result: Result | StoreError) -> None:
+        """Take in one result."""
+        self._open -= 1
+        if self.closed:
+            return
+        if self._outbox.bytes >= self._unsent_bytes_max and op.__class__ is tuple and op[0] in _READS:  # type: ignore[index]
+            result = _FULL
+        self._outbox.add(number, op if isinstance(op, tuple) else _NO_OP, result)
+        self._partitions.add(partition)
+
+    def forget(self, lane: _Lane) -> None:
+        """A lane has ended."""
+        del self._lanes[lane.place]
+        self._open_bytes -= lane.size
+
+    def wake(self) -> None:
+        """There is something to send, or room to read on."""
+        self._wake.set()
+        self._room.set()
+
+    async def wait_room(self) -> None:
+        """Return once another frame may be accepted."""
+        while self._open + self._outbox.count >= OPEN_MAX or self._open_bytes >= OPEN_BYTES_MAX:
+            self._room.clear()
+            await self._room.wait()
+
+    async def wait_answers(self) -> None:
+        """Return once there is something to send."""
+        self._wake.clear()
+        if self._outbox.is_empty() and not self.is_finished:
+            await self._wake.wait()
+
+    async def wait_all_done(self) -> None:
+        """Return once every operation has ended."""
+        while self._open:
+            self._room.clear()
+            await self._room.wait()
+
+    def finish(self) -> None:
+        """No more frames will come."""
+        self._finished = True
+        self.wake()
+
+    @property
+    def is_finished(self) -> bool:
+        """No more frames will come, nothing is under way, and nothing waits to be sent."""
+        return self._finished and not self._open and self._outbox.is_empty()
+
+    def take(self) -> Iterator[kv_pb2.Answers]:
+        """The answers that have gathered, message by message."""
+        partitions, self._partitions = sorted(self._partitions), set()
+        progress = [progress_of(self._backend, partition) for partition in partitions if partition]
+        version = self._backend.topology.ring.version
+        for answers in self._outbox.take():
+            answers.ring_version = version
+            answers.progress.extend(progress)
+            yield answers
+        self._room.set()
+
+    def close(self) -> None:
+        """Drop the answers of what is still under way."""
+        self.closed = True
+        for _, lane in sorted(self._lanes.items()):
+            lane.cancel_timer()
+
+
+class _Lane:
+    """The sink of one lane's operations."""
+
+    __slots__ = ("_first", "_left", "_ops", "_partition", "_session", "place", "size", "timer")
+
+    def __init__(self, session: Session, place: int, lane: kv_pb2.Lane, ops: list[Op | StoreError]) -> None:
+        self._session, self.place = session, place
+        self._first, self._partition = lane.first, lane.partition
+        self._ops: list[Op | StoreError | None] = [*ops]
+        """None once answered."""
+        self._left = len(ops)
+        self.size = lane.ByteSize()
+        self.timer: asyncio.TimerHandle | None = None
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        op = self._ops[token]
+        if op is None:
+            return  # it had timed out
+        self._ops[token] = None
+        self._session.answer(self._first + token, self._partition, op, result)
+        self._left -= 1
+        if not self._left:
+            self.cancel_timer()
+            self._session.forget(self)
+
+    def flush(self) -> None:
+        self._session.wake()
+
+    def expire(self) -> None:
+        """Answer what has not ended in time."""
+        for token, op in enumerate(list(self._ops)):
+            if op is not None:
+                self.complete(token, _late(op))
+        self.flush()
+
+    def cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+
+def _late(op: Op | StoreError) -> StoreError:
+    if isinstance(op, tuple) and op[0] not in _READS:
+        return OutcomeUnknown("no outcome within the frame's time")
+    return Unavailable("no answer within the frame's time")
+
+
+def progress_of(backend: Backend, partition: str) -> kv_pb2.Progress:
+    """How far a partition has come, as answers carry it."""
+    sequence, time_ms = backend.progress(PartitionId(partition))
+    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=time_ms)

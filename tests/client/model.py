@@ -1,0 +1,282 @@
+"""A cluster in memory that keeps the store's promises: what the gRPC servers and both clients are tested against.
+
+Partitions are dicts, shared by the servers of the cluster; each server is a Backend. Faults are asked for by name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from sortedcontainers import SortedDict
+
+from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, OutcomeUnknown, RequestExpired, StoreError
+from kvstore.partition.commands import Code, Flag, Op, Record, RequestId, Sink
+from kvstore.ring.builder import new_ring
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId, ServerId
+
+WINDOW_MS = 600_000
+PAGE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    grpc: str
+    resp: str = ""
+    http: str = ""
+    zone: str = ""
+
+
+@dataclass(frozen=True)
+class View:
+    ring: Ring
+    leaders: dict[PartitionId, tuple[ServerId, int]]
+    servers: dict[ServerId, Endpoint]
+
+
+@dataclass
+class ModelPartition:
+    """One partition's state and its table of retries."""
+
+    id: PartitionId
+    now_ms: int = 1_000_000
+    sequence: int = 0
+    data: SortedDict[bytes, Record] = field(default_factory=SortedDict)
+    done: dict[tuple[bytes, int], Any] = field(default_factory=dict)
+    applied: list[tuple[bytes, int]] = field(default_factory=list)
+    """Request ids in the order in which they were applied: none may stand here twice."""
+
+    def run(self, op: Op) -> Any:
+        request: RequestId | None = op[-1] if isinstance(op[-1], RequestId) else None
+        try:
+            if request is None:
+                return self._evaluate(op)
+            name = (request.client, request.sequence)
+            if name in self.done:
+                return self.done[name]
+            if request.seen_ms and request.seen_ms < self.now_ms - WINDOW_MS:
+                raise RequestExpired("older than the window")
+            result = self.done[name] = self._evaluate(op)
+            self.applied.append(name)
+            return result
+        except StoreError as error:
+            return error
+
+    def _evaluate(self, op: Op) -> Any:
+        match op:
+            case (Code.GET, key, _, _):
+                return self.data.get(key)
+            case (Code.META, key, _, _):
+                found = self.data.get(key)
+                return None if found is None else (len(found.value), *found[1:])
+            case (Code.PUT, key, value, expires_ms, flags, version, _):
+                return self._put(key, value, expires_ms, flags, version)
+            case (Code.DELETE, key, flags, version, _):
+                return self._delete(key, flags, version)
+            case (Code.INCREMENT, key, delta, _):
+                old = self.data.get(key)
+                try:
+                    number = int(old.value if old else 0) + delta
+                except ValueError:
+                    raise InvalidRequest("the value is not an integer") from None
+                return number, self._write(key, b"%d" % number)
+            case (Code.APPEND, key, suffix, _):
+                old = self.data.get(key)
+                value = (old.value if old else b"") + suffix
+                return len(value), self._write(key, value)
+            case (Code.EXPIRE, key, expires_ms, flags, _):
+                old = self.data.get(key)
+                if old is None:
+                    return False
+                due = self.now_ms + expires_ms if flags & Flag.RELATIVE_TTL else expires_ms
+                self._write(key, old.value, due)
+                return True
+            case (Code.BATCH, _, ops, flags, _):
+                return self._batch(ops, flags)
+            case (Code.DELETE_RANGE, start, end, _):
+                doomed = [key for key in self.data if key >= start and (not end or key < end)]
+                for key in doomed:
+                    self._delete(key, 0, 0)
+                return len(doomed)
+            case (Code.SCAN, start, end, limit, _, _, _):
+                return self._scan(start, end, limit)
+            case (Code.COUNT, *_):
+                return len(self.data)
+        raise InvalidRequest(f"unknown operation {op[0]}")
+
+    def _check(self, key: bytes, flags: int, version: int) -> None:
+        old = self.data.get(key)
+        found = old.version if old else 0
+        if (
+            (flags & Flag.IF_ABSENT and old)
+            or (flags & Flag.IF_PRESENT and not old)
+            or (flags & Flag.IF_VERSION and found != version)
+        ):
+            raise ConditionFailed(found)
+
+    def _put(self, key: bytes, value: bytes, expires_ms: int, flags: int, version: int) -> Any:
+        old = self.data.get(key)
+        due = self.now_ms + expires_ms if flags & Flag.RELATIVE_TTL else expires_ms
+        try:
+            self._check(key, flags, version)
+        except ConditionFailed:
+            if flags & Flag.RETURN_OLD:
+                return False, old.version if old else 0, old
+            raise
+        new = self._write(key, value, due)
+        return (True, new, old) if flags & Flag.RETURN_OLD else new
+
+    def _delete(self, key: bytes, flags: int, version: int) -> Any:
+        self._check(key, flags, version)
+        old = self.data.pop(key, None)
+        if old is not None:
+            self.sequence += 1
+        sequence = self.sequence if old is not None else 0
+        return (sequence, old) if flags & Flag.RETURN_OLD else sequence
+
+    def _write(self, key: bytes, value: bytes, expires_ms: int = 0) -> int:
+        self.sequence += 1
+        old = self.data.get(key)
+        created = old.created if old else self.sequence
+        self.data[key] = Record(value, self.sequence, created, self.now_ms, expires_ms)
+        return self.sequence
+
+    def _batch(self, ops: tuple[Op, ...], flags: int) -> list[Any]:
+        before = (self.sequence, self.data.copy())
+        results: list[Any] = []
+        for op in ops:
+            try:
+                results.append(self._evaluate(op))
+            except StoreError as error:
+                if not flags & Flag.INDEPENDENT:
+                    self.sequence, self.data = before
+                    raise
+                results.append(error)
+        return results
+
+    def _scan(self, start: bytes, end: bytes, limit: int) -> Any:
+        items: list[tuple[bytes, Record]] = []
+        size = 0
+        for key in self.data.irange(start, end or None, inclusive=(True, False)):
+            if len(items) >= limit or size >= PAGE_BYTES:
+                return items, key
+            items.append((key, self.data[key]))
+            size += len(key) + len(self.data[key].value)
+        return items, None
+
+
+class ModelCluster:
+    """Partitions, who leads them, and the servers in front."""
+
+    def __init__(self, servers: int = 3, partitions: int = 3) -> None:
+        self.ids = [ServerId(f"n{i + 1}") for i in range(servers)]
+        names = [PartitionId(f"p{i + 1}") for i in range(partitions)]
+        self.ring = new_ring(names, dict.fromkeys(self.ids, ""), servers)
+        self.partitions = {name: ModelPartition(name) for name in names}
+        self.epochs = dict.fromkeys(names, 1)
+        self.endpoints: dict[ServerId, Endpoint] = {}
+        self.leaders: dict[PartitionId, ServerId | None] = {
+            name: self.ids[place % servers] for place, name in enumerate(names)
+        }
+        self.servers = [ModelServer(self, server) for server in self.ids]
+
+    def lead(self, partition: PartitionId, server: ServerId | None) -> None:
+        """Make `server` the leader."""
+        self.leaders[partition] = server
+        self.epochs[partition] += 1
+        self.changed()
+
+    def changed(self) -> None:
+        for server in self.servers:
+            server.refresh()
+
+    def key_of(self, partition: PartitionId, number: int = 0) -> bytes:
+        """The `number`th of many keys that the partition owns."""
+        owned = (key for i in range(10_000) if self.ring.partition_of(key := b"key-%d" % i) == partition)
+        return next(key for place, key in enumerate(owned) if place == number)
+
+    def doubly_applied(self) -> list[tuple[bytes, int]]:
+        names = [name for partition in self.partitions.values() for name in partition.applied]
+        return sorted({name for name in names if names.count(name) > 1})
+
+
+class ModelServer:
+    """A Backend over the cluster's partitions. Forwards to the leader as if the way there took no time."""
+
+    def __init__(self, cluster: ModelCluster, id: ServerId) -> None:
+        self.cluster, self.id = cluster, id
+        self.topology = View(cluster.ring, {}, {})
+        self.forwards = True
+        self.intercept: Callable[[Op, Callable[[Any], None]], bool] = lambda op, answer: False
+        """May answer, keep or lose an operation; True if it has taken it over."""
+        self.seen: list[Op] = []
+        self._listeners: list[Callable[[], None]] = []
+
+    def refresh(self) -> None:
+        leaders = {
+            partition: (leader, self.cluster.epochs[partition])
+            for partition, leader in self.cluster.leaders.items()
+            if leader is not None
+        }
+        self.topology = View(self.cluster.ring, leaders, dict(self.cluster.endpoints))
+        for listener in list(self._listeners):
+            listener()
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self._listeners.append(changed)
+        return lambda: self._listeners.remove(changed)
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        found = self.cluster.partitions[partition]
+        return found.sequence, found.now_ms
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        self.seen.append(op)
+        loop = asyncio.get_running_loop()
+
+        def answer(result: Any) -> None:
+            sink.complete(token, result)
+            sink.flush()
+
+        if not self.intercept(op, answer):
+            loop.call_soon(lambda: answer(self._result(op, partition)))
+
+    def _result(self, op: Op, partition: PartitionId | None) -> Any:
+        keyless = op[0] in (Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)
+        owner = partition if keyless else self.cluster.ring.partition_of(op[1])
+        if owner is None:
+            return InvalidRequest("want a partition")
+        if op[0] == Code.BATCH:
+            owners = sorted({self.cluster.ring.partition_of(each[1]) for each in op[2]})
+            if len(owners) > 1:
+                return InvalidRequest(f"want a batch on one partition, got keys of {' and '.join(owners)}")
+        leader = self.cluster.leaders[owner]
+        if leader is None or (leader != self.id and not self.forwards):
+            endpoint = self.cluster.endpoints.get(leader) if leader else None
+            return NotLeader(owner, leader or "", endpoint.grpc if endpoint else "")
+        return self.cluster.partitions[owner].run(op)
+
+
+def lose_answers(count: int, *, apply: bool) -> Callable[[ModelServer], None]:
+    """A server answers the next `count` mutations with OutcomeUnknown, applied or not."""
+    left = count
+
+    def install(server: ModelServer) -> None:
+        def intercept(op: Op, answer: Callable[[Any], None]) -> bool:
+            nonlocal left
+            if not left or op[0] in (Code.GET, Code.META, Code.SCAN):
+                return False
+            left -= 1
+            if apply:
+                server._result(op, None)
+            asyncio.get_running_loop().call_soon(answer, OutcomeUnknown("the connection was lost"))
+            return True
+
+        server.intercept = intercept
+
+    return install

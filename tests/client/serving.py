@@ -1,0 +1,95 @@
+"""Real gRPC servers on loopback in front of a model cluster, in this event loop or in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from random import Random
+from typing import Any, cast
+
+from kvstore.env import Env
+from kvstore.env.nursery import TaskNursery
+from kvstore.proto import kv_pb2_grpc
+from kvstore.rpc.server import GrpcServer
+from kvstore.server.kv import KV
+from kvstore.types import ServerId
+from tests.client.model import Endpoint, ModelCluster
+
+SERVICE = "kvstore.v1.KV"
+
+
+def env_of(nursery: TaskNursery) -> Env:
+    """The ports that gRPC services use: only the nursery."""
+    nothing: Any = None
+    return Env(nothing, Random(1), nothing, nothing, nursery, cast(Callable[[str], None], nothing))
+
+
+class Servers:
+    """The cluster's gRPC servers; each can be stopped and started again on its port."""
+
+    def __init__(self, cluster: ModelCluster) -> None:
+        self.cluster = cluster
+        self._nursery = TaskNursery("servers")
+        self._running: dict[ServerId, tuple[GrpcServer, KV]] = {}
+
+    async def start(self, id: ServerId) -> None:
+        """Listen, on the port that the server had before if it had one."""
+        backend = next(server for server in self.cluster.servers if server.id == id)
+        service = KV(env_of(self._nursery), backend, id)
+        server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)])
+        known = self.cluster.endpoints.get(id)
+        port = await server.start(known.grpc if known else "127.0.0.1:0")
+        await server.set_serving(True)
+        self.cluster.endpoints[id] = Endpoint(f"127.0.0.1:{port}")
+        self._running[id] = server, service
+        self.cluster.changed()
+
+    async def kill(self, id: ServerId) -> None:
+        """Break every connection and stop listening."""
+        server, service = self._running.pop(id)
+        service.close()
+        await server.stop(0)
+
+    async def close(self) -> None:
+        for id in sorted(self._running):
+            await self.kill(id)
+        await self._nursery.close()
+
+    @property
+    def url(self) -> str:
+        return "kv://" + ",".join(endpoint.grpc for _, endpoint in sorted(self.cluster.endpoints.items()))
+
+
+@asynccontextmanager
+async def serving(cluster: ModelCluster) -> AsyncIterator[Servers]:
+    servers = Servers(cluster)
+    try:
+        for id in cluster.ids:
+            await servers.start(id)
+        yield servers
+    finally:
+        await servers.close()
+
+
+@contextmanager
+def serving_in_a_thread(cluster: ModelCluster) -> Iterator[Servers]:
+    """For blocking clients: the servers have an event loop of their own."""
+    ready: threading.Event = threading.Event()
+    held: dict[str, Any] = {}
+
+    async def main() -> None:
+        async with serving(cluster) as servers:
+            held["loop"], held["stop"], held["servers"] = asyncio.get_running_loop(), asyncio.Event(), servers
+            ready.set()
+            await held["stop"].wait()
+
+    thread = threading.Thread(target=asyncio.run, args=(main(),), name="servers")
+    thread.start()
+    assert ready.wait(10)
+    try:
+        yield held["servers"]
+    finally:
+        held["loop"].call_soon_threadsafe(held["stop"].set)
+        thread.join(10)
