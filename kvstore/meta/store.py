@@ -16,6 +16,10 @@ from typing import NamedTuple, Protocol
 
 from kvstore.errors import NodeExists
 
+DATA_BYTES_MAX = 1_000_000
+"""Paths and data in one call. ZooKeeper breaks the connection at 2^20 bytes; drivers refuse before, with
+MetadataError."""
+
 
 class Stat(NamedTuple):
     """What is known of a node beside its data."""

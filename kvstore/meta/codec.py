@@ -1,0 +1,40 @@
+"""Documents of our own in the metadata store: frozen dataclasses ↔ JSON with a format number.
+
+    {"format": 1, "epoch": 7, "ledgers": [...]}
+
+Bytes become base64, enums their values. Fields that a reader does not know are ignored; a change that old readers must
+not overlook takes a new format number, and an unknown number is refused.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar, cast
+
+import msgspec
+
+from kvstore.errors import Corrupted
+
+T = TypeVar("T")
+
+
+class _Envelope(msgspec.Struct):
+    format: int
+
+
+def encode(document: object, *, format: int = 1) -> bytes:
+    """The bytes of a dataclass, with `format` in front of its own fields."""
+    fields = msgspec.to_builtins(document)
+    if not isinstance(fields, dict) or "format" in fields:
+        raise TypeError(f"want a dataclass without a field named format, got {document!r}")
+    return msgspec.json.encode({"format": format, **cast("dict[str, Any]", fields)})
+
+
+def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
+    """The document in `data`. `what` names it in errors. Raises Corrupted, also for another format number."""
+    try:
+        found = msgspec.json.decode(data, type=_Envelope).format
+        if found != format:
+            raise Corrupted(f"{what} has format {found}; this build reads {format}")
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.MsgspecError as error:
+        raise Corrupted(f"{what} is not a {kind.__name__}: {error}") from error

@@ -1,0 +1,124 @@
+"""One ephemeral node kept in place for this process, over lost sessions and over whoever removes it.
+
+What is wanted is a value: the node's data, or None for its absence. Each hint (a watch, a reconnect, ten seconds)
+compares what is there with what is wanted, so nothing depends on seeing every event.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import (
+    MetadataError,
+    MetadataUnavailable,
+    MetadataUnknown,
+    NodeExists,
+    NoSuchNode,
+    VersionConflict,
+)
+from kvstore.meta import paths
+from kvstore.meta.store import Create, Delete, MetadataStore, SessionState, ensure_path
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 10.0
+RETRY_S = 0.2
+_ATTEMPTS_MAX = 8
+
+
+def never(_: bytes) -> bool:
+    """For nodes that more than one process may hold by right: wait until the other one is gone."""
+    return False
+
+
+class KeptEphemeral:
+    """Keeps `path` as this process's ephemeral. Call `publish`, then `start`; `close` removes the node.
+
+    A node of another session that is in the way is replaced if `is_our_former` says so of its data: the ephemeral of an
+    earlier session of this process, or of its dead predecessor, outlives it until that session expires. Otherwise it is
+    waited out.
+    """
+
+    def __init__(self, store: MetadataStore, path: str, *, is_our_former: Callable[[bytes], bool] = never) -> None:
+        self._store, self._path, self._is_our_former = store, path, is_our_former
+        self._wanted: bytes | None = None
+        self._turn = asyncio.Lock()
+        self._hint = asyncio.Event()
+
+    async def publish(self, data: bytes | None) -> None:
+        """Want the node to hold `data` (None: to be absent), and make it so now.
+
+        Raises NodeExists while another session holds the path, MetadataUnavailable, MetadataUnknown. It stays wanted
+        all the same, and a started keeper goes on trying.
+        """
+        self._wanted = data
+        self._hint.set()
+        await self._reconcile()
+
+    def start(self, nursery: Nursery) -> None:
+        """Keep the node in place until the nursery ends."""
+        nursery.spawn(self._keep(), name=f"keep {self._path}")
+
+    async def _keep(self) -> None:
+        watch = self._store.watch(self._path, self._hint.set)
+        self._hint.set()  # what changed before the watch stood
+        try:
+            while True:
+                try:
+                    async with asyncio.timeout(LOOK_AGAIN_S):
+                        await self._hint.wait()
+                except TimeoutError:
+                    pass
+                self._hint.clear()
+                await self._try_once()
+        finally:
+            watch.close()
+
+    async def _try_once(self) -> None:
+        try:
+            await self._reconcile()
+        except (MetadataUnavailable, MetadataUnknown):
+            if self._store.state is SessionState.CONNECTED:  # else the watch is called after the reconnect
+                await asyncio.sleep(RETRY_S)
+                self._hint.set()
+        except NodeExists:
+            return  # the watch is called when it goes
+        except MetadataError as error:
+            log.warning("cannot keep path=%s: %s", self._path, error)
+
+    async def _reconcile(self) -> None:
+        async with self._turn:
+            for _ in range(_ATTEMPTS_MAX):
+                try:
+                    return await (self._remove() if self._wanted is None else self._place(self._wanted))
+                except NoSuchNode:
+                    await ensure_path(self._store, paths.parent(self._path))
+                except VersionConflict:
+                    continue
+            raise MetadataError(f"{self._path} changes as fast as it is written")
+
+    async def _place(self, data: bytes) -> None:
+        try:
+            await self._store.create(self._path, data, ephemeral=True)
+            return
+        except NodeExists:
+            found, stat = await self._store.get(self._path)
+        if stat.owner == self._store.session:
+            if found != data:
+                await self._store.set(self._path, data, stat.version)
+        elif self._is_our_former(found):
+            await self._store.multi([Delete(self._path, stat.version), Create(self._path, data, ephemeral=True)])
+            log.info("replaced the ephemeral of an earlier session path=%s", self._path)
+        else:
+            raise NodeExists(self._path)
+
+    async def _remove(self) -> None:
+        try:
+            found, stat = await self._store.get(self._path)
+        except NoSuchNode:
+            return
+        if stat.owner == self._store.session or self._is_our_former(found):
+            await self._store.delete(self._path, stat.version)

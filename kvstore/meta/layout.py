@@ -1,0 +1,96 @@
+"""Which layout a cluster's metadata has, and its identity: the nodes LAYOUT and INSTANCEID, and the making of a new
+cluster."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.errors import ConfigError, NodeExists, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.store import Create, MetadataStore
+from kvstore.meta.update import until_known
+
+
+class Layout(NamedTuple):
+    """What LAYOUT says: who arranges the ledgers' nodes, and how."""
+
+    factory: str
+    """The class of Apache BookKeeper that arranges ledgers so."""
+    version: int
+
+
+LAYOUT_FORMAT = 2
+HIERARCHICAL = Layout("org.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory", 1)
+"""The one layout that we read and write: ledgers in trees of four digits per level, short and long ids side by side."""
+
+
+def encode_layout(layout: Layout) -> bytes:
+    return f"{LAYOUT_FORMAT}\n{layout.factory}:{layout.version}".encode()
+
+
+def decode_layout(data: bytes) -> Layout:
+    """Raises ConfigError for what we cannot work with."""
+    lines = data.decode(errors="replace").strip().split("\n")
+    if lines[0] != str(LAYOUT_FORMAT) or len(lines) != 2:
+        raise ConfigError(f"{paths.LAYOUT} has layout format {lines[0]!r}; this build reads {LAYOUT_FORMAT}")
+    factory, _, version = lines[1].rpartition(":")
+    if not version.isdigit():
+        raise ConfigError(f"{paths.LAYOUT} is {lines[1]!r}, want a class and its version with a colon between")
+    return Layout(factory, int(version))
+
+
+class LayoutManager:
+    """Reads and makes a cluster's layout. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def initialise(self, instance_id: str) -> None:
+        """Make a new cluster called `instance_id`, a random UUID. Raises NodeExists if there is one under this
+        chroot."""
+        await until_known(lambda: self._initialise(instance_id))
+
+    async def _initialise(self, instance_id: str) -> None:
+        directories = (paths.LEDGERS, paths.AVAILABLE, paths.READONLY, paths.COOKIES, paths.IDGEN)
+        layout = Create(paths.LAYOUT, encode_layout(HIERARCHICAL))
+        identity = Create(paths.INSTANCE_ID, instance_id.encode())
+        try:
+            await self._store.multi([*map(Create, directories), layout, identity])
+        except NodeExists:
+            if await self._instance_id_or_none() != instance_id:
+                raise
+
+    async def ensure(self, instance_id: str) -> str:
+        """The cluster's instance id, after making the cluster as `instance_id` if there is none yet.
+
+        Raises ConfigError if the cluster that is there has a layout which this build does not understand.
+        """
+        try:
+            await self.initialise(instance_id)
+        except NodeExists:
+            await self.check()
+        return await self.instance_id()
+
+    async def check(self) -> None:
+        """Raise ConfigError unless the cluster has the layout that we work with."""
+        try:
+            data, _ = await self._store.get(paths.LAYOUT)
+        except NoSuchNode:
+            raise ConfigError(f"{paths.LAYOUT} is missing, although {paths.LEDGERS} is there") from None
+        layout = decode_layout(data)
+        if layout != HIERARCHICAL:
+            raise ConfigError(f"{paths.LAYOUT} is {layout}; this build works with {HIERARCHICAL}")
+
+    async def instance_id(self) -> str:
+        """Raises ConfigError if there is no cluster under this chroot."""
+        found = await self._instance_id_or_none()
+        if found is None:
+            raise ConfigError(f"{paths.INSTANCE_ID} is missing: the metadata store holds no cluster under this chroot")
+        return found
+
+    async def _instance_id_or_none(self) -> str | None:
+        try:
+            data, _ = await self._store.get(paths.INSTANCE_ID)
+        except NoSuchNode:
+            return None
+        return data.decode()

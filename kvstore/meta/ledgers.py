@@ -1,0 +1,115 @@
+"""Ledger metadata in the metadata store: create, read, compare-and-set, remove, list, watch. Apache BookKeeper's
+layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.errors import MetadataError, NodeExists, NoSuchLedger, NoSuchNode, NotEmpty
+from kvstore.meta import ledger_metadata, paths
+from kvstore.meta.store import MetadataStore, Watch, ensure_path
+from kvstore.meta.update import until_known, update
+from kvstore.types import LedgerId, LedgerMetadata
+
+_CREATE_ATTEMPTS_MAX = 8
+
+
+class LedgerManager:
+    """Every ledger's metadata. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def create(self, metadata: LedgerMetadata) -> int:
+        """Store a new ledger; returns its version. Raises NodeExists if another creator has the id.
+
+        `metadata.token` must be a random number: by it a create that did succeed although the connection broke, or that
+        an earlier attempt has done, is recognised as this caller's own.
+        """
+        if not metadata.token:
+            raise ValueError(f"ledger {metadata.ledger}: a create needs a token")
+        return await until_known(lambda: self._create(metadata))
+
+    async def _create(self, metadata: LedgerMetadata) -> int:
+        path = paths.ledger(metadata.ledger)
+        for _ in range(_CREATE_ATTEMPTS_MAX):
+            try:
+                await self._store.create(path, ledger_metadata.encode(metadata))
+                return 0
+            except NoSuchNode:
+                await ensure_path(self._store, paths.parent(path))  # or removed as empty since we last looked
+            except NodeExists:
+                return await self._version_of_own(metadata)
+        raise MetadataError(f"ledger {metadata.ledger}: its parent nodes vanish as fast as they are made")
+
+    async def _version_of_own(self, metadata: LedgerMetadata) -> int:
+        try:
+            found, version = await self.read(metadata.ledger)
+        except NoSuchLedger:
+            raise NodeExists(paths.ledger(metadata.ledger)) from None  # another's, removed meanwhile
+        if found.token != metadata.token or version != 0:
+            raise NodeExists(paths.ledger(metadata.ledger))  # another's, or taken over by a recovery already
+        return version
+
+    async def read(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
+        """Metadata and version. Raises NoSuchLedger, Corrupted."""
+        try:
+            data, stat = await self._store.get(paths.ledger(ledger))
+        except NoSuchNode:
+            raise NoSuchLedger(ledger) from None
+        return ledger_metadata.decode(ledger, data), stat.version
+
+    async def write(self, metadata: LedgerMetadata, version: int) -> int:
+        """Compare-and-set; returns the new version. Raises VersionConflict, NoSuchLedger, MetadataUnknown."""
+        try:
+            return await self._store.set(paths.ledger(metadata.ledger), ledger_metadata.encode(metadata), version)
+        except NoSuchNode:
+            raise NoSuchLedger(metadata.ledger) from None
+
+    async def update(
+        self, ledger: LedgerId, change: Callable[[LedgerMetadata], LedgerMetadata]
+    ) -> tuple[LedgerMetadata, int]:
+        """Store `change(metadata)` by the loop of `kvstore.meta.update`, with its errors and NoSuchLedger."""
+        return await update(lambda: self.read(ledger), self.write, change)
+
+    async def remove(self, ledger: LedgerId, version: int) -> None:
+        """Delete the metadata; a ledger that is gone already is no error. -1: whatever its version. Raises
+        VersionConflict."""
+        path = paths.ledger(ledger)
+        await until_known(lambda: self._remove(path, version))
+        while (path := paths.parent(path)) != paths.LEDGERS:
+            try:
+                await until_known(lambda: self._remove(path, -1))
+            except NotEmpty:
+                return
+
+    async def _remove(self, path: str, version: int) -> None:
+        try:
+            await self._store.delete(path, version)
+        except NoSuchNode:
+            return
+
+    async def list_ids(self) -> list[LedgerId]:
+        """The ids of all ledgers, rising.
+
+        A listing that fails raises: it never looks like a shorter list. A ledger created while the listing runs may be
+        absent, so whoever deletes what is not listed first makes sure of it by `read`.
+        """
+        await self._store.sync(paths.LEDGERS)
+        trees = [name for name in await self._store.children(paths.LEDGERS) if paths.is_ledger_tree(name)]
+        found = [path for name in trees for path in await self._leaves(paths.join(paths.LEDGERS, name))]
+        return sorted(ledger for path in found if (ledger := paths.ledger_of(path)) is not None)
+
+    async def _leaves(self, path: str) -> list[str]:
+        """Every `L…` node below `path`."""
+        if path.rpartition("/")[2].startswith("L"):
+            return [path]
+        try:
+            names = await self._store.children(path)
+        except NoSuchNode:
+            return []  # it had become empty and was removed
+        return [leaf for name in names for leaf in await self._leaves(paths.join(path, name))]
+
+    def watch(self, ledger: LedgerId, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after the ledger's metadata may have changed."""
+        return self._store.watch(paths.ledger(ledger), changed)

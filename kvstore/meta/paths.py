@@ -1,0 +1,163 @@
+"""Every path kept in the metadata store, as pure functions. Paths are relative to the chroot of the connection string.
+
+What is below LEDGERS has Apache BookKeeper's names, so that its tools work on our clusters; the rest is ours
+(docs/formats.md).
+"""
+
+from __future__ import annotations
+
+import re
+
+from kvstore.types import BookieId, LedgerId, PartitionId, ServerId
+
+LEDGERS = "/ledgers"
+LAYOUT = f"{LEDGERS}/LAYOUT"
+INSTANCE_ID = f"{LEDGERS}/INSTANCEID"
+AVAILABLE = f"{LEDGERS}/available"
+READONLY = f"{AVAILABLE}/readonly"
+COOKIES = f"{LEDGERS}/cookies"
+IDGEN = f"{LEDGERS}/idgen"
+IDGEN_LONG = f"{LEDGERS}/idgen-long"
+
+UNDERREPLICATION = f"{LEDGERS}/underreplication"
+UNDERREPLICATION_LAYOUT = f"{UNDERREPLICATION}/LAYOUT"
+UNDERREPLICATED = f"{UNDERREPLICATION}/ledgers"
+UNDERREPLICATION_LOCKS = f"{UNDERREPLICATION}/locks"
+UNDERREPLICATION_DISABLED = f"{UNDERREPLICATION}/disable"
+LOST_BOOKIE_RECOVERY_DELAY = f"{UNDERREPLICATION}/lostBookieRecoveryDelay"
+AUDITOR_ELECTION = f"{UNDERREPLICATION}/auditorelection"
+
+SERVERS = "/servers"
+PARTITIONS = "/partitions"
+SNAPSHOTS = "/snapshots"
+RING = "/ring"
+CONFIG = "/config"
+
+SHORT_LEDGER_MAX = 2**31 - 2
+"""Ledger ids up to this one have ten digits in their path, longer ones nineteen."""
+LEDGER_MAX = 2**63 - 1
+
+_SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
+_LONG = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})")
+_UNDERREPLICATED = re.compile(r"(?:[0-9a-f]{4}/){4}urL(\d{10,19})")
+
+
+def _digits(number: int, *, groups: tuple[int, ...]) -> list[str]:
+    text = f"{number:0{sum(groups)}d}"
+    ends = [sum(groups[: i + 1]) for i in range(len(groups))]
+    return [text[end - size : end] for size, end in zip(groups, ends, strict=True)]
+
+
+def ledger(ledger_id: LedgerId) -> str:
+    """Where a ledger's metadata is: two, four and four digits, or three and four times four for the longer ids."""
+    if not 0 <= ledger_id <= LEDGER_MAX:
+        raise ValueError(f"want a ledger id from 0 to {LEDGER_MAX}, got {ledger_id}")
+    groups = (2, 4, 4) if ledger_id <= SHORT_LEDGER_MAX else (3, 4, 4, 4, 4)
+    *parents, last = _digits(ledger_id, groups=groups)
+    return "/".join((LEDGERS, *parents, f"L{last}"))
+
+
+def ledger_of(path: str) -> LedgerId | None:
+    """The ledger whose metadata `path` holds; None for any other path."""
+    below = path.removeprefix(f"{LEDGERS}/")
+    match = _SHORT.fullmatch(below) or _LONG.fullmatch(below)
+    if match is None:
+        return None
+    found = LedgerId(int("".join(match.groups())))
+    return found if found <= LEDGER_MAX and ledger(found) == path else None
+
+
+def is_ledger_tree(name: str) -> bool:
+    """Whether a child of LEDGERS holds ledgers: two digits for the short ids, three for the long ones."""
+    return re.fullmatch(r"\d{2,3}", name) is not None
+
+
+def available(bookie: BookieId) -> str:
+    return f"{AVAILABLE}/{bookie}"
+
+
+def readonly(bookie: BookieId) -> str:
+    return f"{READONLY}/{bookie}"
+
+
+def cookie(bookie: BookieId) -> str:
+    return f"{COOKIES}/{bookie}"
+
+
+def underreplicated(ledger_id: LedgerId) -> str:
+    """Where a ledger is marked as lacking copies: four groups of four hexadecimal digits, then the id."""
+    text = f"{ledger_id:016x}"
+    groups = "/".join(text[i : i + 4] for i in range(0, 16, 4))
+    return f"{UNDERREPLICATED}/{groups}/urL{ledger_id:010d}"
+
+
+def underreplicated_of(path: str) -> LedgerId | None:
+    """The ledger that `path` marks; None for any other path."""
+    match = _UNDERREPLICATED.fullmatch(path.removeprefix(f"{UNDERREPLICATED}/"))
+    if match is None:
+        return None
+    found = LedgerId(int(match[1]))
+    return found if found <= LEDGER_MAX and underreplicated(found) == path else None
+
+
+def underreplication_lock(ledger_id: LedgerId) -> str:
+    return f"{UNDERREPLICATION_LOCKS}/urL{ledger_id:010d}"
+
+
+def server(server_id: ServerId) -> str:
+    return f"{SERVERS}/{server_id}"
+
+
+def partition(partition_id: PartitionId) -> str:
+    return f"{PARTITIONS}/{partition_id}"
+
+
+def partition_log(partition_id: PartitionId) -> str:
+    """The list of the partition's ledgers."""
+    return f"{PARTITIONS}/{partition_id}/log"
+
+
+def partition_term(partition_id: PartitionId) -> str:
+    """Its version rises with every leader."""
+    return f"{PARTITIONS}/{partition_id}/term"
+
+
+def partition_leader(partition_id: PartitionId) -> str:
+    return f"{PARTITIONS}/{partition_id}/leader"
+
+
+def partition_pins(partition_id: PartitionId) -> str:
+    return f"{PARTITIONS}/{partition_id}/pins"
+
+
+def partition_pin(partition_id: PartitionId, pin: str) -> str:
+    return f"{PARTITIONS}/{partition_id}/pins/{pin}"
+
+
+def partition_replicas(partition_id: PartitionId) -> str:
+    return f"{PARTITIONS}/{partition_id}/replicas"
+
+
+def partition_replica(partition_id: PartitionId, server_id: ServerId) -> str:
+    return f"{PARTITIONS}/{partition_id}/replicas/{server_id}"
+
+
+def snapshot(snapshot_id: str) -> str:
+    return f"{SNAPSHOTS}/{snapshot_id}"
+
+
+def parent(path: str) -> str:
+    """The path one level up; the parent of `/a` is `/`."""
+    return path.rpartition("/")[0] or "/"
+
+
+def join(directory: str, name: str) -> str:
+    """The path of a child."""
+    return f"{directory.rstrip('/')}/{name}"
+
+
+def check(path: str) -> None:
+    """Raise ValueError unless `path` is absolute, without empty parts, dots or a slash at its end."""
+    first, *parts = path.split("/")
+    if path != "/" and (first or not parts or any(part in ("", ".", "..") or "\0" in part for part in parts)):
+        raise ValueError(f"want an absolute path like /a/b, got {path!r}")

@@ -1,0 +1,48 @@
+"""Where a bookie listens ↔ the bytes of its registration. A bookie's id says nothing about its address."""
+
+from __future__ import annotations
+
+import re
+
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import Corrupted
+from kvstore.proto.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from kvstore.types import BookieId
+
+_ENDPOINT = "bookie"
+_PROTOCOL = "bookie-rpc"
+"""The protocol that clients look for among a registration's endpoints."""
+_BOOKIE_ID = re.compile(r"[a-zA-Z0-9:-_.\-]+")
+_LEGACY_ADDRESS = re.compile(r"[^:]+:\d{1,5}")
+
+
+def check_bookie_id(bookie: BookieId) -> None:
+    """Raise ValueError for an id that Apache BookKeeper's clients would not take either."""
+    if not _BOOKIE_ID.fullmatch(bookie) or bookie.lower() == "readonly":
+        raise ValueError(f"want a bookie id of letters, digits, colons, dashes and dots, got {bookie!r}")
+
+
+def encode_service_info(address: str) -> bytes:
+    """The registration of a bookie that listens on `address` (`host:port`)."""
+    host, _, port = address.rpartition(":")
+    info = BookieServiceInfoFormat()
+    info.endpoints.add(id=_ENDPOINT, port=int(port), host=host.strip("[]"), protocol=_PROTOCOL)
+    return info.SerializeToString(deterministic=True)
+
+
+def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
+    """The bookie's `host:port`; None if it names none. An empty registration means that the id itself is the address.
+
+    Raises Corrupted if the bytes are not a registration.
+    """
+    if not data:
+        return str(bookie) if _LEGACY_ADDRESS.fullmatch(bookie) else None
+    try:
+        info = BookieServiceInfoFormat.FromString(data)
+    except DecodeError as error:
+        raise Corrupted(f"bookie {bookie}: its registration is malformed: {error}") from error
+    for endpoint in info.endpoints:
+        if endpoint.protocol == _PROTOCOL:
+            return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
+    return None

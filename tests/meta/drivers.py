@@ -1,0 +1,160 @@
+"""The drivers of the metadata store as the conformance suite sees them: connect, and trouble on demand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from typing import Any, Protocol, TypeVar
+
+from kvstore.errors import MetadataError, MetadataUnknown
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
+
+T = TypeVar("T")
+
+
+class Driver(Protocol):
+    """One metadata store, empty at first, to which sessions are opened."""
+
+    async def connect(self) -> MetadataStore: ...
+
+    async def blink(self, store: MetadataStore) -> None:
+        """Break the session's connection; return when it is connected again, in the same session."""
+        ...
+
+    async def expire(self, store: MetadataStore) -> None:
+        """End the session at the server; return when a new one is connected."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class MemoryDriver:
+    def __init__(self) -> None:
+        self._tree = MemoryTree()
+
+    async def connect(self) -> MetadataStore:
+        return MemoryStore(self._tree)
+
+    async def blink(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.suspend()
+        store.resume()
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, MemoryStore)
+        store.suspend()
+        store.expire()
+        store.resume()
+
+    async def close(self) -> None: ...
+
+
+class Hint:
+    """Counts a watch's calls and lets a test wait for one more."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self._event = asyncio.Event()
+
+    def __call__(self) -> None:
+        self.calls += 1
+        self._event.set()
+
+    async def wait(self) -> None:
+        """Until the next call after the last `wait`."""
+        async with asyncio.timeout(10):
+            await self._event.wait()
+        self._event.clear()
+
+
+class States:
+    """Records a session's states and lets a test wait for one."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self.seen: list[SessionState] = []
+        self._event = asyncio.Event()
+        store.on_state(self._record)
+
+    def _record(self, state: SessionState) -> None:
+        self.seen.append(state)
+        self._event.set()
+
+    async def wait_for(self, state: SessionState, *, timeout_s: float = 20) -> None:
+        """Until `state` has been seen since this object was made."""
+        async with asyncio.timeout(timeout_s):
+            while state not in self.seen:
+                self._event.clear()
+                await self._event.wait()
+
+
+async def let_run() -> None:
+    """Give everything that is ready, and what it makes ready, its turn."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class TestNursery:
+    """Spawns tasks as the real nursery does, and keeps their errors for the test to see."""
+
+    __test__ = False
+
+    def __init__(self) -> None:
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> asyncio.Task[Any]:
+        self._tasks.append(asyncio.get_running_loop().create_task(work, name=name))
+        return self._tasks[-1]
+
+    def child(self, name: str) -> TestNursery:
+        return self
+
+    async def close(self) -> None:
+        """Cancel what runs; raise the first error that a task ended with."""
+        for task in self._tasks:
+            task.cancel()
+        results = await asyncio.gather(*self._tasks, return_exceptions=True)
+        for result in results:
+            if isinstance(result, Exception):
+                raise result
+
+
+class FaultyStore(MemoryStore):
+    """Breaks the connection at chosen calls, before or after the call has taken effect."""
+
+    def __init__(self, tree: MemoryTree | None = None) -> None:
+        super().__init__(tree)
+        self.faults: list[tuple[str, str]] = []
+        """(method, "lost" | "done"), in order; each hits the next call of that method. Both raise MetadataUnknown."""
+        self.calls: list[str] = []
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        return await self._with_fault("get", super().get(path))
+
+    async def children(self, path: str) -> list[str]:
+        return await self._with_fault("children", super().children(path))
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        call = super().create(path, data, ephemeral=ephemeral, sequential=sequential)
+        return await self._with_fault("create", call)
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        return await self._with_fault("set", super().set(path, data, version))
+
+    async def delete(self, path: str, version: int) -> None:
+        await self._with_fault("delete", super().delete(path, version))
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        await self._with_fault("multi", super().multi(changes))
+
+    async def _with_fault(self, method: str, call: Coroutine[Any, Any, T]) -> T:
+        self.calls.append(method)
+        if not self.faults or self.faults[0][0] != method:
+            return await call
+        _, kind = self.faults.pop(0)
+        if kind == "done":
+            with suppress(MetadataError):
+                await call
+        call.close()
+        raise MetadataUnknown(method)

@@ -1,0 +1,73 @@
+import pytest
+
+from kvstore.errors import ConfigError, NodeExists
+from kvstore.meta import paths
+from kvstore.meta.layout import LayoutManager
+from kvstore.meta.memory import MemoryStore
+from tests.meta.drivers import FaultyStore
+
+ID, OTHER_ID = "0e3c7b1c-5d0f-4b6e-9a55-0f8f4c1d2e3f", "7a1c1f9e-1111-4222-8333-944445555666"
+
+
+@pytest.fixture
+def store() -> FaultyStore:
+    return FaultyStore()
+
+
+async def test_a_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
+    await LayoutManager(store).initialise(ID)
+    layout, _ = await store.get(paths.LAYOUT)
+    assert layout == b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
+    assert (await store.get(paths.INSTANCE_ID))[0] == ID.encode()
+    assert await store.children(paths.LEDGERS) == ["INSTANCEID", "LAYOUT", "available", "cookies", "idgen"]
+    assert await store.children(paths.AVAILABLE) == ["readonly"]
+
+
+async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
+    await LayoutManager(store).initialise(ID)
+    with pytest.raises(NodeExists):
+        await LayoutManager(MemoryStore(store.tree)).initialise(OTHER_ID)
+    assert await LayoutManager(store).instance_id() == ID
+
+
+@pytest.mark.parametrize("kind", ["lost", "done"])
+async def test_a_making_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
+    store.faults = [("multi", kind)]
+    await LayoutManager(store).initialise(ID)
+    assert await LayoutManager(store).instance_id() == ID
+
+
+async def test_all_who_ensure_a_cluster_agree_on_its_identity(store: FaultyStore) -> None:
+    assert await LayoutManager(store).ensure(ID) == ID
+    assert await LayoutManager(MemoryStore(store.tree)).ensure(OTHER_ID) == ID
+
+
+async def test_without_a_cluster_there_is_no_identity(store: FaultyStore) -> None:
+    with pytest.raises(ConfigError, match="no cluster"):
+        await LayoutManager(store).instance_id()
+
+
+@pytest.mark.parametrize(
+    ("layout", "says"),
+    [
+        (b"3\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1", "format '3'"),
+        (b"2\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1", "Flat"),
+        (b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:2", "version=2"),
+        (b"2\nHierarchical", "colon"),
+        (b"", "format ''"),
+    ],
+)
+async def test_a_layout_that_we_do_not_work_with_is_refused(store: FaultyStore, layout: bytes, says: str) -> None:
+    manager = LayoutManager(store)
+    await manager.initialise(ID)
+    await store.set(paths.LAYOUT, layout, 0)
+    with pytest.raises(ConfigError, match=says):
+        await manager.ensure(OTHER_ID)
+
+
+async def test_a_cluster_without_layout_is_refused(store: FaultyStore) -> None:
+    manager = LayoutManager(store)
+    await manager.initialise(ID)
+    await store.delete(paths.LAYOUT, 0)
+    with pytest.raises(ConfigError, match="missing"):
+        await manager.ensure(OTHER_ID)

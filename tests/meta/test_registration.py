@@ -1,0 +1,213 @@
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import pytest
+
+from kvstore.errors import MetadataUnavailable, NodeExists, NoSuchNode, VersionConflict
+from kvstore.meta import paths, registration
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookies import Cookie
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient, RegistrationManager
+from kvstore.meta.service_info import encode_service_info
+from kvstore.meta.store import ensure_path
+from kvstore.types import BookieId
+from tests.meta.drivers import FaultyStore, Hint, TestNursery, let_run
+
+B1, B2 = BookieId("b1-1"), BookieId("b2-1")
+A1, A2 = "127.0.0.1:3181", "127.0.0.1:3182"
+
+
+@pytest.fixture
+async def store() -> FaultyStore:
+    store = FaultyStore()
+    await ensure_path(store, paths.READONLY)
+    return store
+
+
+@pytest.fixture
+def other(store: FaultyStore) -> MemoryStore:
+    return MemoryStore(store.tree)
+
+
+@pytest.fixture
+async def nursery() -> AsyncIterator[TestNursery]:
+    nursery = TestNursery()
+    yield nursery
+    await nursery.close()
+
+
+async def test_a_registered_bookie_is_found_with_its_address(store: FaultyStore, nursery: TestNursery) -> None:
+    await BookieRegistration(store, B1, A1).start(nursery)
+    await BookieRegistration(store, B2, A2).start(nursery, readonly=True)
+    found = await RegistrationClient(store).bookies()
+    assert found == Bookies(writable={B1: A1}, readonly={B2: A2})
+    assert found.all == {B1: A1, B2: A2}
+
+
+async def test_a_bookie_that_turns_read_only_is_never_in_neither_set(store: FaultyStore, nursery: TestNursery) -> None:
+    bookie = BookieRegistration(store, B1, A1)
+    await bookie.start(nursery)
+    present: list[set[str]] = []
+
+    def note(*_: object) -> None:
+        tree = store.tree.paths()
+        present.append({path for path in (paths.available(B1), paths.readonly(B1)) if path in tree})
+
+    store.tree.observers.append(note)
+    await bookie.set_readonly(True)
+    assert (await RegistrationClient(store).bookies()).readonly == {B1: A1}
+    await bookie.set_readonly(False)
+    assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
+    assert len(present) == 4
+    assert all(present)
+
+
+async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore, nursery: TestNursery) -> None:
+    await BookieRegistration(store, B1, A1).start(nursery)
+    await let_run()
+    store.expire()
+    store.resume()
+    await let_run()
+    assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
+
+
+async def test_a_move_that_the_store_interrupts_is_made_later(
+    store: FaultyStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "RETRY_S", 0)
+    bookie = BookieRegistration(store, B1, A1)
+    await bookie.start(nursery)
+    store.suspend()
+    with pytest.raises(MetadataUnavailable):
+        await bookie.set_readonly(True)
+    store.resume()
+    await let_run()
+    assert await RegistrationClient(store).bookies() == Bookies(writable={}, readonly={B1: A1})
+
+
+async def test_the_registration_of_a_dead_predecessor_is_replaced_at_once(
+    store: FaultyStore, other: MemoryStore, nursery: TestNursery
+) -> None:
+    """It named the address on which this process listens now, so nobody else is behind it."""
+    await other.create(paths.available(B1), encode_service_info(A1), ephemeral=True)
+    await BookieRegistration(store, B1, A1).start(nursery)
+    other.expire()
+    assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
+
+
+async def test_a_registration_with_another_address_is_waited_out(
+    store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "RETRY_S", 0)
+    await other.create(paths.available(B1), encode_service_info(A2), ephemeral=True)
+    starting = nursery.spawn(BookieRegistration(store, B1, A1).start(nursery), name="start")
+    await let_run()
+    assert not starting.done()
+    other.expire()
+    await starting
+    assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
+
+
+async def test_an_id_that_a_live_process_holds_is_refused_in_the_end(
+    store: FaultyStore, other: MemoryStore, nursery: TestNursery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registration, "RETRY_S", 0)
+    await other.create(paths.available(B1), encode_service_info(A2), ephemeral=True)
+    with pytest.raises(NodeExists):
+        await BookieRegistration(store, B1, A1).start(nursery)
+
+
+async def test_a_stopped_bookie_is_in_no_set(store: FaultyStore, nursery: TestNursery) -> None:
+    bookie = BookieRegistration(store, B1, A1)
+    await bookie.start(nursery)
+    await bookie.stop()
+    assert await RegistrationClient(store).bookies() == Bookies({}, {})
+
+
+async def test_a_bookie_whose_registration_cannot_be_read_is_left_out(store: FaultyStore) -> None:
+    await store.create(paths.available(B1), b"\xff", ephemeral=True)
+    await store.create(paths.available(B2), encode_service_info(A2), ephemeral=True)
+    assert (await RegistrationClient(store).bookies()).writable == {B2: A2}
+
+
+async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nursery: TestNursery) -> None:
+    hint = Hint()
+    RegistrationClient(store).watch(hint)
+    bookie = BookieRegistration(store, B1, A1)
+    await bookie.start(nursery)
+    await hint.wait()
+    await bookie.set_readonly(True)
+    await hint.wait()
+
+
+COOKIE = Cookie(bookie=B1, journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="i")
+
+
+async def test_a_cookie_is_kept_under_a_version(store: FaultyStore) -> None:
+    manager = RegistrationManager(store)
+    assert await manager.write_cookie(COOKIE, None) == 0
+    assert await manager.read_cookie(B1) == (COOKIE, 0)
+    moved = replace(COOKIE, ledger_dirs=("/m",))
+    with pytest.raises(NodeExists):
+        await manager.write_cookie(moved, None)
+    assert await manager.write_cookie(moved, 0) == 1
+    with pytest.raises(VersionConflict):
+        await manager.write_cookie(COOKIE, 0)
+    with pytest.raises(VersionConflict):
+        await manager.delete_cookie(B1, 0)
+    assert await manager.cookies() == [B1]
+    await manager.delete_cookie(B1, 1)
+    with pytest.raises(NoSuchNode):
+        await manager.read_cookie(B1)
+
+
+@pytest.mark.parametrize("kind", ["lost", "done"])
+async def test_a_cookie_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
+    await ensure_path(store, paths.COOKIES)
+    manager = RegistrationManager(store)
+    store.faults = [("create", "lost"), ("create", "lost"), ("create", kind)]
+    assert await manager.write_cookie(COOKIE, None) == 0
+    assert (await manager.read_cookie(B1))[0] == COOKIE
+
+
+async def test_without_a_cookie_nobody_is_known(store: FaultyStore) -> None:
+    assert await RegistrationManager(store).cookies() == []
+
+
+async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:
+    view = BookieView(store)
+    changes: list[Bookies] = []
+    view.on_change(lambda: changes.append(view.current))
+    await view.start(nursery)
+    assert view.address(B1) is None
+    await BookieRegistration(other, B1, A1).start(nursery)
+    await let_run()
+    await let_run()
+    assert view.current.writable == {B1: A1}
+    assert view.address(B1) == A1
+    assert changes == [view.current]
+
+
+async def test_a_view_stays_as_it_was_while_the_store_is_away(
+    store: FaultyStore, other: MemoryStore, nursery: TestNursery
+) -> None:
+    await BookieRegistration(other, B1, A1).start(nursery)
+    view = BookieView(store)
+    await view.start(nursery)
+    store.suspend()
+    with pytest.raises(MetadataUnavailable):
+        await view.refresh()
+    assert view.current.writable == {B1: A1}
+
+
+async def test_an_address_outlives_its_registration(
+    store: FaultyStore, other: MemoryStore, nursery: TestNursery
+) -> None:
+    await other.create(paths.available(B1), encode_service_info(A1), ephemeral=True)
+    view = BookieView(store)
+    await view.start(nursery)
+    other.expire()
+    await let_run()
+    assert view.current.writable == {}
+    assert view.address(B1) == A1

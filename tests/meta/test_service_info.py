@@ -1,0 +1,47 @@
+import pytest
+
+from kvstore.errors import Corrupted
+from kvstore.meta.service_info import check_bookie_id, decode_service_info, encode_service_info
+from kvstore.proto.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
+from kvstore.types import BookieId
+
+B1 = BookieId("b1-3f2a9c")
+GOLDEN = bytes.fromhex("3222 0a06626f6f6b6965 10ed18 1a093132372e302e302e31 220a626f6f6b69652d727063")
+
+
+def test_the_bytes_are_apaches() -> None:
+    assert encode_service_info("127.0.0.1:3181") == GOLDEN
+    assert decode_service_info(B1, GOLDEN) == "127.0.0.1:3181"
+
+
+def test_an_address_of_ip_version_6_keeps_its_brackets() -> None:
+    assert decode_service_info(B1, encode_service_info("[::1]:3181")) == "[::1]:3181"
+
+
+def test_an_empty_registration_means_that_the_id_is_the_address() -> None:
+    assert decode_service_info(BookieId("10.0.0.1:3181"), b"") == "10.0.0.1:3181"
+    assert decode_service_info(B1, b"") is None
+
+
+def test_only_the_bookies_own_protocol_counts() -> None:
+    info = BookieServiceInfoFormat()
+    info.endpoints.add(id="httpserver", port=8080, host="h", protocol="http")
+    assert decode_service_info(B1, info.SerializeToString()) is None
+    info.endpoints.add(id="bookie", port=3181, host="h", protocol="bookie-rpc")
+    assert decode_service_info(B1, info.SerializeToString()) == "h:3181"
+
+
+def test_bytes_that_are_no_registration_are_reported_with_the_bookie() -> None:
+    with pytest.raises(Corrupted, match="b1-3f2a9c"):
+        decode_service_info(B1, b"\xff\xff")
+
+
+@pytest.mark.parametrize("bookie", ["b1-3f2a9c", "[::1]:3181", "a.b_c"])
+def test_ids_that_apaches_clients_take(bookie: str) -> None:
+    check_bookie_id(BookieId(bookie))
+
+
+@pytest.mark.parametrize("bookie", ["", "a/b", "a,b", "a b", "readonly", "ReadOnly", "a\n"])
+def test_ids_that_they_do_not(bookie: str) -> None:
+    with pytest.raises(ValueError, match="bookie id"):
+        check_bookie_id(BookieId(bookie))
