@@ -88,7 +88,8 @@ class RequestId(NamedTuple):
     first_unacked: int
     """The client has had answers to everything below."""
     seen_ms: int
-    """The largest leader time that the client had seen when it first sent the request; 0 if none."""
+    """The largest leader time that the client had seen when it first sent the request (a partition's record time, which
+    answers carry). 0, if none, is older than every window and refused: a new client first asks for the time."""
 
 
 Op = tuple[Any, ...]

@@ -1,0 +1,62 @@
+"""What can be set about a partition."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PartitionConfig:
+    """One value for all partitions of a node."""
+
+    lease_ms: int = 500
+    """How long an acknowledged entry lets its leader answer reads, from its first send. 0 turns leases off: every read
+    then waits for an append of its own time."""
+    entries_in_flight_max: int = 4
+    """Entries that a leader has sent and not yet seen acknowledged."""
+    entry_bytes_max: int = 256 << 10
+    """Keys and values gathered into one entry. One operation may still go beyond."""
+    queue_items_max: int = 32_768
+    """Operations that wait at a leader; 1,000 connections with 16 each fit twice. What goes beyond is refused."""
+    queue_bytes_max: int = 32 << 20
+    """Keys and values of what waits."""
+    queue_wait_max_s: float = 5.0
+    """What has waited longer is refused, not appended."""
+    retry_window_ms: int = 600_000
+    """How long, in record time, a client without requests is remembered; older retries are refused."""
+    retry_bytes_max: int = 64 << 20
+    """Memory for remembered results. Beyond it new clients are refused, retryably."""
+    retry_results_max: int = 1024
+    """Results that one client may leave unacknowledged."""
+    check_every: int = 1000
+    """Entries between two comparisons of the replicas' states."""
+    expiry_sweep_s: float = 1.0
+    """How often a leader deletes keys past their expiry that nobody asks for. 0: never."""
+    flush_s: float = 30.0
+    """How often the state is synced to disk."""
+    trim_s: float = 10.0
+    """How often a leader looks whether the log can be trimmed."""
+    retention_ms: int = 3_600_000
+    """How long the log is kept for feeds, whatever the replicas have synced."""
+    write_buffer_bytes: int = 16 << 20
+    """Of the engine: what gathers in memory before it becomes a file."""
+    block_cache_bytes: int = 64 << 20
+    """Of the engine: blocks of files kept in memory."""
+
+    def __post_init__(self) -> None:
+        faults = [
+            f"{name} must be at least {least}, got {value}"
+            for name, least, value in (
+                ("lease_ms", 0, self.lease_ms),
+                ("entries_in_flight_max", 1, self.entries_in_flight_max),
+                ("entry_bytes_max", 1 << 10, self.entry_bytes_max),
+                ("queue_items_max", 1, self.queue_items_max),
+                ("queue_bytes_max", 4 << 20, self.queue_bytes_max),
+                ("retry_window_ms", 1, self.retry_window_ms),
+                ("retry_results_max", 1, self.retry_results_max),
+                ("check_every", 1, self.check_every),
+            )
+            if value < least
+        ]
+        if faults:
+            raise ValueError("; ".join(faults))

@@ -1,0 +1,67 @@
+"""The embedded store under a partition's state: sorted bytes with atomic batches. Two drivers, one conformance suite.
+
+The partition's log is the write-ahead log, so an engine syncs nothing by itself. What survives a crash is all batches
+up to some point and none after it: at the latest those before the last completed flush, possibly more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Protocol
+
+
+class Batch(Protocol):
+    """Changes that take effect together, in the order in which they were added. Written once."""
+
+    def put(self, key: bytes, value: bytes) -> None: ...
+
+    def delete(self, key: bytes) -> None:
+        """Remove a key; no error if it is absent."""
+        ...
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        """Remove all keys in [begin, end)."""
+        ...
+
+
+class Engine(Protocol):
+    """Keys and values are bytes, in the order of the keys' bytes. Every call may raise OSError when the disk
+    fails: the engine is of no use from then on."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def multi_get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values in the order of `keys`."""
+        ...
+
+    def batch(self) -> Batch: ...
+
+    def write(self, batch: Batch) -> None:
+        """Apply `batch`, all of it or nothing. It is seen by every later call, and durable with a later flush."""
+        ...
+
+    def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values in [begin, end), as they are now: writes made while the iterator is used do not show.
+        It holds space until it is dropped."""
+        ...
+
+    def flush(self, done: Callable[[OSError | None], None]) -> None:
+        """Make all that is written durable, off the event loop; then call `done` on it."""
+        ...
+
+    def clear(self) -> None:
+        """Remove everything, durably. Blocks for some milliseconds."""
+        ...
+
+    def approximate_bytes(self) -> int:
+        """About how much is stored."""
+        ...
+
+    def close(self) -> None:
+        """Use it no more. What was not flushed may be lost."""
+        ...
+
+
+def key_after(key: bytes) -> bytes:
+    """The least key above `key`."""
+    return key + b"\0"

@@ -1,0 +1,120 @@
+"""An engine in memory with an explicit mark of what has been flushed, to which a crash falls back. For tests and
+simulation: as engines on disk it keeps all batches up to some point and none after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+
+from sortedcontainers import SortedDict
+
+from kvstore.partition.engine import Batch
+
+_Undo = list[tuple[bytes, bytes | None]]
+
+
+class MemoryBatch:
+    """Operations in order."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[bytes, bytes | None, bytes | None]] = []
+        """(key, value, None); (key, None, None) deletes; (begin, None, end) deletes a range."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.operations.append((key, value, None))
+
+    def delete(self, key: bytes) -> None:
+        self.operations.append((key, None, None))
+
+    def delete_range(self, begin: bytes, end: bytes) -> None:
+        self.operations.append((begin, None, end))
+
+
+class MemoryEngine:
+    """`flush_s`: how long a flush takes; what is written meanwhile is not in it."""
+
+    def __init__(self, flush_s: float = 0.0) -> None:
+        self._rows: SortedDict[bytes, bytes] = SortedDict()
+        self._bytes = 0
+        self._unflushed: list[_Undo] = []
+        """Per batch since the mark: what undoes it."""
+        self._written = 0
+        self._flushed = 0
+        self._flush_s = flush_s
+        self._life = 0
+        """Counts crashes: what was being flushed then is not."""
+        self._open = True
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._rows.get(key)
+
+    def multi_get(self, keys: list[bytes]) -> list[bytes | None]:
+        return list(map(self._rows.get, keys))
+
+    def batch(self) -> MemoryBatch:
+        return MemoryBatch()
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, MemoryBatch)
+        assert self._open, "written after close"
+        undo: _Undo = []
+        for key, value, end in batch.operations:
+            if end is None:
+                self._set(key, value, undo)
+            else:
+                for each in list(self._rows.irange(key, end, inclusive=(True, False))):
+                    self._set(each, None, undo)
+        batch.operations = []
+        self._unflushed.append(undo)
+        self._written += 1
+
+    def _set(self, key: bytes, value: bytes | None, undo: _Undo) -> None:
+        old = self._rows.get(key)
+        undo.append((key, old))
+        self._replace(key, old, value)
+
+    def _replace(self, key: bytes, old: bytes | None, value: bytes | None) -> None:
+        if old is not None:
+            self._bytes -= len(key) + len(old)
+        if value is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = value
+            self._bytes += len(key) + len(value)
+
+    def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter([(key, self._rows[key]) for key in self._rows.irange(begin, end, inclusive=(True, False))])
+
+    def flush(self, done: Callable[[OSError | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._flush_s, self._mark, self._written, self._life, done)
+
+    def _mark(self, written: int, life: int, done: Callable[[OSError | None], None]) -> None:
+        if not self._open or life != self._life:
+            return
+        del self._unflushed[: written - self._flushed]
+        self._flushed = max(self._flushed, written)
+        done(None)
+
+    def clear(self) -> None:
+        self._rows.clear()
+        self._unflushed.clear()
+        self._flushed = self._written
+        self._bytes = 0
+
+    def approximate_bytes(self) -> int:
+        return self._bytes
+
+    def close(self) -> None:
+        self._open = False
+
+    def crash(self, keep: int = 0) -> None:
+        """Fall back to the mark, or to `keep` batches after it; what was being flushed counts as not flushed. The
+        engine can be used again, as if reopened."""
+        for undo in reversed(self._unflushed[keep:]):
+            for key, old in reversed(undo):
+                self._replace(key, self._rows.get(key), old)
+        self._unflushed.clear()
+        self._flushed = self._written
+        self._life += 1
+        self._open = True

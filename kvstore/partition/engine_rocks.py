@@ -1,0 +1,142 @@
+"""The engine on disk: RocksDB through rocksdict. The only file that knows it.
+
+Its own log is off, and everything stands in one column family under key prefixes: with two, a flush of one and a kill
+leave one family's rows without the other's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+from rocksdict import (
+    AccessType,
+    BlockBasedOptions,
+    Cache,
+    DBCompressionType,
+    Options,
+    Rdict,
+    ReadOptions,
+    WriteBatch,
+    WriteOptions,
+)
+
+from kvstore.partition.engine import Batch
+
+BLOOM_BITS_PER_KEY = 10
+WRITE_BUFFERS_MAX = 6
+"""Write buffers that wait to become files. Only with all of them full would a write wait for the disk."""
+FILES_SLOWDOWN, FILES_STOP = 64, 256
+"""Files that wait for compaction before writes are slowed down, and stopped: a write is made on the event loop."""
+
+
+class RocksEngine:
+    """A directory of RocksDB files. Calls are made on the event loop, except the flush, which has a thread."""
+
+    def __init__(self, path: str, *, write_buffer_bytes: int = 16 << 20, block_cache_bytes: int = 64 << 20) -> None:
+        self._path = path
+        self._options = _options(write_buffer_bytes, block_cache_bytes)
+        self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
+        self._open()
+
+    def _open(self) -> None:
+        try:
+            self._db = Rdict(self._path, self._options, access_type=AccessType.read_write())
+        except Exception as error:  # rocksdict raises nothing narrower, here and below
+            raise self._failed(error) from error
+        write_options = WriteOptions()
+        write_options.disable_wal = True  # type: ignore[method-assign,assignment]  # the stub calls it a method
+        self._db.set_write_options(write_options)
+
+    def _failed(self, error: Exception) -> OSError:
+        return OSError(errno.EIO, f"engine {self._path}: {error}")
+
+    def get(self, key: bytes) -> bytes | None:
+        try:
+            value: bytes | None = self._db.get(key)
+        except Exception as error:
+            raise self._failed(error) from error
+        return value
+
+    def multi_get(self, keys: list[bytes]) -> list[bytes | None]:
+        try:
+            values: list[bytes | None] = self._db.get(keys)  # type: ignore[arg-type,assignment]
+        except Exception as error:
+            raise self._failed(error) from error
+        return values
+
+    def batch(self) -> Batch:
+        return WriteBatch(raw_mode=True)
+
+    def write(self, batch: Batch) -> None:
+        try:
+            self._db.write(batch)  # type: ignore[arg-type]
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        options = ReadOptions()
+        options.set_iterate_upper_bound(end)
+        rows: Any = self._db.items(from_key=begin, read_opt=options)
+        return iter(rows)
+
+    def flush(self, done: Callable[[OSError | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+
+        def flushed(future: Future[OSError | None]) -> None:
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(done, future.result())
+
+        self._threads.submit(self._flush).add_done_callback(flushed)
+
+    def _flush(self) -> OSError | None:
+        try:
+            self._db.flush()
+        except Exception as error:  # noqa: BLE001
+            return self._failed(error)
+        return None
+
+    def clear(self) -> None:
+        self._db.close()
+        try:
+            Rdict.destroy(self._path, self._options)
+        except Exception as error:
+            raise self._failed(error) from error
+        self._open()
+
+    def approximate_bytes(self) -> int:
+        names = ("rocksdb.estimate-live-data-size", "rocksdb.cur-size-all-mem-tables")
+        return sum(self._db.property_int_value(name) or 0 for name in names)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=True)
+        self._db.close()
+
+
+def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Options:
+    table = BlockBasedOptions()
+    table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
+    table.set_block_cache(Cache(block_cache_bytes))
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.set_block_based_table_factory(table)
+    options.set_write_buffer_size(write_buffer_bytes)
+    options.set_max_write_buffer_number(WRITE_BUFFERS_MAX)
+    # One thread writes: the memtable needs no atomic inserts.
+    options.set_allow_concurrent_memtable_write(False)
+    # Most puts first look up a key that is not there.
+    options.set_memtable_prefix_bloom_ratio(0.05)
+    options.set_memtable_whole_key_filtering(True)
+    options.set_level_zero_slowdown_writes_trigger(FILES_SLOWDOWN)
+    options.set_level_zero_stop_writes_trigger(FILES_STOP)
+    options.set_soft_pending_compaction_bytes_limit(0)
+    options.set_hard_pending_compaction_bytes_limit(0)
+    options.set_compression_type(DBCompressionType.none())
+    options.set_bottommost_compression_type(DBCompressionType.lz4())
+    options.set_keep_log_file_num(2)
+    options.set_max_log_file_size(4 << 20)
+    return options

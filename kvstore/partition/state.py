@@ -1,0 +1,240 @@
+"""A partition's state: what its log says, folded into an engine. Decides only, and is deterministic: no clock, no luck.
+
+    state' = apply(state, entry)
+
+Effects are applied blindly, in one engine batch with the position, so that what the engine keeps over a crash is the
+state at some entry. Nothing is applied that is not acknowledged (docs/protocol.md, State).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from crc32c import crc32c
+
+from kvstore.errors import Corrupted
+from kvstore.partition import entry as entries
+from kvstore.partition import rows
+from kvstore.partition.commands import Record
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.dedup import RetryTable, decode_row
+from kvstore.partition.engine import Batch, Engine
+from kvstore.partition.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.rows import AGED, ORDER, Meta, data_key, expiry_key, pack_aged, pack_fresh, retry_key
+from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq
+from kvstore.wal.ports import LogEntry
+
+CRCS_REMEMBERED = 64
+"""Entries whose CRC a check record may still name; more than are ever in flight."""
+
+
+class State:
+    """The state of one partition on this replica. What is known of it without reading: the attributes."""
+
+    def __init__(self, partition: PartitionId, engine: Engine, config: PartitionConfig) -> None:
+        """Raises ConfigError if the engine's rows have an unknown format."""
+        self.partition = partition
+        self.engine = engine
+        self._config = config
+        self.position: Position | None = None
+        """The last entry applied."""
+        self.seq = Seq(0)
+        """The last mutation applied."""
+        self.durable_seq = Seq(0)
+        """The last mutation that a crash cannot undo."""
+        self.epoch = 0
+        self.record_time_ms = 0
+        self.key_count = 0
+        """Keys past their expiry count until their delete is applied."""
+        self.crc = 0
+        """Over all effects so far."""
+        self.released = False
+        """Whether the last entry applied is a release record."""
+        self.load()
+
+    # ── the log's entries ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, entry: LogEntry) -> None:
+        """Apply the next entry of the log; one at or below `position` is ignored. Raises Corrupted if it does not
+        continue this state, or if its check record says that this state is not its writer's."""
+        if self.position is None or entry.position > self.position:
+            self.apply_decoded(entry.position, entries.decode(entry.payload), None)
+
+    def apply_decoded(self, position: Position, entry: Entry, data_keys: list[bytes] | None) -> None:
+        """The same for an entry at hand; `data_keys` are those of its keys, if they are at hand too."""
+        self._admit(position, entry)
+        batch = self.engine.batch()
+        count = self.key_count
+        crc = self.crc
+        if entry.keys:
+            if data_keys is None:
+                data_keys = list(map(data_key, entry.keys))
+            effect = _put_all(batch, entry, data_keys) if entry.is_plain else _change_all(batch, entry, data_keys)
+            created, written = effect
+            count += created
+            crc = crc32c(b"".join(written), crc32c(b"".join(data_keys), crc))
+        self._remember(batch, entry)
+        released = entry.kinds == _RELEASE
+        meta = Meta(position, entry.last_seq, entry.epoch, entry.time_ms, count, crc, released)
+        batch.put(rows.META_KEY, meta.encode())
+        self.engine.write(batch)
+        self._stand_at(meta)
+
+    def _admit(self, position: Position, entry: Entry) -> None:
+        """Raise Corrupted unless `entry` continues this state."""
+        if entry.partition != self.partition:
+            raise Corrupted(f"entry {position} of {entry.partition} in the log of {self.partition}")
+        if entry.first_seq != self.seq + 1:
+            raise Corrupted(
+                f"{self.partition}: entry {position} begins at {entry.first_seq}, the state is at {self.seq}"
+            )
+        if entry.epoch < self.epoch or entry.time_ms < self.record_time_ms:
+            raise Corrupted(
+                f"{self.partition}: entry {position} goes back from epoch {self.epoch}, time {self.record_time_ms} "
+                f"to epoch {entry.epoch}, time {entry.time_ms}"
+            )
+        if entry.check_seq:
+            self._compare(entry.check_seq, entry.check_crc)
+
+    def _compare(self, seq: int, crc: int) -> None:
+        """Raise Corrupted if this state differed from the log writer's at `seq`."""
+        for known_seq, known_crc in reversed(self._crcs):
+            if known_seq == seq:
+                if known_crc != crc:
+                    raise Corrupted(
+                        f"{self.partition}: effects up to {seq} have CRC {known_crc:08x}, the log's {crc:08x}"
+                    )
+                return
+            if known_seq < seq:
+                raise Corrupted(f"{self.partition}: no entry ended at {seq}, where the log has a check")
+
+    def _remember(self, batch: Batch, entry: Entry) -> None:
+        """Take the entry's request ids into the retry table and its rows."""
+        dropped = self.retries.forget(entry.time_ms)
+        if entry.requests is not None:
+            dropped += self.retries.apply(entry.first_seq, entry.time_ms, entry.requests)
+            batch.put(retry_key(entry.first_seq), self.retries.row(entry.time_ms, entry.requests))
+        for row in dropped:
+            batch.delete(retry_key(row))
+
+    def _stand_at(self, meta: Meta) -> None:
+        self.position, self.seq, self.epoch, self.record_time_ms, self.key_count, self.crc, self.released = meta
+        self._crcs.append((self.seq, self.crc))
+
+    # ── durability ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit_flush(self, done: Callable[[OSError | None], None]) -> None:
+        """Make what is applied durable, off the event loop; `durable_seq` has moved when `done` is called on it."""
+        seq, life = self.seq, self._life
+
+        def flushed(error: OSError | None) -> None:
+            if error is None and life == self._life:
+                self.durable_seq = max(self.durable_seq, seq)
+            done(error)
+
+        self.engine.flush(flushed)
+
+    def load(self) -> None:
+        """Stand where the engine stands. Without a meta row its rows are what is left of an unfinished import: they
+        are removed."""
+        self._life = getattr(self, "_life", 0) + 1
+        self._crcs: deque[tuple[Seq, int]] = deque(maxlen=CRCS_REMEMBERED)
+        config = self._config
+        self.retries = RetryTable(
+            window_ms=config.retry_window_ms,
+            bytes_max=config.retry_bytes_max,
+            results_max=config.retry_results_max,
+        )
+        row = self.engine.get(rows.META_KEY)
+        if row is None:
+            if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
+                self.engine.clear()
+            self._stand_at(_EMPTY)
+            self.position = None
+        else:
+            self._stand_at(rows.meta_of(row))
+            self._load_retries()
+        self.durable_seq = self.seq
+
+    def _load_retries(self) -> None:
+        dropped: list[int] = []
+        for key, row in self.engine.iterate(*rows.ALL_RETRY):
+            time_ms, requests = decode_row(row)
+            dropped += self.retries.apply(int.from_bytes(key[1:], "big"), time_ms, requests)
+        dropped += self.retries.forget(self.record_time_ms, most=len(self.retries))
+        batch = self.engine.batch()
+        for each in dropped:
+            batch.delete(retry_key(each))
+        self.engine.write(batch)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, key: bytes) -> Record | None:
+        """The key's record; None if it is absent or past its expiry at this state's record time."""
+        row = self.engine.get(data_key(key))
+        if row is None:
+            return None
+        record = rows.record_of(row)
+        return None if 0 < record.expires_ms <= self.record_time_ms else record
+
+    def fingerprint(self) -> int:
+        """CRC32C over all rows but the meta row and request ids, to compare replicas at one position. Reads
+        everything: for tests and checks."""
+        crc = 0
+        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY):
+            for key, value in self.engine.iterate(begin, end):
+                crc = crc32c(value, crc32c(key, crc))
+        return crc
+
+
+_RELEASE = bytes((Kind.RELEASE,))
+_EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
+
+
+def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+    """Puts without expiries. Returns how many keys they created, and the rows written."""
+    put, time_ms, created = batch.put, entry.time_ms, 0
+    ages = iter(entry.ages)
+    written = []
+    seq = entry.first_seq
+    for kind, key, row_key, value in zip(entry.kinds, entry.keys, data_keys, entry.values, strict=True):
+        if kind == CREATE:
+            row = pack_fresh(0, seq, time_ms) + value
+            put(ORDER + key, b"")
+            created += 1
+        else:
+            row = pack_aged(AGED, seq, time_ms, seq - next(ages)) + value
+        put(row_key, row)
+        written.append(row)
+        seq += 1
+    return created, written
+
+
+def _change_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+    """Any mutations. Returns by how much the number of keys changes, and the rows written."""
+    change, written = 0, []
+    time_ms = entry.time_ms
+    for row_key, (kind, seq, key, value, created, expires_ms, replaced_ms) in zip(
+        data_keys, entry.mutations(), strict=True
+    ):
+        if kind == NOTE:
+            continue
+        if replaced_ms:
+            batch.delete(expiry_key(replaced_ms, key))
+        if kind == DELETE:
+            batch.delete(row_key)
+            batch.delete(ORDER + key)
+            written.append(b"")
+            change -= 1
+            continue
+        assert kind in (CREATE, OVERWRITE), f"unknown kind {kind}"
+        if kind == CREATE:
+            batch.put(ORDER + key, b"")
+            change += 1
+        if expires_ms:
+            batch.put(expiry_key(expires_ms, key), b"")
+        row = rows.encode_record(value, seq, created, time_ms, expires_ms)
+        batch.put(row_key, row)
+        written.append(row)
+    return change, written

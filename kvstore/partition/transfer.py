@@ -1,0 +1,116 @@
+"""A whole state on its way to another replica: chunks of rows, as they were at one position.
+
+Records and request ids travel as they stand in the engine; the indexes are made anew from the records. The meta row
+comes last, and an engine without one counts as empty: an import that was broken off leaves nothing that looks like a
+state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import Corrupted
+from kvstore.partition import rows
+from kvstore.partition.rows import META_KEY, ORDER, Meta, expiry_key, key_of_data, meta_of, record_of
+from kvstore.partition.state import State
+from kvstore.proto import entry_pb2
+from kvstore.types import Seq
+
+FORMAT = 1
+
+
+class Export:
+    """The state as it is now, in chunks. Writes made meanwhile do not show; the engine keeps what it needs for this
+    until `close`."""
+
+    def __init__(self, state: State) -> None:
+        assert state.position is not None, "an empty state needs no export"
+        engine = state.engine
+        meta = engine.get(META_KEY)
+        assert meta is not None
+        self.meta: Meta = meta_of(meta)
+        # Each iterator holds the rows as they are when it is made: none may be made later.
+        self._rows: Iterator[tuple[bytes, bytes]] = chain(
+            engine.iterate(*rows.ALL_DATA), engine.iterate(*rows.ALL_RETRY), [(META_KEY, meta)]
+        )
+        self._crc = 0
+        self._ended = False
+
+    def next_chunk(self, limit_bytes: int) -> bytes | None:
+        """The next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk."""
+        if self._ended:
+            return None
+        chunk = entry_pb2.Chunk(format=FORMAT)
+        size = 0
+        while size < limit_bytes:
+            key, value = next(self._rows)
+            chunk.keys.append(key)
+            chunk.values.append(value)
+            self._crc = crc32c(value, crc32c(key, self._crc))
+            size += len(key) + len(value)
+            if key == META_KEY:
+                self._ended = chunk.last = True
+                break
+        chunk.crc = self._crc
+        return chunk.SerializeToString()
+
+    def close(self) -> None:
+        """Give the engine its space back."""
+        self._ended = True
+        self._rows = iter(())
+
+
+class Import:
+    """Replaces a state by another replica's. Begins by emptying it."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._engine = state.engine
+        self._crc = 0
+        self._records = 0
+        self._engine.clear()
+        state.load()
+
+    def add(self, chunk: bytes) -> bool:
+        """Take in the next chunk. True if it was the last: the state then stands at the exporter's position, not yet
+        durably. Raises Corrupted for a chunk that does not continue those before it."""
+        message = _parse(chunk)
+        batch = self._engine.batch()
+        for key, value in zip(message.keys, message.values, strict=True):
+            self._crc = crc32c(value, crc32c(key, self._crc))
+            batch.put(key, value)
+            if key.startswith(rows.ALL_DATA[0]):
+                self._records += 1
+                name, expires_ms = key_of_data(key), record_of(value).expires_ms
+                batch.put(ORDER + name, b"")
+                if expires_ms:
+                    batch.put(expiry_key(expires_ms, name), b"")
+        if message.crc != self._crc:
+            raise Corrupted(f"a chunk of the state has CRC {self._crc:08x}, its exporter's is {message.crc:08x}")
+        if message.last:
+            self._check_count(meta_of(message.values[-1]))
+        self._engine.write(batch)
+        if message.last:
+            self._state.load()
+            self._state.durable_seq = Seq(0)
+        return message.last
+
+    def _check_count(self, meta: Meta) -> None:
+        if meta.key_count != self._records:
+            raise Corrupted(f"the state has {meta.key_count} keys, {self._records} came")
+
+
+def _parse(chunk: bytes) -> entry_pb2.Chunk:
+    try:
+        message = entry_pb2.Chunk.FromString(chunk)
+    except DecodeError as error:
+        raise Corrupted(f"a chunk of a state cannot be read: {error}") from error
+    if message.format != FORMAT or len(message.keys) != len(message.values):
+        raise Corrupted(
+            f"a chunk of a state has format {message.format}, {len(message.keys)} keys and {len(message.values)} values"
+        )
+    return message
