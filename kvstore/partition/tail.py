@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
-from kvstore.errors import BookieError, LedgerError, MetadataError, NoSuchLedger
+from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, StoreError
 from kvstore.partition.state import State
 from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry, Logs
@@ -49,7 +49,7 @@ class Tail:
             except NoSuchLedger:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
-            except (BookieError, LedgerError, MetadataError) as error:
+            except (LedgerError, MetadataError) as error:
                 log.debug("partition=%s tail waits: %s", self._partition, error)
                 await asyncio.sleep(RETRY_S)
             finally:
@@ -62,7 +62,7 @@ class Tail:
             async with asyncio.timeout(patience_s):
                 await self._progress.wait()
 
-    async def _apply(self, entries: list[LogEntry] | tuple[LogEntry, ...]) -> None:
+    async def _apply(self, entries: Sequence[LogEntry]) -> None:
         for start in range(0, len(entries), ENTRIES_PER_TURN):
             for entry in entries[start : start + ENTRIES_PER_TURN]:
                 self._state.apply(entry)
@@ -73,7 +73,7 @@ class Tail:
     async def _install(self) -> None:
         try:
             await self._install_snapshot()
-        except (LedgerError, MetadataError) as error:
+        except StoreError as error:
             log.info("partition=%s snapshot not installed: %s", self._partition, error)
             await asyncio.sleep(1.0)
         else:

@@ -1,0 +1,102 @@
+"""A replica too far behind the log takes its state from another one: asks for an export, imports it, then tails on.
+
+While it does, it publishes a synced sequence of 0, which keeps the leader from trimming what it will need next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import orjson
+
+from kvstore.env import Clock
+from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
+from kvstore.partition.election import Published
+from kvstore.partition.ports import Peers
+from kvstore.partition.state import State
+from kvstore.partition.transfer import Export, Import
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 256 << 10
+CALL_S = 10.0
+EXPORTS_MAX = 2
+IDLE_S = 60.0
+"""An export that nobody has asked of for so long is closed: it holds space in the engine."""
+BEGIN = "export-begin"
+NEXT = "export-next"
+
+
+class Exports:
+    """Answers replicas that ask for this one's state."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state, self._clock = state, clock
+        self._open: dict[str, tuple[Export, float]] = {}
+        self._count = 0
+        self.served = 0
+
+    def begin(self) -> bytes:
+        """Open an export; its number and where it stands. Raises Overloaded, or Unavailable while there is no state."""
+        self._drop_idle()
+        if self._state.position is None:
+            raise Unavailable(f"partition {self._state.partition}: this replica has no state yet")
+        if len(self._open) >= EXPORTS_MAX:
+            raise Overloaded(f"want at most {EXPORTS_MAX} exports at once")
+        self._count += 1
+        number = str(self._count)
+        self._open[number] = (Export(self._state), self._clock.now())
+        return orjson.dumps({"export": number, "seq": self._state.seq})
+
+    def next(self, number: str) -> bytes:
+        """The next chunk. Raises InvalidRequest for an export that is not open (any more)."""
+        export, _ = self._open.get(number, (None, 0.0))
+        if export is None:
+            raise InvalidRequest(f"want an open export, got {number!r}: begin again")
+        chunk = export.next_chunk(CHUNK_BYTES)
+        if chunk is None:
+            self._close(number)
+            self.served += 1
+            return b""
+        self._open[number] = (export, self._clock.now())
+        return chunk
+
+    def close(self) -> None:
+        """Close all of them."""
+        for number in list(self._open):
+            self._close(number)
+
+    def _drop_idle(self) -> None:
+        for number, (_, asked) in list(self._open.items()):
+            if self._clock.now() - asked > IDLE_S:
+                self._close(number)
+
+    def _close(self, number: str) -> None:
+        export, _ = self._open.pop(number)
+        export.close()
+
+
+def best_sources(
+    me: ServerId, leader: ServerId | None, published: Mapping[ServerId, Published], replicas: tuple[ServerId, ...]
+) -> list[ServerId]:
+    """Whom to ask: those that are furthest first, the leader last, because it has other things to do."""
+    up = [server for server in replicas if server != me and server in published and published[server].seq > 0]
+    return sorted(up, key=lambda server: (server == leader, -published[server].seq, server))
+
+
+async def install(peers: Peers, partition: PartitionId, source: ServerId, state: State) -> None:
+    """Replace `state` by that of the replica on `source`. Raises StoreError; the state is then empty or as it was."""
+    begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
+    number = str(begun["export"]).encode()
+    incoming: Import | None = None
+    while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
+        incoming = incoming or Import(state)  # what is here goes only once something comes
+        last = incoming.add(chunk)
+        await asyncio.sleep(0)
+        if last:
+            log.info("partition=%s installed the state of %s at seq=%d", partition, source, state.seq)
+            return
+    raise Corrupted(f"partition {partition}: the export of {source} ended without its last chunk")
