@@ -231,7 +231,8 @@ def _check_columns(entry: Entry) -> None:
         expiring = replacing = 0
     else:
         plain = [flags & KIND for flags in kinds]
-        if not set(plain) <= {CREATE, OVERWRITE, DELETE, NOTE}:
+        unknown = any(flags & ~(KIND | EXPIRES | REPLACES) for flags in kinds)
+        if unknown or not set(plain) <= {CREATE, OVERWRITE, DELETE, NOTE}:
             raise Corrupted(f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, unknown to this program")
         mutations, overwrites = len(kinds), plain.count(OVERWRITE)
         puts = overwrites + plain.count(CREATE)

@@ -1,0 +1,178 @@
+"""What every engine does. A driver earns its place by one line here."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.partition.engine import Engine
+from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.engine_rocks import RocksEngine
+
+DRIVERS: dict[str, Callable[[Path], Engine]] = {
+    "memory": lambda path: MemoryEngine(),
+    "rocks": lambda path: RocksEngine(str(path / "engine")),
+}
+
+
+@pytest.fixture(params=DRIVERS.values(), ids=DRIVERS.keys())
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    made: Engine = request.param(tmp_path)
+    yield made
+    made.close()
+
+
+def write(engine: Engine, *pairs: tuple[bytes, bytes]) -> None:
+    batch = engine.batch()
+    for key, value in pairs:
+        batch.put(key, value)
+    engine.write(batch)
+
+
+def contents(engine: Engine) -> list[tuple[bytes, bytes]]:
+    return list(engine.iterate(b"", b"\xff"))
+
+
+async def flushed(engine: Engine) -> None:
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    engine.flush(done.set_result)
+    assert await done is None
+
+
+def test_what_was_never_written_is_absent(engine: Engine) -> None:
+    assert engine.get(b"a") is None
+    assert engine.multi_get([b"a", b"b"]) == [None, None]
+    assert engine.multi_get([]) == []
+    assert contents(engine) == []
+
+
+def test_a_batch_takes_effect_in_its_order(engine: Engine) -> None:
+    write(engine, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    batch = engine.batch()
+    batch.put(b"a", b"2")
+    batch.delete(b"a")
+    batch.delete(b"b")
+    batch.put(b"b", b"3")
+    batch.delete_range(b"c", b"d")
+    batch.put(b"d", b"")
+    engine.write(batch)
+    assert contents(engine) == [(b"b", b"3"), (b"d", b"")]
+
+
+def test_values_come_in_the_order_of_the_keys_asked_for(engine: Engine) -> None:
+    write(engine, (b"a", b"1"), (b"b", b"2"))
+    assert engine.multi_get([b"b", b"x", b"a", b"b"]) == [b"2", None, b"1", b"2"]
+
+
+def test_a_range_has_its_begin_and_not_its_end(engine: Engine) -> None:
+    write(engine, *((key, b"") for key in (b"a", b"a\0", b"b", b"b\xff", b"c")))
+    assert [key for key, _ in engine.iterate(b"a\0", b"c")] == [b"a\0", b"b", b"b\xff"]
+    assert list(engine.iterate(b"c", b"a")) == []
+    batch = engine.batch()
+    batch.delete_range(b"a\0", b"b\xff")
+    engine.write(batch)
+    assert [key for key, _ in contents(engine)] == [b"a", b"b\xff", b"c"]
+
+
+def test_keys_stand_in_the_order_of_unsigned_bytes(engine: Engine) -> None:
+    keys = [bytes((0, 255)), bytes((127,)), bytes((128,)), bytes((254, 255))]
+    write(engine, *((key, b"") for key in reversed(keys)))
+    assert [key for key, _ in contents(engine)] == keys
+
+
+def test_an_iterator_shows_the_rows_as_they_were_when_it_was_made(engine: Engine) -> None:
+    write(engine, *((b"%03d" % number, b"old") for number in range(300)))
+    rows = engine.iterate(b"", b"\xff")
+    batch = engine.batch()
+    batch.delete_range(b"100", b"200")
+    batch.put(b"250", b"new")
+    batch.put(b"2505", b"new")
+    engine.write(batch)
+    assert list(rows) == [(b"%03d" % number, b"old") for number in range(300)]
+    assert len(contents(engine)) == 201
+
+
+def test_large_and_binary_rows_come_back(engine: Engine) -> None:
+    rows = [(b"\0" * 4096, bytes(range(256)) * 4096), (b"e", b"")]
+    write(engine, *rows)
+    assert contents(engine) == sorted(rows)
+
+
+async def test_a_flush_tells_when_it_is_done_and_changes_nothing(engine: Engine) -> None:
+    write(engine, (b"a", b"1"))
+    await flushed(engine)
+    await flushed(engine)
+    assert contents(engine) == [(b"a", b"1")]
+    assert engine.approximate_bytes() > 0
+
+
+async def test_a_cleared_engine_is_empty_and_goes_on(engine: Engine) -> None:
+    write(engine, (b"a", b"1"))
+    await flushed(engine)
+    engine.clear()
+    assert contents(engine) == []
+    write(engine, (b"b", b"2"))
+    await flushed(engine)
+    assert contents(engine) == [(b"b", b"2")]
+
+
+async def test_what_was_flushed_is_there_when_the_engine_is_opened_again(tmp_path: Path) -> None:
+    first = RocksEngine(str(tmp_path / "engine"))
+    write(first, (b"a", b"1"))
+    await flushed(first)
+    first.close()
+    second = RocksEngine(str(tmp_path / "engine"))
+    assert contents(second) == [(b"a", b"1")]
+    second.close()
+
+
+def test_an_engine_that_is_open_elsewhere_cannot_be_opened(tmp_path: Path) -> None:
+    first = RocksEngine(str(tmp_path / "engine"))
+    with pytest.raises(OSError, match="engine"):
+        RocksEngine(str(tmp_path / "engine"))
+    first.close()
+
+
+async def test_a_crash_of_the_memory_engine_keeps_what_was_flushed() -> None:
+    engine = MemoryEngine()
+    write(engine, (b"a", b"1"), (b"b", b"1"))
+    await flushed(engine)
+    write(engine, (b"a", b"2"))
+    batch = engine.batch()
+    batch.delete_range(b"", b"\xff")
+    engine.write(batch)
+    engine.crash()
+    assert contents(engine) == [(b"a", b"1"), (b"b", b"1")]
+
+
+async def test_a_crash_of_the_memory_engine_may_keep_some_batches_after_the_mark() -> None:
+    engine = MemoryEngine()
+    for number in range(4):
+        write(engine, (b"a", b"%d" % number), (b"b%d" % number, b""))
+    engine.crash(keep=2)
+    assert contents(engine) == [(b"a", b"1"), (b"b0", b""), (b"b1", b"")]
+
+
+async def test_a_flush_holds_what_was_written_before_it_and_not_what_came_later() -> None:
+    engine = MemoryEngine()
+    write(engine, (b"a", b"1"))
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    engine.flush(done.set_result)
+    write(engine, (b"a", b"2"))
+    await done
+    engine.crash()
+    assert contents(engine) == [(b"a", b"1")]
+
+
+async def test_a_flush_that_a_crash_interrupts_is_never_done() -> None:
+    engine = MemoryEngine()
+    write(engine, (b"a", b"1"))
+    told: list[OSError | None] = []
+    engine.flush(told.append)
+    engine.crash()
+    write(engine, (b"b", b"1"))
+    await flushed(engine)
+    assert told == []
+    engine.crash()
+    assert contents(engine) == [(b"b", b"1")]
