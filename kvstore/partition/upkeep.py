@@ -1,4 +1,5 @@
-"""What a replica does on the side: sync its state to disk now and then, and as leader trim the log behind all replicas."""
+"""What a replica does on the side: sync its state to disk now and then, and as leader trim the log behind all
+replicas."""
 
 from __future__ import annotations
 
