@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from kvstore.errors import MetadataError, MetadataUnavailable, NodeExists, NoSuchNode, NotEmpty, VersionConflict
 from kvstore.meta import paths
-from kvstore.meta.store import DATA_BYTES_MAX, Change, Check, Create, Delete, SessionState, SetData, Stat, Watch
+from kvstore.meta.store import Change, Check, Create, Delete, SessionState, SetData, Stat, Watch, check_sizes
 
 Observer = Callable[[str, bytes | None, bytes | None], None]
 """Told of each node that a transaction changed: path, old data, new data; None is an absent node."""
@@ -199,13 +199,6 @@ class _Transaction:
             node = node.copy()
             self.touched[path] = node
         return node
-
-
-def check_sizes(changes: Sequence[Change]) -> None:
-    """Raise MetadataError if one call carries more than a ZooKeeper server takes: it would break the connection."""
-    total = sum(len(change.path) + len(change.data) for change in changes if isinstance(change, Create | SetData))
-    if total > DATA_BYTES_MAX:
-        raise MetadataError(f"{changes[0].path}: {total} bytes in one call, at most {DATA_BYTES_MAX}")
 
 
 class MemoryStore:

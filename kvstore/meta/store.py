@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, Protocol
 
-from kvstore.errors import NodeExists
+from kvstore.errors import MetadataError, NodeExists
 
 DATA_BYTES_MAX = 1_000_000
 """Paths and data in one call. ZooKeeper breaks the connection at 2^20 bytes; drivers refuse before, with
@@ -144,3 +144,10 @@ async def ensure_path(store: MetadataStore, path: str) -> None:
             await store.create("/" + "/".join(parts[:count]))
         except NodeExists:
             continue
+
+
+def check_sizes(changes: Sequence[Change]) -> None:
+    """Raise MetadataError if one call carries more than a ZooKeeper server takes: it would break the connection."""
+    total = sum(len(change.path) + len(change.data) for change in changes if isinstance(change, Create | SetData))
+    if total > DATA_BYTES_MAX:
+        raise MetadataError(f"{changes[0].path}: {total} bytes in one call, at most {DATA_BYTES_MAX}")

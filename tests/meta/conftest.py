@@ -7,12 +7,20 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvstore.meta.store import MetadataStore
-from tests.meta.drivers import Driver, MemoryDriver
+from tests.meta.drivers import Driver, MemoryDriver, TestNursery
+from tests.zookeeper_fixture import own_zookeeper, zookeeper, zookeeper_chroot
+
+__all__ = ["own_zookeeper", "zookeeper", "zookeeper_chroot"]
 
 
-@pytest.fixture(params=["memory"])
+@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.needs_zookeeper)])
 async def driver(request: pytest.FixtureRequest) -> AsyncIterator[Driver]:
-    driver = MemoryDriver()
+    if request.param == "memory":
+        driver: Driver = MemoryDriver()
+    else:
+        from tests.meta.zookeeper_driver import ZooKeeperDriver
+
+        driver = ZooKeeperDriver(request.getfixturevalue("zookeeper_chroot"))
     yield driver
     await driver.close()
 
@@ -26,3 +34,10 @@ async def store(driver: Driver) -> MetadataStore:
 async def other(driver: Driver) -> MetadataStore:
     """A second session with the same store."""
     return await driver.connect()
+
+
+@pytest.fixture
+async def nursery() -> AsyncIterator[TestNursery]:
+    nursery = TestNursery()
+    yield nursery
+    await nursery.close()

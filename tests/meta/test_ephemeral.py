@@ -1,5 +1,3 @@
-from collections.abc import AsyncIterator
-
 import pytest
 
 from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists
@@ -19,13 +17,6 @@ def store() -> FaultyStore:
 @pytest.fixture
 def other(store: FaultyStore) -> MemoryStore:
     return MemoryStore(store.tree)
-
-
-@pytest.fixture
-async def nursery() -> AsyncIterator[TestNursery]:
-    nursery = TestNursery()
-    yield nursery
-    await nursery.close()
 
 
 async def held(store: MemoryStore) -> tuple[bytes, bool]:

@@ -1,4 +1,3 @@
-from collections.abc import AsyncIterator
 from dataclasses import replace
 
 import pytest
@@ -28,13 +27,6 @@ async def store() -> FaultyStore:
 @pytest.fixture
 def other(store: FaultyStore) -> MemoryStore:
     return MemoryStore(store.tree)
-
-
-@pytest.fixture
-async def nursery() -> AsyncIterator[TestNursery]:
-    nursery = TestNursery()
-    yield nursery
-    await nursery.close()
 
 
 async def test_a_registered_bookie_is_found_with_its_address(store: FaultyStore, nursery: TestNursery) -> None:

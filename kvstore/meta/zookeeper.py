@@ -1,0 +1,269 @@
+"""The metadata store's driver for ZooKeeper, on kazoo. See zookeeper_session.py for how the session is kept.
+
+Answers come through `rawlink` from kazoo's threads to the event loop. Each call has a deadline; past it, the outcome is
+unknown and the connection is broken on purpose. ZooKeeper's own watches work once and die with the connection: here
+they are armed again before anybody is called, so whoever reads when called sees all that an unarmed moment has missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from kazoo import exceptions as kazoo
+
+from kvstore.errors import (
+    MetadataError,
+    MetadataUnavailable,
+    MetadataUnknown,
+    NodeExists,
+    NoSuchNode,
+    NotEmpty,
+    VersionConflict,
+)
+from kvstore.meta import paths
+from kvstore.meta.store import (
+    Change,
+    Check,
+    Create,
+    Delete,
+    SessionState,
+    SetData,
+    Stat,
+    Watch,
+    check_sizes,
+    ensure_path,
+)
+from kvstore.meta.zookeeper_session import GuardedClient, NotSent, Session, Tls
+from kvstore.meta.zookeeper_watches import Standing
+
+log = logging.getLogger(__name__)
+
+SESSION_TIMEOUT_S = 6.0
+CALL_TIMEOUT_S = 5.0
+"""Longer than a ping that fails, and than any sync of a healthy server's disk."""
+CONNECT_TIMEOUT_S = 15.0
+CALLS_MAX = 1000
+"""Calls under way; more are refused. ZooKeeper throttles at as many."""
+
+_ERRORS: dict[type[Exception], type[MetadataError]] = {
+    kazoo.NoNodeError: NoSuchNode,
+    kazoo.NodeExistsError: NodeExists,
+    kazoo.NotEmptyError: NotEmpty,
+    kazoo.BadVersionError: VersionConflict,
+    NotSent: MetadataUnavailable,
+    kazoo.ConnectionLoss: MetadataUnknown,
+    kazoo.ConnectionClosedError: MetadataUnknown,
+    kazoo.SessionExpiredError: MetadataUnknown,
+    kazoo.SessionMovedError: MetadataUnknown,
+    kazoo.OperationTimeoutError: MetadataUnknown,
+    kazoo.AuthFailedError: MetadataUnknown,
+}
+_NOT_THE_CAUSE = (kazoo.RolledBackError, kazoo.RuntimeInconsistency)
+"""What the changes of a transaction get that stand before and after the one that failed."""
+
+Submit = Callable[[GuardedClient], Any]
+
+
+def _error(path: str, error: BaseException) -> MetadataError:
+    known = _ERRORS.get(type(error))  # type: ignore[arg-type]
+    return known(path) if known else MetadataError(f"{path}: {type(error).__name__} {error}".rstrip())
+
+
+class ZooKeeperStore:
+    """A MetadataStore on a ZooKeeper ensemble, below the chroot of its connection string. Made by `connect`."""
+
+    def __init__(self, address: str, *, session_timeout_s: float, call_timeout_s: float, tls: Tls | None) -> None:
+        hosts, _, chroot = address.partition("/")
+        self._chroot = f"/{chroot.strip('/')}" if chroot.strip("/") else ""
+        self._call_timeout_s = call_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._calls = 0
+        self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
+        self._standings: dict[str, Standing] = {}
+        self._session = Session(hosts, session_timeout_s, tls, self._state_changed)
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        session_timeout_s: float = SESSION_TIMEOUT_S,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        tls: Tls | None = None,
+    ) -> ZooKeeperStore:
+        """A store at `host:port,host:port/chroot`, connected, its chroot created. Raises MetadataUnavailable after
+        `connect_timeout_s`. From then on it reconnects by itself, for ever."""
+        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls)
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await store._prepare()
+        except BaseException as error:
+            await store.close()
+            if isinstance(error, TimeoutError):
+                raise MetadataUnavailable(f"no ZooKeeper answers at {address} within {connect_timeout_s} s") from None
+            raise
+        return store
+
+    async def _prepare(self) -> None:
+        connected = asyncio.Event()
+        self.on_state(lambda state: connected.set() if state is SessionState.CONNECTED else None)
+        while True:
+            if self.state is not SessionState.CONNECTED:
+                await connected.wait()
+            connected.clear()
+            with suppress(MetadataUnavailable, MetadataUnknown):
+                return await self._create_chroot()
+
+    async def _create_chroot(self) -> None:
+        chroot, self._chroot = self._chroot, ""
+        try:
+            if chroot:
+                await ensure_path(self, chroot)
+        finally:
+            self._chroot = chroot
+
+    @property
+    def state(self) -> SessionState:
+        return self._session.state
+
+    @property
+    def session(self) -> int:
+        return self._session.id
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        full = self._full(path)
+        data, stat = await self._call(path, lambda client: client.get_async(full))
+        return data, _stat(stat)
+
+    async def children(self, path: str) -> list[str]:
+        full = self._full(path)
+        return sorted(await self._call(path, lambda client: client.get_children_async(full)))
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        full = self._full(path)
+        check_sizes([Create(path, data)])
+        created: str = await self._call(
+            path, lambda client: client.create_async(full, data, ephemeral=ephemeral, sequence=sequential)
+        )
+        return created[len(self._chroot) :]
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        full = self._full(path)
+        check_sizes([SetData(path, data, version)])
+        return _stat(await self._call(path, lambda client: client.set_async(full, data, version))).version
+
+    async def delete(self, path: str, version: int) -> None:
+        full = self._full(path)
+        await self._call(path, lambda client: client.delete_async(full, version))
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        if not changes:
+            return
+        full = [self._full(change.path) for change in changes]
+        check_sizes(changes)
+        results = await self._call(changes[0].path, lambda client: _transaction(client, full, changes))
+        failed = [(change, result) for change, result in zip(changes, results, strict=True) if _is_error(result)]
+        for change, result in failed:
+            if not isinstance(result, _NOT_THE_CAUSE):
+                raise _error(change.path, result)
+        if failed:
+            raise MetadataError(f"{failed[0][0].path}: the transaction was rolled back, and no reason given")
+
+    async def sync(self, path: str) -> None:
+        full = self._full(path)
+        await self._call(path, lambda client: client.sync_async(full))
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+        full = self._full(path)
+        standing = self._standings.get(full)
+        if standing is None:
+            standing = self._standings[full] = Standing(full, self._loop, self._standings)
+        watch = standing.join(changed)
+        if self.state is SessionState.CONNECTED:
+            standing.arm(self._session.client)
+        return watch
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append((listener, contextvars.copy_context()))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def break_connection(self) -> None:
+        """Break the connection as a network would. For tests and drills."""
+        self._session.break_connection("asked to")
+
+    def _full(self, path: str) -> str:
+        paths.check(path)
+        return (self._chroot + path if path != "/" else self._chroot) or "/"
+
+    async def _call(self, path: str, submit: Submit) -> Any:
+        """Submit a request and await its answer. Raises what stands in _ERRORS."""
+        if self.state is not SessionState.CONNECTED:
+            raise MetadataUnavailable(f"{path}: the metadata session is {self.state.name}")
+        if self._calls >= CALLS_MAX:
+            raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
+        answered: asyncio.Future[Any] = self._loop.create_future()
+        self._calls += 1
+        try:
+            submit(self._session.client).rawlink(partial(_post, self._loop, answered))
+            async with asyncio.timeout(self._call_timeout_s):
+                answer = await answered
+        except NotSent as error:
+            raise _error(path, error) from None
+        except TimeoutError:
+            self._session.break_connection(f"no answer for {path} in {self._call_timeout_s} s")
+            raise MetadataUnknown(f"{path}: no answer in {self._call_timeout_s} s") from None
+        finally:
+            self._calls -= 1
+        if answer.exception is not None:
+            raise _error(path, answer.exception) from answer.exception
+        return answer.value
+
+    def _state_changed(self, state: SessionState) -> None:
+        for listener, context in self._listeners:
+            self._loop.call_soon(listener, state, context=context)
+        if state is SessionState.CONNECTED:
+            for standing in list(self._standings.values()):
+                standing.renew(self._session.client)
+
+
+def _post(loop: asyncio.AbstractEventLoop, answered: asyncio.Future[Any], answer: Any) -> None:
+    """On a thread of kazoo's: hand the answer to whoever awaits it, if they still do and the loop still runs."""
+    with suppress(RuntimeError):
+        loop.call_soon_threadsafe(_settle, answered, answer)
+
+
+def _settle(answered: asyncio.Future[Any], answer: Any) -> None:
+    if not answered.done():
+        answered.set_result(answer)
+
+
+def _stat(stat: Any) -> Stat:
+    return Stat(stat.version, stat.czxid, stat.ephemeralOwner, stat.mtime, stat.cversion)
+
+
+def _is_error(result: Any) -> bool:
+    return isinstance(result, Exception)
+
+
+def _transaction(client: GuardedClient, full: Sequence[str], changes: Sequence[Change]) -> Any:
+    transaction = client.transaction()
+    for path, change in zip(full, changes, strict=True):
+        match change:
+            case Create():
+                transaction.create(path, change.data, ephemeral=change.ephemeral)
+            case SetData():
+                transaction.set_data(path, change.data, change.version)
+            case Delete():
+                transaction.delete(path, change.version)
+            case Check():
+                transaction.check(path, change.version)
+    return transaction.commit_async()

@@ -1,0 +1,181 @@
+"""A session with ZooKeeper, kept alive for ever: kazoo's client in its threads, its states and answers on the event
+loop.
+
+What kazoo would do and must not, and what is done about it here:
+
+- It queues requests while disconnected, without bound, and sends them whenever it is back, even in a new session.
+  GuardedClient refuses a request unless the connection stands, under one lock with the change of state, so that its
+  queue is empty whenever it connects.
+- It never notices a silent server while requests keep it busy, since each counts as a ping. A call past its deadline
+  breaks the connection (`break_connection`).
+- Its thread ends for good after an answer that it does not understand. Session starts a new client then.
+- It calls listeners on the connection's thread, where any call would deadlock. They only post to the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from kazoo.client import KazooClient
+from kazoo.protocol.connection import _CONNECTION_DROP
+from kazoo.protocol.states import KeeperState
+from kazoo.retry import KazooRetry
+
+from kvstore.meta.store import SessionState
+
+log = logging.getLogger(__name__)
+# Through an outage kazoo reports each attempt; the changes of state are logged here.
+_kazoo_log = logging.getLogger(f"{__name__}.kazoo")
+_kazoo_log.setLevel(logging.ERROR)
+
+RECONNECT_DELAY_MAX_S = 0.7
+RECONNECT_JITTER = 0.4
+RESTART_DELAY_S = 1.0
+CLOSE_TIMEOUT_S = 3.0
+_ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Files in PEM form. The server's certificate and host name are always checked."""
+
+    ca: str
+    certfile: str | None = None
+    keyfile: str | None = None
+    keyfile_password: str | None = None
+
+
+class NotSent(Exception):
+    """The request was refused before it left this process."""
+
+
+class GuardedClient(KazooClient):  # type: ignore[misc]
+    """Kazoo's client, but it takes requests only while connected, and tells every change of its state, from its
+    threads."""
+
+    def __init__(self, changed: Callable[[GuardedClient, str], None], **options: Any) -> None:
+        self._changed = changed
+        self._guard = threading.RLock()
+        super().__init__(**options)
+
+    def _call(self, request: Any, async_object: Any) -> Any:
+        with self._guard:
+            if self._state != KeeperState.CONNECTED:
+                raise NotSent(f"the connection is {self._state}")
+            return super()._call(request, async_object)
+
+    def _session_callback(self, state: str) -> None:
+        with self._guard:
+            before = self._state
+            super()._session_callback(state)
+        if state != before:
+            self._changed(self, state)
+
+    def drop_connection(self) -> None:
+        """Break the connection as if the network had; kazoo connects again by itself."""
+        with suppress(NotSent):
+            self._call(_CONNECTION_DROP, self.handler.async_result())
+
+
+class Session:
+    """One session after another, until closed. All methods are called on the event loop, and so is `changed`."""
+
+    def __init__(self, hosts: str, timeout_s: float, tls: Tls | None, changed: Callable[[SessionState], None]) -> None:
+        self.state = SessionState.LOST
+        self.id = 0
+        """The session's id; 0 while LOST."""
+        self._hosts, self._timeout_s, self._tls, self._report = hosts, timeout_s, tls, changed
+        self._loop = asyncio.get_running_loop()
+        self._is_closing = False
+        self.client = self._start()
+
+    def _start(self) -> GuardedClient:
+        options: dict[str, Any] = {}
+        if self._tls is not None:
+            options = {"use_ssl": True, "verify_certs": True, "check_hostname": True, "ca": self._tls.ca}
+            options |= {"certfile": self._tls.certfile, "keyfile": self._tls.keyfile}
+            options |= {"keyfile_password": self._tls.keyfile_password}
+        retry = KazooRetry(max_tries=-1, max_jitter=RECONNECT_JITTER, max_delay=RECONNECT_DELAY_MAX_S)
+        client = GuardedClient(
+            self._heard,
+            hosts=self._hosts,
+            timeout=self._timeout_s,
+            connection_retry=retry,
+            logger=_kazoo_log,
+            **options,
+        )
+        client.start_async()
+        return client
+
+    def break_connection(self, why: str) -> None:
+        """Give up on a connection that does not answer; the next one follows by itself."""
+        log.warning("metadata connection broken session=%x: %s", self.id, why)
+        self.client.drop_connection()
+
+    async def close(self) -> None:
+        """End the session. Waits for the server's confirmation, but not for long: the session expires in any case."""
+        self._is_closing = True
+        self._become(SessionState.LOST, 0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self._dispose(self.client)
+
+    def _dispose(self, client: GuardedClient) -> asyncio.Future[None]:
+        """Stop a client in a thread of its own: it blocks until kazoo's threads have ended, however long that takes."""
+        done: asyncio.Future[None] = self._loop.create_future()
+
+        def stop() -> None:
+            try:
+                client.stop()
+                client.close()
+            except Exception:  # the root of a thread; kazoo raises what it likes when it cannot stop
+                log.warning("kazoo did not stop in order", exc_info=True)
+            self._post(lambda: None if done.done() else done.set_result(None))
+
+        threading.Thread(target=stop, name="stop kazoo", daemon=True).start()
+        return done
+
+    def _post(self, callback: Callable[[], None]) -> None:
+        """Run `callback` on the loop; from any thread. After the loop's end there is nobody to tell."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback)
+
+    def _heard(self, client: GuardedClient, state: str) -> None:
+        """On kazoo's connection thread: pass on what it says, and do nothing else here."""
+        identity = client.client_id
+        self._post(partial(self._on_state, client, state, identity[0] if identity else 0))
+
+    def _on_state(self, client: GuardedClient, state: str, session: int) -> None:
+        if self._is_closing or client is not self.client:
+            return
+        if state == KeeperState.CONNECTED:
+            if session != self.id:
+                self._become(SessionState.LOST, 0)
+            self._become(SessionState.CONNECTED, session)
+        elif state == KeeperState.CONNECTING:
+            if self.state is SessionState.CONNECTED:
+                self._become(SessionState.SUSPENDED, self.id)
+        else:
+            self._become(SessionState.LOST, 0)
+            if state in _ENDED:
+                self._loop.call_later(RESTART_DELAY_S, self._replace, client)
+
+    def _replace(self, client: GuardedClient) -> None:
+        if not self._is_closing and client is self.client:
+            log.error("kazoo has ended; starting it anew")
+            self._dispose(client)
+            self.client = self._start()
+
+    def _become(self, state: SessionState, session: int) -> None:
+        if (state, session) == (self.state, self.id):
+            return
+        log.info("metadata session state=%s session=%x", state.name, session or self.id)
+        self.state, self.id = state, session
+        self._report(state)

@@ -1,0 +1,127 @@
+"""Standing watches on ZooKeeper's one-shot ones.
+
+A one-shot watch is spent by its event and dies with its connection. Here it is armed again before anybody is called, so
+whoever reads when called sees all that changed while nothing was armed: requests of one session are served in order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from kazoo import exceptions as kazoo
+from kazoo.protocol.states import EventType, WatchedEvent
+
+from kvstore.meta.zookeeper_session import GuardedClient, NotSent
+
+log = logging.getLogger(__name__)
+
+
+class Standing:
+    """The server's two one-shot watches of one path, for its existence and data and for its children, armed while
+    anybody cares."""
+
+    def __init__(self, path: str, loop: asyncio.AbstractEventLoop, among: dict[str, Standing]) -> None:
+        self.watches: list[PathWatch] = []
+        self._path, self._loop, self._among = path, loop, among
+        self._client: GuardedClient | None = None
+        self._is_armed = {"data": False, "children": False}
+        self._generation = 0
+        """Rises with each connection: events of an earlier one are stale."""
+        self._births = 0
+        """Rises with each event of the data watch, creations among them."""
+
+    def join(self, changed: Callable[[], None]) -> PathWatch:
+        """One more caller."""
+        return PathWatch(self, changed)
+
+    def renew(self, client: GuardedClient) -> None:
+        """On a new connection: what was armed went with the old one, and anything may have changed."""
+        self._generation += 1
+        self._is_armed = dict.fromkeys(self._is_armed, False)
+        self._go_on(client)
+
+    def arm(self, client: GuardedClient) -> None:
+        """Ask the server for what is not armed. If the connection breaks meanwhile, the next one arms all again."""
+        self._client = client
+        if not self._is_armed["data"]:
+            self._ask("data", client.exists_async)
+        if not self._is_armed["children"]:
+            self._ask("children", client.get_children_async)
+
+    def _go_on(self, client: GuardedClient) -> None:
+        if not self.watches:
+            self._among.pop(self._path, None)  # nobody cares any more
+            return
+        self.arm(client)
+        for watch in list(self.watches):
+            watch.call_soon()
+
+    def _ask(self, kind: str, request: Callable[..., Any]) -> None:
+        fired = partial(self._fired, kind, self._generation)
+        with suppress(NotSent):
+            self._is_armed[kind] = True
+            answered = partial(self._answered, kind, self._generation, self._births)
+            request(self._path, watch=fired).rawlink(answered)
+            return
+        self._is_armed[kind] = False
+
+    def _fired(self, kind: str, generation: int, event: WatchedEvent) -> None:
+        """On a thread of kazoo's."""
+        if event.type != EventType.NONE:  # the connection broke: the next one calls
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_event, kind, generation)
+
+    def _answered(self, kind: str, generation: int, births: int, answer: Any) -> None:
+        """On a thread of kazoo's."""
+        if answer.exception is not None:
+            with suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._on_refusal, kind, generation, births, answer.exception)
+
+    def _on_refusal(self, kind: str, generation: int, births: int, error: Exception) -> None:
+        """There is no such node to watch the children of; its creation will tell, or has told already: events and
+        answers come by different threads."""
+        if generation != self._generation:
+            return
+        self._is_armed[kind] = False
+        if births != self._births and self._client is not None:
+            self._go_on(self._client)
+        if not isinstance(error, kazoo.NoNodeError | kazoo.ConnectionLoss | kazoo.SessionExpiredError):
+            log.warning("cannot watch path=%s: %s", self._path, type(error).__name__)
+
+    def _on_event(self, kind: str, generation: int) -> None:
+        if generation != self._generation:
+            return
+        self._is_armed[kind] = False
+        self._births += kind == "data"
+        if self._client is not None:
+            self._go_on(self._client)
+
+
+class PathWatch:
+    """One caller's interest in a path. Calls that are not yet delivered coalesce."""
+
+    def __init__(self, standing: Standing, changed: Callable[[], None]) -> None:
+        self._standing, self._changed = standing, changed
+        self._context = contextvars.copy_context()
+        self._is_scheduled = False
+        standing.watches.append(self)
+
+    def close(self) -> None:
+        if self in self._standing.watches:
+            self._standing.watches.remove(self)
+
+    def call_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
+
+    def _deliver(self) -> None:
+        self._is_scheduled = False
+        if self in self._standing.watches:
+            self._changed()

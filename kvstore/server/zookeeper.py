@@ -1,0 +1,267 @@
+"""Starts a real ZooKeeper server from the jars that pyspark installs. Real processes, real time, blocking.
+
+    <directory>/zoo.cfg  log4j2.xml  myid  zookeeper.pid  zookeeper.out  zookeeper.log  data/
+
+All listens on loopback. A server outlives the process that started it if it was asked to, and is found again by its
+directory.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from kvstore.errors import ConfigError, Unavailable
+from kvstore.server.java import find_java
+
+VERSION_MIN = (3, 9, 5)
+"""Earlier ones lose committed data, or skip TLS host name checks."""
+TICK_MS = 500
+SESSION_TIMEOUT_MAX_MS = 60_000
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+_POLL_S = 0.02
+_ASK_TIMEOUT_S = 1.0
+_HOST = "127.0.0.1"
+
+_JARS = (
+    *("zookeeper-[0-9]*", "zookeeper-jute-*", "audience-annotations-*", "metrics-core-*", "snappy-java-*"),
+    *("slf4j-api-*", "log4j-api-*", "log4j-core-*", "log4j-slf4j2-impl-*", "commons-io-*", "commons-cli-*", "jline-2*"),
+    *("netty-[a-su-z]*", "netty-transport-*"),
+)
+_JAVA_FLAGS = (
+    *("-Xms32m", "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-XX:+ExitOnOutOfMemoryError"),
+    *("-Djava.net.preferIPv4Stack=true", "-Dzookeeper.preAllocSize=4096"),
+)
+_CONFIG = f"""\
+tickTime={TICK_MS}
+initLimit=40
+syncLimit=10
+minSessionTimeout={2 * TICK_MS}
+maxSessionTimeout={SESSION_TIMEOUT_MAX_MS}
+maxClientCnxns=0
+admin.enableServer=false
+4lw.commands.whitelist=ruok,srvr,stat,mntr,cons,conf
+autopurge.snapRetainCount=3
+autopurge.purgeInterval=1
+"""
+_LOGGING = """\
+<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="warn">
+  <Appenders>
+    <RollingFile name="file" fileName="{log}" filePattern="{log}.%i">
+      <PatternLayout pattern="%d{{ISO8601}} %-5p [%t] %c{{1}}: %m%n"/>
+      <SizeBasedTriggeringPolicy size="10 MB"/>
+      <DefaultRolloverStrategy max="3"/>
+    </RollingFile>
+  </Appenders>
+  <Loggers>
+    <Root level="info"><AppenderRef ref="file"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+class ZooKeeperProcess:
+    """One running server, started by this process or found by its directory."""
+
+    def __init__(self, directory: Path, address: str, pid: int) -> None:
+        self.directory, self.address, self.pid = directory, address, pid
+
+    def is_running(self) -> bool:
+        """Whether the process lives and is this directory's server: numbers of processes are used again."""
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)  # if it is a child that has ended
+        try:
+            process = psutil.Process(self.pid)
+            return process.status() != psutil.STATUS_ZOMBIE and str(self.directory / "zoo.cfg") in process.cmdline()
+        except psutil.Error:
+            return False
+
+    def is_ready(self) -> bool:
+        """Whether it serves clients; a member of an ensemble does so only in a quorum."""
+        return "Mode: " in four_letters(self.address, "srvr")
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Raises Unavailable, with the server's last words, if it ends or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_ready():
+            if not self.is_running():
+                raise Unavailable(f"ZooKeeper at {self.address} ended while starting; it said:\n{self._last_words()}")
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"ZooKeeper at {self.address} does not serve after {timeout_s} s; see {self.directory}"
+                )
+            time.sleep(_POLL_S)
+
+    def stop(self) -> None:
+        """End it in order, or by force after STOP_TIMEOUT_S. Its data stays."""
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.is_running() and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        while self.is_running():
+            self._signal(signal.SIGKILL)
+            time.sleep(_POLL_S)
+        (self.directory / "zookeeper.pid").unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """Stop the process without ending it: its connections stay open and silent."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, which: signal.Signals) -> None:
+        if self.is_running():
+            os.kill(self.pid, which)
+
+    def _last_words(self) -> str:
+        texts = [self.directory / "zookeeper.log", self.directory / "zookeeper.out"]
+        lines = [line for path in texts if path.exists() for line in path.read_text(errors="replace").splitlines()[-8:]]
+        return "\n".join(lines)
+
+
+def start_standalone(
+    directory: Path, port: int = 0, *, detached: bool = False, environ: Mapping[str, str] = os.environ
+) -> ZooKeeperProcess:
+    """Start a single server with its files in `directory` (0: on any free port), and wait until it serves.
+
+    `detached`: it survives signals to this process's group. Raises ConfigError without pyspark or Java, Unavailable.
+    """
+    directory = directory.absolute()
+    process = _launch(directory, _HOST, port or free_port(), members="", detached=detached, environ=environ)
+    return _ready_or_killed([process])[0]
+
+
+def start_ensemble(
+    directory: Path, size: int = 3, *, environ: Mapping[str, str] = os.environ
+) -> list[ZooKeeperProcess]:
+    """Start an ensemble on free ports, each member in its own folder below `directory`, and wait until all serve."""
+    directory = directory.absolute()
+    ports = free_ports(3 * size)
+    members = "".join(f"server.{i + 1}={_HOST}:{ports[3 * i + 1]}:{ports[3 * i + 2]}\n" for i in range(size))
+    processes: list[ZooKeeperProcess] = []
+    for i in range(size):
+        folder = directory / f"zookeeper-{i + 1}"
+        (folder / "data").mkdir(parents=True, exist_ok=True)
+        (folder / "data" / "myid").write_text(f"{i + 1}\n")
+        processes.append(_launch(folder, _HOST, ports[3 * i], members=members, detached=False, environ=environ))
+    return _ready_or_killed(processes)
+
+
+def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.environ) -> ZooKeeperProcess:
+    """Start the server of `process` again, which has ended, with the same files and ports."""
+    return _spawn(process.directory, process.address, detached=False, environ=environ)
+
+
+def find_running(directory: Path) -> ZooKeeperProcess | None:
+    """The server that runs in `directory`, whoever started it."""
+    directory = directory.absolute()
+    try:
+        pid, address = (directory / "zookeeper.pid").read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    process = ZooKeeperProcess(directory, address, int(pid))
+    return process if process.is_running() else None
+
+
+def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess]:
+    try:
+        for process in processes:
+            process.wait_ready()
+    except BaseException:
+        for process in processes:
+            process.kill()
+        raise
+    return processes
+
+
+def _launch(
+    directory: Path, host: str, port: int, *, members: str, detached: bool, environ: Mapping[str, str]
+) -> ZooKeeperProcess:
+    (directory / "data").mkdir(parents=True, exist_ok=True)
+    where = f"dataDir={directory / 'data'}\nclientPortAddress={host}\nclientPort={port}\n"
+    (directory / "zoo.cfg").write_text(_CONFIG + where + members)
+    (directory / "log4j2.xml").write_text(_LOGGING.format(log=directory / "zookeeper.log"))
+    return _spawn(directory, f"{host}:{port}", detached=detached, environ=environ)
+
+
+def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[str, str]) -> ZooKeeperProcess:
+    command = [
+        *(str(find_java(environ)), *_JAVA_FLAGS, f"-Dlog4j2.configurationFile={directory / 'log4j2.xml'}"),
+        *("-cp", os.pathsep.join(map(str, classpath(jars_folder())))),
+        *("org.apache.zookeeper.server.quorum.QuorumPeerMain", str(directory / "zoo.cfg")),
+    ]
+    with (directory / "zookeeper.out").open("wb") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=detached
+        )
+    child.returncode = 0  # whoever holds the pid watches it; subprocess need not
+    (directory / "zookeeper.pid").write_text(f"{child.pid} {address}\n")
+    return ZooKeeperProcess(directory, address, child.pid)
+
+
+def jars_folder() -> Path:
+    """Where pyspark keeps its jars. Raises ConfigError if it is not installed."""
+    found = importlib.util.find_spec("pyspark")
+    if found is None or found.origin is None:
+        raise ConfigError(
+            "ZooKeeper's jars come with pyspark: install kvstore[local], or use a ZooKeeper by --zookeeper"
+        )
+    return Path(found.origin).parent / "jars"
+
+
+def classpath(jars: Path) -> list[Path]:
+    """The jars that a server needs. Raises ConfigError if there is no ZooKeeper of at least VERSION_MIN among them."""
+    servers = [match for path in jars.glob("zookeeper-*.jar") if (match := _SERVER_JAR.fullmatch(path.name))]
+    versions = sorted(tuple(map(int, match.groups())) for match in servers)
+    if len(versions) != 1 or versions[0] < VERSION_MIN:
+        found = ", ".join(".".join(map(str, version)) for version in versions) or "none"
+        raise ConfigError(f"want one ZooKeeper of at least {'.'.join(map(str, VERSION_MIN))} in {jars}, found {found}")
+    return sorted({path for pattern in _JARS for path in jars.glob(f"{pattern}.jar")})
+
+
+_SERVER_JAR = re.compile(r"zookeeper-(\d+)\.(\d+)\.(\d+)\.jar")
+
+
+def four_letters(address: str, command: str) -> str:
+    """A server's answer to one of its four-letter commands; empty if it does not answer."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=_ASK_TIMEOUT_S) as connection:
+            connection.sendall(command.encode())
+            return b"".join(iter(lambda: connection.recv(65536), b"")).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def free_port() -> int:
+    return free_ports(1)[0]
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of loopback that nobody listens on just now."""
+    probes = [socket.socket() for _ in range(count)]
+    try:
+        for probe in probes:
+            probe.bind((_HOST, 0))
+        return [probe.getsockname()[1] for probe in probes]
+    finally:
+        for probe in probes:
+            probe.close()

@@ -1,0 +1,50 @@
+"""ZooKeeper as the conformance suite sees it."""
+
+from __future__ import annotations
+
+import threading
+
+from kazoo.client import KazooClient
+
+from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.meta.zookeeper import ZooKeeperStore
+from tests.meta.drivers import States
+
+
+class ZooKeeperDriver:
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stores: list[ZooKeeperStore] = []
+
+    async def connect(self) -> MetadataStore:
+        store = await ZooKeeperStore.connect(self._address)
+        self._stores.append(store)
+        return store
+
+    async def blink(self, store: MetadataStore) -> None:
+        assert isinstance(store, ZooKeeperStore)
+        states = States(store)
+        store.break_connection()
+        await states.wait_for(SessionState.CONNECTED)
+
+    async def expire(self, store: MetadataStore) -> None:
+        """As ZooKeeper's own tests do it: enter the same session from elsewhere and close it."""
+        assert isinstance(store, ZooKeeperStore)
+        identity = store._session.client.client_id
+        states = States(store)
+        closing = threading.Thread(target=_close_session, args=(self._address.partition("/")[0], identity), daemon=True)
+        closing.start()
+        await states.wait_for(SessionState.LOST)
+        if store.state is not SessionState.CONNECTED:
+            await States(store).wait_for(SessionState.CONNECTED)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
+
+
+def _close_session(hosts: str, identity: tuple[int, bytes]) -> None:
+    other = KazooClient(hosts=hosts, client_id=identity)
+    other.start()
+    other.stop()
+    other.close()
