@@ -1,0 +1,190 @@
+"""Checks every invariant of a live cluster that can be read from outside: reads metadata and all copies of all entries.
+
+It fences nothing and writes nothing. The cluster goes on meanwhile, so whatever looks wrong is read again before it is
+reported: a list may have been trimmed, and the third copy of an entry may be a moment behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvstore.env import Env
+from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.claim import Claims
+from kvstore.proto.digest import EntryDigest
+from kvstore.ring import Ring, decode
+from kvstore.server.findings import Report, Sequences, check_copies, check_list, orphans
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
+from kvstore.wal.bookies import Bookies
+from kvstore.wal.creator import owner_of
+from kvstore.wal.ledger_list import Listed
+from kvstore.wal.lists import LedgerLists
+
+ENTRIES_AT_ONCE = 32
+AGAIN_S = 0.5
+AGAIN_MAX = 6
+"""How often, and for how long in all, a copy that is not there yet is waited for."""
+
+Progress = Callable[[str, int, int], None]
+"""(what is checked, entries done, entries in all)."""
+
+
+class Fsck:
+    """One check. `run` raises MetadataError if the metadata store cannot be read."""
+
+    def __init__(self, env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> None:
+        self.report = Report()
+        self._env, self._store, self._progress = env, store, progress
+        self._ledgers, self._lists = LedgerManager(store), LedgerLists(store)
+        self._view = BookieView(store)
+        self._bookies = Bookies(env, self._view.address)
+
+    async def run(self) -> Report:
+        try:
+            await self._view.refresh()
+            ring = await self._ring()
+            if ring is not None:
+                for partition in sorted(ring.partitions):
+                    await self._partition(partition, ring)
+                await self._orphans(ring)
+        finally:
+            self._bookies.close()
+        return self.report
+
+    async def _ring(self) -> Ring | None:
+        try:
+            data, _ = await self._store.get(paths.RING)
+            return decode(data)
+        except NoSuchNode:
+            self.report.error("ring", "there is none: this cluster was never started")
+        except Corrupted as error:
+            self.report.error("ring", str(error))
+        return None
+
+    # ── a partition ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _partition(self, partition: PartitionId, ring: Ring) -> None:
+        self.report.partitions += 1
+        await self._replicas(partition, ring.partitions[partition].replicas)
+        listed, _ = await self._lists.read(partition, latest=True)
+        found = await self._metadata(listed.ledgers)
+        gone = [each.id for each in listed.ledgers if each.id not in found]
+        if gone:  # trimmed while we read?
+            listed, _ = await self._lists.read(partition, latest=True)
+            found = await self._metadata(listed.ledgers)
+        check_list(self.report, partition, listed, found)
+        sequences = Sequences(self.report, partition)
+        for each in listed.ledgers:
+            if each.id in found:
+                sequences.begin(each.first_seq, exact=each.exact)
+                await self._ledger(partition, found[each.id], sequences)
+
+    async def _replicas(self, partition: PartitionId, replicas: Sequence[ServerId]) -> None:
+        claims = Claims(self._store, partition, ServerId("fsck"))
+        try:
+            leader, published = await claims.leader(), await claims.published()
+        except (NoSuchNode, Corrupted) as error:
+            self.report.error(str(partition), f"its election cannot be read: {error!r}")
+            return
+        if leader is None:
+            self.report.warn(str(partition), "has no leader just now")
+        missing = ", ".join(server for server in replicas if server not in published)
+        if missing:
+            self.report.warn(str(partition), f"replicas not up: {missing}")
+
+    async def _metadata(self, listed: Sequence[Listed]) -> dict[LedgerId, LedgerMetadata]:
+        found: dict[LedgerId, LedgerMetadata] = {}
+        for each in listed:
+            try:
+                found[each.id], _ = await self._ledgers.read(each.id)
+            except NoSuchLedger:
+                continue
+            except Corrupted as error:
+                self.report.error(f"ledger={each.id}", str(error))
+        return found
+
+    # ── a ledger ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _ledger(self, partition: PartitionId, metadata: LedgerMetadata, sequences: Sequences) -> None:
+        self.report.ledgers += 1
+        subject = f"{partition} ledger={metadata.ledger}"
+        digest = EntryDigest(metadata.digest, metadata.password)
+        last = await self._last_entry(metadata, digest)
+        first = EntryId(0)
+        while first <= last:
+            end = min(first + ENTRIES_AT_ONCE, last + 1)
+            reading = [
+                self._env.nursery.spawn(self._copies(metadata, digest, EntryId(entry)), name="fsck copies")
+                for entry in range(first, end)
+            ]
+            for entry, task in enumerate(reading, first):
+                copies: dict[BookieId, bytes | None] = await task
+                check_copies(self.report, subject, metadata, EntryId(entry), copies)
+                payload = next((each for each in copies.values() if each is not None), None)
+                if payload is not None:
+                    sequences.add(f"{subject} entry={entry}", payload)
+            first = EntryId(end)
+            self._progress(subject, first, last + 1)
+
+    async def _last_entry(self, metadata: LedgerMetadata, digest: EntryDigest) -> EntryId:
+        """The last entry of a closed ledger; of another, the last that is known to be confirmed."""
+        if metadata.state is LedgerState.CLOSED:
+            return metadata.last_entry
+        last = EntryId(metadata.fragments[-1].first - 1)
+        for bookie in metadata.fragments[-1].ensemble:
+            try:
+                last = max(last, await self._bookies.read_lac(bookie, metadata.ledger, digest))
+            except LedgerError:
+                continue
+        return max(last, NO_ENTRY)
+
+    async def _copies(
+        self, metadata: LedgerMetadata, digest: EntryDigest, entry: EntryId
+    ) -> dict[BookieId, bytes | None]:
+        copies: dict[BookieId, bytes | None] = dict.fromkeys(metadata.write_set(entry))
+        for attempt in range(AGAIN_MAX):
+            if attempt:
+                await asyncio.sleep(AGAIN_S)
+            for bookie in [bookie for bookie, payload in copies.items() if payload is None]:
+                copies[bookie] = await self._copy(bookie, metadata.ledger, digest, entry)
+            if None not in copies.values() or not self._all_registered(copies):
+                break
+        return copies
+
+    async def _copy(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, entry: EntryId) -> bytes | None:
+        try:
+            answer = await self._bookies.read(bookie, ledger, entry)
+            return None if answer.packet is None else digest.open(ledger, entry, answer.packet).payload
+        except (LedgerError, Corrupted):
+            return None
+
+    def _all_registered(self, bookies: dict[BookieId, bytes | None]) -> bool:
+        return all(bookie in self._view.current.all for bookie in bookies)
+
+    # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _orphans(self, ring: Ring) -> None:
+        listed: list[LedgerId] = []
+        all_ids = await self._ledgers.list_ids()
+        for partition in sorted(ring.partitions):
+            ledgers, _ = await self._lists.read(partition, latest=True)
+            listed += [each.id for each in ledgers.ledgers]
+        owners: dict[LedgerId, str] = {}
+        for ledger in [ledger for ledger in all_ids if ledger not in set(listed)]:
+            try:
+                metadata, _ = await self._ledgers.read(ledger)
+            except (NoSuchLedger, Corrupted):
+                continue
+            except MetadataError as error:
+                self.report.warn(f"ledger={ledger}", f"could not be read: {error!r}")
+                continue
+            maker = owner_of(metadata)
+            if maker is not None:
+                owners[ledger] = maker
+        for ledger, owner in orphans(listed, all_ids, owners):
+            self.report.warn(f"{owner} ledger={ledger}", "was made for this partition and is not in its list")
