@@ -1,0 +1,193 @@
+"""The Disk port on a directory of the machine's file system (Linux)."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections import deque
+from pathlib import Path
+
+from kvstore.env.ports import File
+from kvstore.env.syncs import Done, Syncs, ThreadSyncs
+from kvstore.errors import ConfigError
+
+LOCK_NAME = "LOCK"
+_FILE_MODE = 0o640
+_DIRECTORY_MODE = 0o750
+
+
+class _Sync:
+    """One sync under way."""
+
+    __slots__ = ("done", "error", "is_over")
+
+    def __init__(self, done: Done) -> None:
+        self.done = done
+        self.is_over = False
+        self.error: OSError | None = None
+
+
+class DirectoryFile:
+    """An open file. Writes go to the page cache; syncs run beside the event loop and are reported in order."""
+
+    def __init__(self, fd: int, syncs: Syncs) -> None:
+        self._fd = fd
+        self._syncs = syncs
+        self._under_way: deque[_Sync] = deque()
+        self._is_closed = False
+
+    def pwrite(self, offset: int, data: bytes) -> None:
+        written = os.pwrite(self._fd, data, offset)
+        if written == len(data):
+            return
+        rest = memoryview(data)
+        while written < len(rest):
+            written += os.pwrite(self._fd, rest[written:], offset + written)
+
+    def read(self, offset: int, size: int) -> bytes:
+        data = os.pread(self._fd, size, offset)
+        if len(data) == size:
+            return data
+        parts = [data]
+        have = len(data)
+        while data and have < size:
+            data = os.pread(self._fd, size - have, offset + have)
+            parts.append(data)
+            have += len(data)
+        return b"".join(parts)
+
+    def size(self) -> int:
+        return os.fstat(self._fd).st_size
+
+    def allocate(self, size: int) -> None:
+        """A shorter `size` changes nothing. Raises OSError (ENOSPC)."""
+        if size > 0:
+            os.posix_fallocate(self._fd, 0, size)
+
+    def truncate(self, size: int) -> None:
+        os.ftruncate(self._fd, size)
+
+    def submit_sync(self, done: Done) -> None:
+        """Raises ValueError if the file is closed, OSError if the kernel does not take the sync."""
+        if self._is_closed:
+            raise ValueError("the file is closed")
+        sync = _Sync(done)
+
+        def over(error: OSError | None) -> None:
+            sync.error, sync.is_over = error, True
+            self._report()
+
+        self._syncs.submit(self._fd, over)
+        self._under_way.append(sync)
+
+    def sync(self) -> None:
+        os.fdatasync(self._fd)
+
+    def close(self) -> None:
+        """The descriptor stays open until the syncs under way are done. A second call does nothing."""
+        if not self._is_closed:
+            self._is_closed = True
+            if not self._under_way:
+                self._release()
+
+    def _report(self) -> None:
+        """Report in the order of submission: a sync that ends early waits for those before it."""
+        under_way = self._under_way
+        while under_way and under_way[0].is_over:
+            sync = under_way.popleft()
+            if self._is_closed and not under_way:
+                self._release()
+            sync.done(sync.error)
+
+    def _release(self) -> None:
+        fd, self._fd = self._fd, -1  # a descriptor used after this is refused, not somebody else's
+        os.close(fd)
+
+
+class DirectoryDisk:
+    """All files below one directory. Its parts may be mount points or links, but no path that is given leads out."""
+
+    def __init__(self, root: Path, syncs: Syncs | None = None) -> None:
+        """Raises OSError if `root` is not a directory and cannot be made."""
+        root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        self._root = str(root.resolve())
+        self._syncs = syncs or ThreadSyncs()
+
+    def open(self, path: str, *, create: bool = False) -> File:
+        flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
+        return DirectoryFile(os.open(self.real_path(path), flags, _FILE_MODE), self._syncs)
+
+    def exists(self, path: str) -> bool:
+        return os.path.exists(self.real_path(path))
+
+    def list(self, path: str) -> list[str]:
+        try:
+            return sorted(os.listdir(self.real_path(path)))
+        except FileNotFoundError:
+            return []
+
+    def mkdir(self, path: str) -> None:
+        os.makedirs(self.real_path(path), mode=_DIRECTORY_MODE, exist_ok=True)
+
+    def remove(self, path: str) -> None:
+        """Also of an empty directory. Raises FileNotFoundError, OSError (ENOTEMPTY)."""
+        real = self.real_path(path)
+        if os.path.isdir(real) and not os.path.islink(real):
+            os.rmdir(real)
+        else:
+            os.unlink(real)
+
+    def rename(self, old: str, new: str) -> None:
+        os.rename(self.real_path(old), self.real_path(new))
+
+    def sync_dir(self, path: str) -> None:
+        fd = os.open(self.real_path(path), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def free_bytes(self) -> int:
+        """What is left for processes without privileges."""
+        found = os.statvfs(self._root)
+        return found.f_bavail * found.f_frsize
+
+    def real_path(self, path: str) -> str:
+        """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""
+        if not path:
+            return self._root
+        if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ValueError(f"want a path relative to the root and below it, got {path!r}")
+        return f"{self._root}/{path}"
+
+    def close(self) -> None:
+        """Free what syncs are done with. For processes that end, this is done by their end."""
+        self._syncs.close()
+
+
+class DirectoryLock:
+    """Held from birth until `close`, or until the process ends."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def lock_dir(directory: Path) -> DirectoryLock:
+    """Keep other processes out of `directory`, which is made if it is absent. Raises ConfigError if one is in."""
+    directory.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+    path = directory / LOCK_NAME
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, _FILE_MODE)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        holder = os.pread(fd, 32, 0).decode(errors="replace").strip()
+        os.close(fd)
+        raise ConfigError(f"{directory} is in use by another process (pid {holder or 'unknown'})") from error
+    os.ftruncate(fd, 0)
+    os.pwrite(fd, f"{os.getpid()}\n".encode(), 0)
+    return DirectoryLock(fd)

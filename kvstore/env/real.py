@@ -1,0 +1,66 @@
+"""The real ports of one process, and the event loop that they run on."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from random import Random
+from typing import Any, NoReturn, TypeVar
+
+import uvloop
+
+from kvstore.env.clock import SystemClock
+from kvstore.env.disk import DirectoryDisk
+from kvstore.env.nursery import OnError, TaskNursery
+from kvstore.env.ports import Env
+from kvstore.env.syncs import Syncs, ThreadSyncs
+from kvstore.env.transport import TcpTransport
+from kvstore.env.uring import RingSyncs
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+EXIT_FATAL = 70
+"""Exit status of a process that ended itself (EX_SOFTWARE)."""
+SWITCH_INTERVAL_S = 0.0005
+"""How long a sync thread that has finished waits at most for a busy event loop to let it report."""
+
+
+def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None) -> Env:
+    """The ports of this process, with its files below `root`. Raises OSError if that cannot be made."""
+    return Env(
+        clock=SystemClock(),
+        random=Random(),
+        transport=TcpTransport(),
+        disk=DirectoryDisk(root, best_syncs()),
+        nursery=TaskNursery(name, on_error=on_error),
+        fatal=end_process,
+    )
+
+
+def best_syncs() -> Syncs:
+    """By io_uring where the kernel lets us (containers often forbid it), else by threads."""
+    try:
+        return RingSyncs()
+    except OSError as error:
+        logger.info("syncs by threads, since io_uring cannot be used: %s", error)
+        return ThreadSyncs()
+
+
+def end_process(message: str) -> NoReturn:
+    """Say why and end at once: no handler, no `finally`, nothing that could still acknowledge anything."""
+    logger.critical("fatal: %s", message)
+    logging.shutdown()
+    sys.stderr.flush()
+    os._exit(EXIT_FATAL)
+
+
+def run(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` on uvloop until it returns."""
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(main)
