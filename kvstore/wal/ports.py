@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from kvstore.errors import StoreError
+from kvstore.proto.digest import EntryDigest
 from kvstore.types import BookieId, EntryId, LedgerId, PartitionId, Position, Seq
 
 
@@ -36,7 +37,7 @@ class BookieClient(Protocol):
         not."""
         ...
 
-    def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes) -> None:
+    def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         """Tell a bookie the last confirmed entry; best effort."""
         ...
 
@@ -47,13 +48,54 @@ class BookieClient(Protocol):
         BookieError."""
         ...
 
-    async def read_lac(self, bookie: BookieId, ledger: LedgerId) -> EntryId:
-        """The bookie's last add confirmed, NO_ENTRY if it knows none. Raises BookieError."""
+    async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
+        """The bookie's last add confirmed, its digest verified; NO_ENTRY if it knows none. Raises BookieError."""
         ...
 
     async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
         """Wait until the LAC passes `previous_lac`, then the entry after it if this bookie has it. Raises
         BookieError."""
+        ...
+
+    async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
+        """The ids of the ledger's entries that the bookie holds, rising. Raises BookieError."""
+        ...
+
+
+class LocalBookie(Protocol):
+    """The node's own bookie, reached without a socket. Answers as it would on the wire."""
+
+    def add(
+        self,
+        ledger: LedgerId,
+        entry: EntryId,
+        body: bytes,
+        key: bytes,
+        *,
+        recovery: bool,
+        done: Callable[[StoreError | None], None],
+    ) -> None:
+        """Store an entry packet. `done` as in BookieClient; it may be called before this returns."""
+        ...
+
+    def write_lac(self, ledger: LedgerId, key: bytes, body: bytes) -> None:
+        """Keep an explicit LAC packet."""
+        ...
+
+    async def read(self, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None) -> ReadAnswer:
+        """As in BookieClient."""
+        ...
+
+    async def read_lac(self, ledger: LedgerId) -> tuple[bytes | None, bytes | None]:
+        """The last explicit LAC packet and the last entry packet. Raises BookieError."""
+        ...
+
+    async def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
+        """As in BookieClient."""
+        ...
+
+    async def entries(self, ledger: LedgerId) -> Sequence[int]:
+        """As in BookieClient."""
         ...
 
 

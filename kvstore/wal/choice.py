@@ -1,0 +1,104 @@
+"""Which bookies there are to choose from just now, as writers on this node see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from random import Random
+from typing import Protocol
+
+from kvstore.env.ports import Clock
+from kvstore.errors import NotEnoughBookies
+from kvstore.meta.registration import Bookies
+from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.types import BookieId, Quorum
+from kvstore.wal.placement import choose, quorum_for, swaps
+
+QUARANTINE_S = 10.0
+"""A bookie that has failed is nobody's replacement for so long."""
+
+
+class BookieView(Protocol):
+    """The registered bookies, kept up to date (kvstore.meta.bookies)."""
+
+    current: Bookies
+
+    def on_change(self, listener: Callable[[], None]) -> None: ...
+
+
+class BookieChoice:
+    """Places ledgers. `zone_of` says where a bookie stands; "" for nowhere in particular."""
+
+    def __init__(
+        self,
+        view: BookieView,
+        store: MetadataStore,
+        *,
+        clock: Clock,
+        random: Random,
+        own: BookieId | None = None,
+        zone_of: Callable[[BookieId], str] = lambda _: "",
+    ) -> None:
+        self.own = own
+        self._view = view
+        self._store = store
+        self._clock = clock
+        self._random = random
+        self._zone_of = zone_of
+        self._failed_at: dict[BookieId, float] = {}
+        self._listeners: dict[object, Callable[[], None]] = {}
+        view.on_change(self._changed)
+        store.on_state(lambda _: self._changed())
+
+    @property
+    def writable(self) -> frozenset[BookieId]:
+        """Registered as writable, as far as is known."""
+        return frozenset(self._view.current.writable)
+
+    def is_readonly(self, bookie: BookieId) -> bool:
+        return bookie in self._view.current.readonly
+
+    def spares(self) -> frozenset[BookieId]:
+        """Those that may take a failed bookie's place. None while the metadata store is away: no change could be
+        recorded."""
+        if self._store.state is not SessionState.CONNECTED:
+            return frozenset()
+        return self.writable - self._quarantined()
+
+    def failed(self, bookie: BookieId) -> None:
+        """Keep away from `bookie` for a while."""
+        self._failed_at[bookie] = self._clock.now()
+
+    def new_ensemble(self, default: Quorum, failed: Collection[BookieId] = ()) -> tuple[Quorum, tuple[BookieId, ...]]:
+        """For a new ledger: as many bookies as there are, up to the default. Raises NotEnoughBookies."""
+        writable = self.writable
+        quorum = quorum_for(len(writable), default)
+        avoid = self._quarantined().union(failed)
+        good = writable - avoid
+        if default.ack <= len(good) < quorum.ensemble:
+            quorum, writable = quorum_for(len(good), default), good  # smaller, but of bookies that answer
+        zones = {bookie: self._zone_of(bookie) for bookie in writable}
+        ensemble = choose(zones, quorum.ensemble, self._random, own=self.own, avoid=avoid)
+        if len(ensemble) < quorum.ensemble:
+            raise NotEnoughBookies(f"want {quorum.ensemble} bookies, have {sorted(ensemble)}")
+        return quorum, ensemble
+
+    def swaps(self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId]) -> dict[BookieId, BookieId]:
+        """Who replaces whom in `ensemble`."""
+        zones = {bookie: self._zone_of(bookie) for bookie in self.spares().union(ensemble)}
+        return swaps(ensemble, failed, zones, self._random, self.own)
+
+    def listen(self, key: object, listener: Callable[[], None]) -> None:
+        """Call `listener` when the answers may have become others, until `forget(key)`."""
+        self._listeners[key] = listener
+
+    def forget(self, key: object) -> None:
+        self._listeners.pop(key, None)
+
+    def _quarantined(self) -> frozenset[BookieId]:
+        now = self._clock.now()
+        self._failed_at = {bookie: at for bookie, at in self._failed_at.items() if now - at < QUARANTINE_S}
+        return frozenset(self._failed_at)
+
+    def _changed(self) -> None:
+        for listener in list(self._listeners.values()):
+            listener()

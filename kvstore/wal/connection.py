@@ -1,0 +1,291 @@
+"""One connection to one bookie: frames out, answers back to whoever asked. Reconnects by itself when it is needed
+again.
+
+A connection that breaks fails all that is outstanding at once. One that is silent while adds are outstanding is broken
+off after ADD_SILENCE_S: with Qa answers from the others nobody waits for that, so the limit only has to be longer than
+the slowest disk sync of a healthy bookie, and short enough that little is owed to a dead one (docs/protocol.md L4).
+Reads carry deadlines of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+from kvstore.env.ports import Clock, Nursery, Stream, Transport
+from kvstore.errors import BookieError, LedgerFenced, StoreError
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
+from kvstore.proto.frames import FrameReader
+from kvstore.types import BookieId
+
+log = logging.getLogger(__name__)
+
+CONNECT_TIMEOUT_S = 1.0
+ADD_SILENCE_S = 2.0
+CHECK_EVERY_S = 0.25
+RETRY_MIN_S = 0.05
+RETRY_MAX_S = 2.0
+BUFFERED_BYTES_MAX = 64 << 20
+"""What may wait in one connection; beyond it a call fails as if the bookie had."""
+OUTSTANDING_MAX = 20_000
+
+AddDone = Callable[[StoreError | None], None]
+Encode = Callable[[int], bytes]
+"""txn -> frame."""
+
+
+class Connection:
+    """To the bookie that is meant by its id, wherever `address` says that it listens now."""
+
+    def __init__(
+        self,
+        bookie: BookieId,
+        address: Callable[[BookieId], str | None],
+        *,
+        clock: Clock,
+        transport: Transport,
+        nursery: Nursery,
+    ) -> None:
+        self.bookie = bookie
+        self._address = address
+        self._clock = clock
+        self._transport = transport
+        self._nursery = nursery
+        self._loop = asyncio.get_running_loop()
+        self._stream: Stream | None = None
+        self._link: _Link | None = None
+        self._is_connecting = False
+        self._retry_at = 0.0
+        self._retry_s = RETRY_MIN_S
+        self._txns = count(1)
+        self._adds: dict[int, AddDone] = {}
+        self._reads: dict[int, tuple[asyncio.Future[Answer], float]] = {}
+        """Who waits, and until when."""
+        self._progress_at = 0.0
+        """When the last add was answered, or the first of those outstanding was sent."""
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_checking = False
+        self._is_closed = False
+
+    @property
+    def is_up(self) -> bool:
+        return self._stream is not None
+
+    def add(self, frame: Encode, done: AddDone) -> None:
+        """Send an add. `done` is called once, never before this returns."""
+        refusal = self._refusal()
+        if refusal:
+            self._loop.call_soon(done, BookieError(refusal))
+            return
+        if not self._adds:
+            self._progress_at = self._clock.now()
+        txn = next(self._txns)
+        self._adds[txn] = done
+        self._send(frame(txn))
+
+    async def ask(self, frame: Encode, timeout_s: float) -> Answer:
+        """Send anything else and wait for its answer. Raises BookieError."""
+        refusal = self._refusal()
+        if refusal:
+            raise BookieError(refusal)
+        txn = next(self._txns)
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._reads[txn] = (answer, self._clock.now() + timeout_s)
+        self._send(frame(txn))
+        try:
+            return await answer
+        finally:
+            self._reads.pop(txn, None)
+
+    def tell(self, frame: Encode) -> None:
+        """Send something whose answer nobody waits for; dropped if the bookie is not there."""
+        if not self._refusal():
+            self._send(frame(next(self._txns)))
+
+    def close(self) -> None:
+        """Fail what is outstanding and connect no more."""
+        self._is_closed = True
+        if self._stream is not None:
+            self._stream.abort()
+        self._lost("this client is closing")
+
+    def _refusal(self) -> str:
+        """Why nothing can be sent now; "" if it can. Starts a connection if there is none."""
+        if self._is_closed:
+            return f"{self.bookie}: this client is closing"
+        if self._out_bytes > BUFFERED_BYTES_MAX or len(self._adds) + len(self._reads) >= OUTSTANDING_MAX:
+            return f"{self.bookie}: too much is waiting for it"
+        if self._stream is not None:
+            if self._stream.get_write_buffer_size() > BUFFERED_BYTES_MAX:
+                return f"{self.bookie}: too much is waiting for it"
+            return ""
+        if not self._is_connecting:
+            if self._clock.now() < self._retry_at:
+                return f"{self.bookie}: not reachable a moment ago"
+            self._is_connecting = True
+            self._nursery.spawn(self._connect(), name=f"connect {self.bookie}")
+        return ""
+
+    def _send(self, frame: bytes) -> None:
+        """Frames of one turn of the event loop leave together."""
+        if not self._out:
+            self._loop.call_soon(self._flush)
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if not self._is_checking:
+            self._is_checking = True
+            self._loop.call_later(CHECK_EVERY_S, self._check)
+
+    def _flush(self) -> None:
+        if self._stream is None or not self._out:
+            return  # sent when the connection is there
+        out, self._out, self._out_bytes = self._out, [], 0
+        self._stream.writelines(out)
+
+    async def _connect(self) -> None:
+        try:
+            address = self._address(self.bookie)
+            if address is None:
+                raise BookieError("it is not registered")
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._transport.connect(address, _Link(self))
+        except (OSError, TimeoutError, BookieError) as error:
+            self._is_connecting = False
+            self._lost(f"no connection: {error}")
+        finally:
+            self._is_connecting = False
+
+    def opened(self, link: _Link, stream: Stream) -> None:
+        """A connection is there."""
+        if self._is_closed or self._stream is not None:
+            stream.abort()
+            return
+        self._stream, self._link = stream, link
+        self._progress_at = self._clock.now()
+        # The first request says which bookie is meant: one that is not that bookie closes the connection.
+        hello = wire.encode_bookie_info(next(self._txns), requested=0, context=wire.bookie_context(self.bookie))
+        stream.write(hello)
+        self._flush()
+
+    def delivered(self, link: _Link, payloads: list[bytes], fault: str) -> None:
+        """Answers have come, in frames."""
+        stored = False
+        for payload in payloads:
+            txn = wire.stored_txn(payload)
+            if txn >= 0:
+                done = self._adds.pop(txn, None)
+                if done is not None:
+                    stored = True
+                    done(None)
+            elif link is self._link:
+                self._answered(payload)
+        if stored:
+            self._progress_at = self._clock.now()
+            self._retry_s = RETRY_MIN_S
+        if fault:
+            self._abort(fault)
+
+    def is_present(self, link: _Link) -> bool:
+        return link is self._link
+
+    def _answered(self, payload: bytes) -> None:
+        try:
+            answer = wire.decode_response(payload)
+        except BadFrame as error:
+            self._abort(str(error))
+            return
+        if answer.operation == Operation.ADD_ENTRY:
+            done = self._adds.pop(answer.txn, None)
+            if done is not None:
+                self._progress_at = self._clock.now()
+                done(error_of(self.bookie, answer.status))
+            return
+        if answer.operation == Operation.READ_ENTRY:
+            self._retry_s = RETRY_MIN_S
+        waiting = self._reads.get(answer.txn)
+        if waiting is not None and not waiting[0].done():
+            waiting[0].set_result(answer)
+
+    def closed(self, link: _Link, reason: str) -> None:
+        """A connection has gone; if it is the present one, all that is outstanding fails."""
+        if link is self._link:
+            self._lost(reason)
+
+    def _abort(self, reason: str) -> None:
+        if self._stream is not None:
+            self._stream.abort()
+        self._lost(reason)
+
+    def _lost(self, reason: str) -> None:
+        """Fail all that is outstanding; the oldest first."""
+        was_up, self._stream, self._link = self._stream is not None, None, None
+        self._retry_at = self._clock.now() + self._retry_s
+        self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
+        self._out.clear()
+        self._out_bytes = 0
+        adds, self._adds = self._adds, {}
+        if was_up or adds or self._reads:
+            log.info("bookie=%s adds=%d reads=%d failed: %s", self.bookie, len(adds), len(self._reads), reason)
+        error = BookieError(f"{self.bookie}: {reason}")
+        for done in adds.values():
+            done(error)
+        for waiting, _ in self._reads.values():
+            if not waiting.done():
+                waiting.set_exception(error)
+
+    def _check(self) -> None:
+        """Look for what has waited too long, for as long as anything waits."""
+        self._is_checking = False
+        now = self._clock.now()
+        if self._adds and not self._is_connecting and now - self._progress_at > ADD_SILENCE_S:
+            self._abort(f"no add was answered for {ADD_SILENCE_S} s")
+        late = [txn for txn, (_, deadline) in self._reads.items() if deadline <= now]
+        for txn in late:
+            waiting, _ = self._reads[txn]
+            if not waiting.done():
+                waiting.set_exception(BookieError(f"{self.bookie}: no answer in time"))
+        if (self._adds or self._reads) and not self._is_closed:
+            self._is_checking = True
+            self._loop.call_later(CHECK_EVERY_S, self._check)
+
+
+class _Link:
+    """One connection of the transport's. Once it is not the present one, whatever comes from it is ignored."""
+
+    def __init__(self, owner: Connection) -> None:
+        self._owner = owner
+        self._frames = FrameReader(wire.PAYLOAD_MAX)
+
+    def connection_made(self, transport: Any) -> None:
+        self._owner.opened(self, transport)
+
+    def data_received(self, data: bytes) -> None:
+        if self._owner.is_present(self):
+            self._owner.delivered(self, self._frames.feed(data), self._frames.fault)
+
+    def eof_received(self) -> bool | None:
+        return None  # the transport closes
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._owner.closed(self, f"connection lost: {exc or 'closed by the bookie'}")
+
+    def pause_writing(self) -> None:
+        """What is outstanding is bounded by bytes instead."""
+
+    def resume_writing(self) -> None:
+        """See pause_writing."""
+
+
+def error_of(bookie: BookieId, status: int) -> StoreError | None:
+    """What an answer's status means to who asked; None if it is fine."""
+    if status == Status.OK:
+        return None
+    if status == Status.FENCED:
+        return LedgerFenced(f"{bookie}: the ledger has another writer")
+    name = Status(status).name if status in Status.__members__.values() else status
+    return BookieError(f"{bookie}: answered {name}")

@@ -1,0 +1,62 @@
+"""Creates ledgers for partitions' logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from random import Random
+
+from kvstore.env.ports import Clock
+from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.config import LogConfig
+
+OWNER_KEY = "kvstore-partition"
+"""In a ledger's custom metadata: whose log it was made for. By this tag orphans are found."""
+
+
+class LedgerCreator:
+    """Makes open ledgers that no list names yet."""
+
+    def __init__(
+        self,
+        ids: LedgerIdGenerator,
+        ledgers: LedgerManager,
+        choice: BookieChoice,
+        config: LogConfig,
+        *,
+        clock: Clock,
+        random: Random,
+    ) -> None:
+        self._ids = ids
+        self._ledgers = ledgers
+        self._choice = choice
+        self._config = config
+        self._clock = clock
+        self._random = random
+
+    async def create(
+        self, partition: PartitionId, after: LedgerId, failed: Collection[BookieId] = ()
+    ) -> LedgerMetadata:
+        """A new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError."""
+        quorum, ensemble = self._choice.new_ensemble(self._config.quorum, failed)
+        ledger = await self._ids.next_id()
+        while ledger <= after:
+            ledger = await self._ids.next_id()  # ids rise; only a list made by hand could be ahead of them
+        metadata = LedgerMetadata(
+            ledger,
+            quorum,
+            (Fragment(EntryId(0), ensemble),),
+            digest=self._config.digest,
+            custom=((OWNER_KEY, partition.encode()),),
+            ctime_ms=self._clock.wall_ms(),
+            token=self._random.getrandbits(62) + 1,
+        )
+        await self._ledgers.create(metadata)
+        return metadata
+
+
+def owner_of(metadata: LedgerMetadata) -> PartitionId | None:
+    """The partition whose log the ledger was made for; None if it is nobody's."""
+    return next((PartitionId(value.decode()) for key, value in metadata.custom if key == OWNER_KEY), None)

@@ -1,0 +1,100 @@
+"""Reads confirmed entries of one ledger: drives an EntryRead for each."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from functools import partial
+from typing import assert_never
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import BookieError, LedgerFenced, StoreError
+from kvstore.proto.digest import EntryDigest, Packet
+from kvstore.types import BookieId, EntryId, LedgerMetadata
+from kvstore.wal import reader
+from kvstore.wal.ports import BookieClient
+from kvstore.wal.reader import Answered, Ask, Done, EntryRead, Impossible, Late, in_order
+
+HEDGE_S = 0.05
+"""After so long a second bookie is asked beside the first."""
+
+
+class EntryReader:
+    """`metadata` may be replaced by a newer state of the same ledger at any time."""
+
+    def __init__(
+        self, metadata: LedgerMetadata, bookies: BookieClient, nursery: Nursery, own: BookieId | None = None
+    ) -> None:
+        self.metadata = metadata
+        self.troubled: Collection[BookieId] = ()
+        self.damaged: set[tuple[BookieId, EntryId]] = set()
+        """Copies whose digest was wrong."""
+        self._bookies = bookies
+        self._nursery = nursery
+        self._own = own
+        self.digest = EntryDigest(metadata.digest, metadata.password)
+
+    async def read(self, entry: EntryId) -> Packet:
+        """One confirmed entry. Raises BookieError if too few bookies answer, NoSuchEntry if all of its write set lack
+        it."""
+        return await _Reading(self, entry).result()
+
+    async def read_or_error(self, entry: EntryId) -> Packet | StoreError:
+        """The same with the error as a value, for reads that run as tasks."""
+        try:
+            return await self.read(entry)
+        except StoreError as error:
+            return error
+
+    def order(self, entry: EntryId) -> tuple[BookieId, ...]:
+        """Who is asked for it, first to last."""
+        return in_order(self.metadata.write_set(entry), self._own, self.troubled)
+
+    async def ask(self, bookie: BookieId, entry: EntryId) -> reader.Event:
+        """One bookie's answer."""
+        try:
+            answer = await self._bookies.read(bookie, self.metadata.ledger, entry)
+        except (BookieError, LedgerFenced) as error:
+            return reader.Failed(bookie, str(error))
+        return Answered(bookie, answer.packet)
+
+    def spawn(self, reading: _Reading, bookie: BookieId) -> None:
+        self._nursery.spawn(reading.ask(bookie), name=f"read {reading.entry} at {bookie}")
+
+
+class _Reading:
+    """One read under way."""
+
+    def __init__(self, owner: EntryReader, entry: EntryId) -> None:
+        self.entry = entry
+        self._owner = owner
+        self._machine = EntryRead(entry, owner.order(entry), partial(owner.digest.open, owner.metadata.ledger, entry))
+        self._done: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
+
+    async def result(self) -> Packet:
+        hedge = asyncio.get_running_loop().call_later(HEDGE_S, self._tell, Late())
+        try:
+            self._perform(self._machine.start())
+            return await self._done
+        finally:
+            hedge.cancel()
+            self._owner.damaged.update((bookie, self.entry) for bookie in self._machine.damaged)
+
+    async def ask(self, bookie: BookieId) -> None:
+        self._tell(await self._owner.ask(bookie, self.entry))
+
+    def _tell(self, event: reader.Event) -> None:
+        if not self._done.done():
+            self._perform(self._machine.handle(event))
+
+    def _perform(self, commands: list[reader.Command]) -> None:
+        for command in commands:
+            match command:
+                case Ask(bookie):
+                    self._owner.spawn(self, bookie)
+                case Done(packet):
+                    self._done.set_result(packet)
+                case Impossible(error):
+                    self._done.set_exception(error)
+                case _:
+                    assert_never(command)

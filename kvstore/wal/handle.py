@@ -1,0 +1,303 @@
+"""Appends to one ledger: drives a LedgerWriter, has no opinion of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import assert_never
+
+from kvstore.env.ports import Clock, Nursery
+from kvstore.errors import (
+    BookieError,
+    LedgerClosed,
+    LedgerFenced,
+    MetadataError,
+    MetadataUnavailable,
+    NoSuchLedger,
+    OutcomeUnknown,
+    StoreError,
+)
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.proto.digest import EntryDigest, master_key
+from kvstore.types import BookieId, EntryId, LedgerMetadata, Position
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.ensembles import closed_by_writer, with_swaps
+from kvstore.wal.ports import AppendDone, BookieClient
+from kvstore.wal.writer import (
+    Append,
+    ChangeFailed,
+    Command,
+    Confirm,
+    EnsembleChanged,
+    Event,
+    Failed,
+    Fenced,
+    Halt,
+    LedgerWriter,
+    ReplaceBookies,
+    Returned,
+    Spares,
+    State,
+    Stop,
+    Store,
+    Stored,
+)
+
+log = logging.getLogger(__name__)
+
+LAC_IDLE_S = 0.005
+"""So long after the last append an explicit LAC lets readers see the last entry."""
+MERGE_S = 0.002
+"""Bookies that fail together are replaced together."""
+UNKNOWN_RETRY_S = 0.5
+PROBE_MIN_S = 0.1
+PROBE_MAX_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerPorts:
+    """What every handle on this node needs."""
+
+    clock: Clock
+    bookies: BookieClient
+    ledgers: LedgerManager
+    choice: BookieChoice
+
+
+class LedgerHandle:
+    """The one writer of an open ledger that this process has created."""
+
+    def __init__(
+        self,
+        metadata: LedgerMetadata,
+        ports: LedgerPorts,
+        nursery: Nursery,
+        *,
+        on_halt: Callable[[StoreError], None],
+        on_return: Callable[[BookieId], None] = lambda _: None,
+    ) -> None:
+        """`on_halt` is called once if the ledger is lost; `on_return` when a bookie that had failed takes adds again,
+        and may lack entries."""
+        self.ledger = metadata.ledger
+        self._ports = ports
+        self._nursery = nursery
+        self._on_halt = on_halt
+        self._on_return = on_return
+        self._loop = asyncio.get_running_loop()
+        self._key = master_key(metadata.password)
+        self._digest = EntryDigest(metadata.digest, metadata.password)
+        self.writer = LedgerWriter(metadata, partial(self._digest.packet, metadata.ledger))
+        self._add = ports.bookies.add
+        self._now = ports.clock.now
+        self._waiting: deque[AppendDone] = deque()
+        self._events: deque[Event] = deque()
+        self._is_feeding = False
+        self._lac_timer: asyncio.TimerHandle | None = None
+        self._probing: set[BookieId] = set()
+        self.created_at = self.progress_at = self._now()
+        """When an entry was last confirmed, or first sent after a pause."""
+        self._is_closing = False
+        self._drained: asyncio.Future[None] | None = None
+        self._settled = asyncio.Event()
+        """No ensemble change is under way."""
+        self._settled.set()
+        ports.choice.listen(self, self.look_for_spares)
+        self.look_for_spares()
+
+    @property
+    def is_halted(self) -> bool:
+        return self.writer.state is State.HALTED
+
+    def append(self, payload: bytes, done: AppendDone) -> None:
+        """Send an entry; `done` in the order of the appends. The handle must not be halted."""
+        now = self._now()
+        if not self._waiting:
+            self.progress_at = now
+        self._waiting.append(done)
+        self._feed(Append(payload, now))
+
+    async def drained(self) -> None:
+        """Return when no entry is in flight, or the handle is halted."""
+        while self._waiting and not self.is_halted:
+            self._drained = self._loop.create_future()
+            await self._drained
+
+    def stop(self, error: StoreError) -> None:
+        """Send nothing more; entries in flight end as OutcomeUnknown."""
+        self._feed(Stop(error))
+
+    def look_for_spares(self) -> None:
+        """Tell the writer who could replace a failed bookie now."""
+        if not self.is_halted and not self._is_closing:
+            self._feed(Spares(self._ports.choice.spares()))
+
+    async def close(self) -> None:
+        """Record that the ledger ends with the last entry, all entries being confirmed. Raises LedgerFenced,
+        LedgerClosed or NoSuchLedger if it is not this writer's any more, MetadataError if the store is away (try
+        again)."""
+        writer = self.writer
+        assert not writer.unconfirmed, "a ledger is closed at its last confirmed entry"
+        self._is_closing = True
+        await self._settled.wait()
+        last, length, mine = writer.last_confirmed, writer.confirmed_length, writer.metadata
+        await self._ports.ledgers.update(
+            self.ledger, lambda recorded: closed_by_writer(recorded, mine, last_entry=last, length=length)
+        )
+        self.release()
+
+    def release(self) -> None:
+        """Let go of timers and listeners; answers that still come are taken."""
+        self._ports.choice.forget(self)
+        if self._lac_timer is not None:
+            self._lac_timer.cancel()
+            self._lac_timer = None
+
+    def _feed(self, event: Event) -> None:
+        """Events that come while commands are performed wait their turn."""
+        self._events.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                for command in self.writer.handle(self._events.popleft()):
+                    self._perform(command)
+        finally:
+            self._is_feeding = False
+        if not self._settled.is_set() and self.writer.state is not State.CHANGING:
+            self._settled.set()
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Store(entry, packet, bookies):
+                for bookie in bookies:
+                    self._add(bookie, self.ledger, entry, packet, self._key, False, partial(self._added, entry, bookie))
+            case Confirm(entry, sent_at):
+                self._confirm(entry, sent_at)
+            case ReplaceBookies():
+                self._settled.clear()
+                self._nursery.spawn(self._replace(), name=f"ledger {self.ledger} replace bookies")
+            case Halt(error):
+                self._halt(error)
+            case _:
+                assert_never(command)
+
+    def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
+        if error is None:
+            self._feed(Stored(entry, bookie))
+        elif self._is_closing:
+            return  # nothing waits for it; what a bookie lacks is copied by the repair
+        elif isinstance(error, LedgerFenced):
+            self._feed(Fenced())
+        else:
+            self._bookie_failed(bookie, error)
+
+    def _confirm(self, entry: EntryId, sent_at: float) -> None:
+        done = self._waiting.popleft()
+        if not self._waiting:
+            self._idle()
+        self.progress_at = self._now()
+        done(Position(self.ledger, entry), sent_at, None)
+
+    def _idle(self) -> None:
+        if self._lac_timer is None:
+            self._lac_timer = self._loop.call_later(LAC_IDLE_S, self._tell_lac, self.writer.last_added)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+
+    def _tell_lac(self, last_added: EntryId) -> None:
+        """If nothing was appended since: the last entry's packet says that the one before is confirmed, nobody says it
+        of the last."""
+        self._lac_timer = None
+        writer = self.writer
+        if self.is_halted or writer.unconfirmed:
+            return  # the next confirmation sets the timer again
+        if writer.last_added != last_added:
+            self._lac_timer = self._loop.call_later(LAC_IDLE_S, self._tell_lac, writer.last_added)
+            return
+        lac = writer.last_confirmed
+        body = self._digest.lac_packet(self.ledger, lac)
+        failed = writer.failed
+        for bookie in writer.metadata.fragments[-1].ensemble:
+            if bookie not in failed:
+                self._ports.bookies.write_lac(bookie, self.ledger, self._key, body, lac)
+
+    def _halt(self, error: StoreError) -> None:
+        self.release()
+        log.info("ledger=%d halted with %d entries in flight: %s", self.ledger, len(self._waiting), error)
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        waiting, self._waiting = self._waiting, deque()
+        for done in waiting:
+            done(None, 0.0, OutcomeUnknown(str(error)))
+        self._on_halt(error)
+
+    # Bookies that fail, are replaced, come back.
+
+    def _bookie_failed(self, bookie: BookieId, error: StoreError) -> None:
+        if self.is_halted or bookie in self.writer.failed:
+            return
+        log.info("ledger=%d bookie=%s failed: %s", self.ledger, bookie, error)
+        self._ports.choice.failed(bookie)
+        self._feed(Failed(bookie))
+        if bookie not in self._probing:
+            self._probing.add(bookie)
+            self._nursery.spawn(self._probe(bookie), name=f"ledger {self.ledger} probe {bookie}")
+
+    async def _replace(self) -> None:
+        await asyncio.sleep(MERGE_S)
+        writer = self.writer
+        first, mine = writer.next_fragment, writer.metadata
+        swapped = self._ports.choice.swaps(mine.fragments[-1].ensemble, writer.failed)
+        if not swapped:
+            self._feed(ChangeFailed())
+            return
+        is_unknown = False
+        while not self.is_halted:
+            try:
+                metadata, _ = await self._ports.ledgers.update(
+                    self.ledger, lambda recorded: with_swaps(recorded, mine, first, swapped)
+                )
+            except (LedgerFenced, LedgerClosed, NoSuchLedger) as error:
+                self._feed(Stop(error))
+                return
+            except MetadataUnavailable:
+                if not is_unknown:
+                    self._feed(ChangeFailed())
+                    return
+            except MetadataError:
+                is_unknown = True  # whether it is recorded must be known before anything is confirmed
+            else:
+                log.info("ledger=%d entry=%d replaced %s", self.ledger, first, swapped)
+                self._feed(EnsembleChanged(metadata, frozenset(swapped)))
+                return
+            await asyncio.sleep(UNKNOWN_RETRY_S)
+
+    async def _probe(self, bookie: BookieId) -> None:
+        """Ask now and then whether a failed bookie of the ensemble is back."""
+        delay_s = PROBE_MIN_S
+        while not (self.is_halted or self._is_closing):
+            await asyncio.sleep(delay_s)
+            delay_s = min(2 * delay_s, PROBE_MAX_S)
+            if bookie not in self.writer.metadata.fragments[-1].ensemble:
+                break
+            if bookie not in self.writer.failed:
+                if delay_s >= PROBE_MAX_S:
+                    break  # back for good
+                continue
+            if not self._ports.choice.is_readonly(bookie) and await self._answers(bookie):
+                self._feed(Returned(bookie))
+                if bookie not in self.writer.failed:
+                    self._on_return(bookie)
+        self._probing.discard(bookie)
+
+    async def _answers(self, bookie: BookieId) -> bool:
+        try:
+            await self._ports.bookies.read_lac(bookie, self.ledger, self._digest)
+        except BookieError:
+            return False
+        return True

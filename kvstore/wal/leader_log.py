@@ -1,0 +1,282 @@
+"""A partition's log in the hands of its leader: appends to the open ledger, rolls to the next one.
+
+A roll: create ledger n+1, list it, hold appends back until every entry of n is acknowledged, go on in n+1, close n,
+list n+1's exact first sequence. One roll at a time; it ends when n is CLOSED (docs/protocol.md G4, G5). While the
+metadata store is away nothing is rolled and the open ledger goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import (
+    LedgerClosed,
+    LedgerFenced,
+    MetadataError,
+    NoSuchLedger,
+    NoSuchNode,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    VersionConflict,
+)
+from kvstore.types import BookieId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.wal.config import LogConfig
+from kvstore.wal.creator import LedgerCreator
+from kvstore.wal.handle import LedgerHandle, LedgerPorts
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.ports import AppendDone
+from kvstore.wal.takeover import TakenOver
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX = 1_000
+"""Entries that may wait for their acknowledgement or for the end of a roll. A leader that keeps a few in flight never
+gets there."""
+STALL_MAX_S = 10.0
+"""A leader whose entries have found no ack quorum for so long gives up its log: another may reach the bookies."""
+CLOSE_RETRY_S = 0.5
+
+
+class _Held(NamedTuple):
+    payload: bytes
+    first_seq: Seq
+    done: AppendDone
+
+
+class OpenLog:
+    """A LeaderLog (kvstore.wal.ports)."""
+
+    def __init__(
+        self,
+        partition: PartitionId,
+        opened: TakenOver,
+        *,
+        ports: LedgerPorts,
+        lists: LedgerLists,
+        creator: LedgerCreator,
+        config: LogConfig,
+        lease_ms: int,
+        nursery: Nursery,
+        on_end: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`on_end` is called when the log is closed to this leader, for whatever reason."""
+        self.partition = partition
+        self._on_end = on_end
+        self.listed = opened.listed
+        self.version = opened.version
+        self.lost: StoreError | None = None
+        """Why no more can be appended."""
+        self._opened = opened
+        self._ports = ports
+        self._lists = lists
+        self._creator = creator
+        self._config = config
+        self._lease_ms = lease_ms
+        self._nursery = nursery
+        self._loop = asyncio.get_running_loop()
+        self._held: deque[_Held] | None = None
+        """Appends held back by a roll."""
+        self._first_append: tuple[Seq, float] | None = None
+        """First sequence in the open ledger, and when it was appended."""
+        self._on_lost: list[Callable[[StoreError], None]] = []
+        self._wake = asyncio.Event()
+        self._changing_list = asyncio.Lock()
+        self.on_return: Callable[[BookieId], None] = lambda _: None
+        """Called when a bookie is back that may lack entries."""
+        self.on_roll: Callable[[], None] = lambda: None
+        """Called when a ledger has been closed by a roll."""
+        self._handle = self._open(opened.metadata)
+        nursery.spawn(self._keep(), name=f"{partition} log")
+
+    @property
+    def epoch(self) -> int:
+        return self.listed.epoch
+
+    @property
+    def recovered_end(self) -> Position:
+        return self._opened.recovered_end
+
+    @property
+    def waited(self) -> bool:
+        return self._opened.waited
+
+    @property
+    def handle(self) -> LedgerHandle:
+        """Of the open ledger."""
+        return self._handle
+
+    def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
+        """Send an entry; see LeaderLog. Raises Overloaded, with nothing done, when far too many are under way."""
+        if self.lost is not None:
+            refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {self.lost}")
+            self._loop.call_soon(done, None, 0.0, refusal)
+            return
+        handle = self._handle
+        if self._held is not None:
+            if len(self._held) >= IN_FLIGHT_MAX:
+                raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for the next ledger")
+            self._held.append(_Held(payload, first_seq, done))
+            return
+        writer = handle.writer
+        if writer.unconfirmed >= IN_FLIGHT_MAX:
+            raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for an acknowledgement")
+        if self._first_append is None:
+            self._first_append = first_seq, self._ports.clock.now()
+            self._wake.set()
+        handle.append(payload, done)
+        if writer.length >= self._config.roll_bytes or writer.last_added >= self._config.roll_entries:
+            self._wake.set()
+
+    def close_for_good(self) -> None:
+        """Send nothing more; entries in flight end as OutcomeUnknown."""
+        self._on_lost.clear()
+        self._lose(OutcomeUnknown(f"partition {self.partition}: its leader has stopped"))
+
+    async def seal(self) -> None:
+        """After the last append is acknowledged: close the ledger. The log takes no more appends. Raises MetadataError,
+        LedgerFenced."""
+        async with self._changing_list:  # no roll is under way
+            if self.lost is not None:
+                raise self.lost
+            await self._handle.drained()
+            await self._handle.close()
+        self.close_for_good()
+
+    def on_lost(self, lost: Callable[[StoreError], None]) -> None:
+        """Call `lost` once when this leader can append no more."""
+        if self.lost is not None:
+            self._loop.call_soon(lost, self.lost)
+        else:
+            self._on_lost.append(lost)
+
+    async def change_list(self, change: Callable[[LedgerList], LedgerList]) -> None:
+        """Compare-and-set the list. Losing it loses the log. Raises what it was lost to, MetadataError."""
+        async with self._changing_list:
+            if self.lost is not None:
+                raise self.lost
+            await self._write_list(change(self.listed))
+
+    async def _write_list(self, listed: LedgerList, created: LedgerMetadata | None = None) -> None:
+        try:
+            ledger = None if created is None else created.ledger
+            self.version = await self._lists.write(
+                self.partition, listed, self.version, created=ledger, give_up=lambda: self.lost is not None
+            )
+        except (VersionConflict, NoSuchNode) as error:
+            self._lose(LedgerFenced(f"partition {self.partition}: another leader changed its list"))
+            raise LedgerFenced(str(error)) from error
+        self.listed = listed
+
+    def _open(self, metadata: LedgerMetadata) -> LedgerHandle:
+        return LedgerHandle(
+            metadata,
+            self._ports,
+            self._nursery,
+            on_halt=self._lose,
+            on_return=lambda bookie: self.on_return(bookie),
+        )
+
+    def _lose(self, error: StoreError) -> None:
+        if self.lost is not None:
+            return
+        self.lost = error
+        log.info("partition=%s epoch=%d lost its log: %s", self.partition, self.epoch, error)
+        self._handle.stop(error)
+        self._handle.release()
+        held, self._held = self._held, None
+        for each in held or ():
+            each.done(None, 0.0, NotEnoughBookies(f"partition {self.partition}: {error}"))
+        listeners, self._on_lost = self._on_lost, []
+        for listener in listeners:
+            listener(error)
+        self._wake.set()
+        self._on_end()
+
+    # Upkeep.
+
+    async def _keep(self) -> None:
+        """Until the log is lost: roll when it is time, notice a standstill."""
+        while self.lost is None:
+            try:
+                async with asyncio.timeout(self._config.check_every_s):
+                    await self._wake.wait()
+            except TimeoutError:
+                self._check_progress()
+            self._wake.clear()
+            try:
+                await self._settle_first_seq()
+                if self.lost is None and (reason := self._roll_reason()):
+                    await self._roll(reason)
+            except (MetadataError, NotEnoughBookies) as error:
+                log.info("partition=%s not rolled: %r", self.partition, error)
+                await asyncio.sleep(self._config.check_every_s)
+            except (LedgerFenced, LedgerClosed, NoSuchLedger) as error:
+                self._lose(error)
+
+    def _check_progress(self) -> None:
+        handle = self._handle
+        handle.look_for_spares()
+        if handle.writer.unconfirmed and self._ports.clock.now() - handle.progress_at > STALL_MAX_S:
+            self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))
+
+    def _roll_reason(self) -> str:
+        config, writer = self._config, self._handle.writer
+        if writer.length >= config.roll_bytes or writer.last_added + 1 >= config.roll_entries:
+            return "it is full"
+        if self._first_append is not None and self._ports.clock.now() - self._first_append[1] >= config.roll_age_s:
+            return "it is old"
+        if len(writer.metadata.fragments) >= config.roll_fragments:
+            return "its ensemble has changed too often"
+        if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, len(self._ports.choice.spares())):
+            return "there are more bookies now"
+        return ""
+
+    async def _settle_first_seq(self) -> None:
+        """The first append says what the list could only bound, as all ledgers before are closed by then."""
+        last = self.listed.ledgers[-1]
+        if self._first_append is not None and not last.exact and self._held is None:
+            first_seq = self._first_append[0]
+            await self.change_list(lambda listed: listed.with_exact(last.id, first_seq))
+
+    async def _roll(self, reason: str) -> None:
+        """Go on in a new ledger. Raises MetadataError, NotEnoughBookies if nothing has been listed; goes through with
+        it otherwise."""
+        async with self._changing_list:
+            old = self._handle
+            metadata = await self._creator.create(self.partition, after=old.ledger, failed=old.writer.failed)
+            log.info("partition=%s rolls from ledger=%d to %d: %s", self.partition, old.ledger, metadata.ledger, reason)
+            bound = self._first_append[0] if self._first_append else self.listed.ledgers[-1].first_seq
+            listed = self.listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
+            await self._write_list(listed, metadata)
+            self._held = deque()
+            await old.drained()
+            if self.lost is not None:
+                return
+            self._switch(metadata)
+            await self._close(old)
+        self.on_roll()
+
+    def _switch(self, metadata: LedgerMetadata) -> None:
+        """From here on entries go to the new ledger; every entry of the old one is acknowledged."""
+        self._handle, self._first_append = self._open(metadata), None
+        held, self._held = self._held, None
+        for payload, first_seq, done in held or ():
+            self.append(payload, first_seq, done)
+
+    async def _close(self, old: LedgerHandle) -> None:
+        """However long it takes: until then there is no other roll."""
+        while self.lost is None:
+            try:
+                await old.close()
+                return
+            except MetadataError as error:
+                log.info("ledger=%d not closed yet: %r", old.ledger, error)
+                await asyncio.sleep(CLOSE_RETRY_S)

@@ -1,0 +1,92 @@
+"""A partition's list of ledgers: the document at /partitions/<id>/log, and the changes that a leader makes to it.
+Decides only (docs/protocol.md G1-G6)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, replace
+
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
+from kvstore.wal.ports import LedgerInfo
+
+BEGINNING = Position(LedgerId(-1), NO_ENTRY)
+"""Before every entry."""
+_FIRST = Seq(0)
+LEASE_MARGIN_MIN_S = 0.05
+LEASE_MARGIN = 0.1
+"""Share of the lease that two machines' clocks may drift apart while it runs, far more than they do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One ledger of the list; see LedgerInfo."""
+
+    id: LedgerId
+    first_seq: Seq
+    exact: bool
+    epoch: int
+    lease_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrimmedEnd:
+    """The last entry of the ledger that was trimmed last."""
+
+    ledger: LedgerId
+    entry: EntryId
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerList:
+    """Changed only by compare-and-set, and only by the leader."""
+
+    epoch: int = 0
+    ledgers: tuple[Listed, ...] = ()
+    trimmed_seq: Seq = _FIRST
+    """Sequences below this one were trimmed."""
+    trimmed_end: TrimmedEnd | None = None
+    """Who has applied up to here has missed nothing."""
+
+    @property
+    def infos(self) -> list[LedgerInfo]:
+        return [LedgerInfo(each.id, each.first_seq, each.exact, each.epoch, each.lease_ms) for each in self.ledgers]
+
+    def names(self, ledger: LedgerId) -> bool:
+        return any(each.id == ledger for each in self.ledgers)
+
+    def with_ledger(self, ledger: LedgerId, first_seq: Seq, *, epoch: int, lease_ms: int) -> LedgerList:
+        """The list with a new ledger at its end, `first_seq` being a lower bound."""
+        assert epoch >= self.epoch, f"epoch {epoch} comes after {self.epoch}"
+        assert not self.ledgers or ledger > self.ledgers[-1].id, "ledger ids of one log rise"
+        first = max(first_seq, self.ledgers[-1].first_seq if self.ledgers else Seq(0))
+        return replace(self, epoch=epoch, ledgers=(*self.ledgers, Listed(ledger, first, False, epoch, lease_ms)))
+
+    def with_exact(self, ledger: LedgerId, first_seq: Seq) -> LedgerList:
+        """The list with the true first sequence of a ledger whose predecessor is closed."""
+        ledgers = tuple(
+            replace(each, first_seq=first_seq, exact=True) if each.id == ledger else each for each in self.ledgers
+        )
+        return replace(self, ledgers=ledgers)
+
+    def without_first(self, count: int, end: Position) -> LedgerList:
+        """The list without its `count` oldest ledgers, the last of which ends at `end`."""
+        assert 0 < count < len(self.ledgers), "the last ledger is never trimmed"
+        kept = self.ledgers[count:]
+        trimmed = TrimmedEnd(end.ledger, end.entry)
+        return replace(self, ledgers=kept, trimmed_seq=kept[0].first_seq, trimmed_end=trimmed)
+
+    def trimmable(self, durable_seq: Seq, held: Collection[LedgerId] = ()) -> int:
+        """How many of the oldest ledgers hold nothing above `durable_seq` and are held by no pin. Never the last two:
+        the last is written, the one before may not be closed yet."""
+        count = 0
+        for this, following in zip(self.ledgers[:-2], self.ledgers[1:], strict=False):
+            if not following.exact or following.first_seq - 1 > durable_seq or this.id in held:
+                break
+            count += 1
+        return count
+
+    def lease_wait_s(self) -> float:
+        """How long after the last fencing answer a former leader may still answer reads: the largest lease of the
+        ledgers that a new leader fences, and a margin for clocks; 0 if there is none."""
+        lease_s = max((each.lease_ms for each in self.ledgers[-2:]), default=0) / 1000
+        return lease_s + max(LEASE_MARGIN_MIN_S, LEASE_MARGIN * lease_s) if lease_s else 0.0

@@ -1,0 +1,94 @@
+"""Reads and changes partitions' ledger lists in the metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
+from kvstore.meta import codec, paths
+from kvstore.meta.store import Change, Check, MetadataStore, SetData, ensure_path
+from kvstore.meta.update import until_known
+from kvstore.types import LedgerId, PartitionId
+from kvstore.wal.ledger_list import LedgerList
+
+UNKNOWN_RETRY_S = 0.2
+UNKNOWN_ATTEMPTS_MAX = 50
+
+
+class LedgerLists:
+    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
+        """The list and its version; -1 for a partition that has none yet. `latest`: as of now, not as of this server's
+        last news."""
+        path = paths.partition_log(partition)
+        if latest:
+            await self._store.sync(paths.PARTITIONS)
+        try:
+            data, stat = await self._store.get(path)
+        except NoSuchNode:
+            return LedgerList(), -1
+        return codec.decode(LedgerList, data, what=path), stat.version
+
+    async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
+        """The list and its version, created empty if there was none."""
+        path = paths.partition_log(partition)
+        listed, version = await self.read(partition, latest=True)
+        if version >= 0:
+            return listed, version
+        await ensure_path(self._store, paths.parent(path))
+        with suppress(NodeExists):
+            await until_known(lambda: self._store.create(path, codec.encode(listed)))
+        return await self.read(partition)
+
+    async def write(
+        self,
+        partition: PartitionId,
+        listed: LedgerList,
+        version: int,
+        *,
+        created: LedgerId | None = None,
+        give_up: Callable[[], bool] | None = None,
+    ) -> int:
+        """Compare-and-set; returns the new version. With `created`, only if that ledger's metadata is still as it was
+        created.
+
+        Raises VersionConflict if somebody else wrote, NoSuchNode if the ledger was swept. After an ambiguous write the
+        list is read again until it is known: our own document in it is success. Raises MetadataUnknown if that takes
+        too long.
+        """
+        path, data = paths.partition_log(partition), codec.encode(listed)
+        change: list[Change] = [SetData(path, data, version)]
+        if created is not None:
+            change.insert(0, Check(paths.ledger(created), 0))
+        is_unknown = has_conflict = False
+        attempts = 0
+        while attempts < UNKNOWN_ATTEMPTS_MAX if give_up is None else not give_up():
+            attempts += 1
+            try:
+                if is_unknown:
+                    await self._store.sync(paths.PARTITIONS)
+                    found, stat = await self._store.get(path)
+                    if found == data and stat.version == version + 1:
+                        return stat.version
+                    if stat.version != version or has_conflict:
+                        raise VersionConflict(path)
+                await self._store.multi(change)
+                return version + 1
+            except MetadataUnknown:
+                is_unknown = True
+            except MetadataUnavailable:
+                if not is_unknown:
+                    raise
+            except VersionConflict:
+                if not is_unknown or has_conflict:
+                    raise
+                has_conflict = True  # perhaps with our own earlier write
+                continue
+            await asyncio.sleep(UNKNOWN_RETRY_S)
+        raise MetadataUnknown(f"{path}: whether version {version + 1} is ours could not be learnt")

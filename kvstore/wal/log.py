@@ -1,0 +1,101 @@
+"""The door to all partitions' logs on this node."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.env.ports import Env, Nursery
+from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.store import MetadataStore
+from kvstore.types import PartitionId, Position, Seq
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.config import LogConfig
+from kvstore.wal.creator import LedgerCreator
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.ports import BookieClient, LedgerInfo
+from kvstore.wal.tail import TailReader
+from kvstore.wal.takeover import LogTakeover
+
+
+class PartitionLogs:
+    """Logs (kvstore.wal.ports). `is_release` tells a release record by its payload: this package parses none."""
+
+    def __init__(
+        self,
+        env: Env,
+        store: MetadataStore,
+        bookies: BookieClient,
+        choice: BookieChoice,
+        *,
+        is_release: Callable[[bytes], bool],
+        config: LogConfig | None = None,
+    ) -> None:
+        self._env = env
+        self._store = store
+        self._config = config or LogConfig()
+        self._ledgers = LedgerManager(store)
+        self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
+        self._lists = LedgerLists(store)
+        self._is_release = is_release
+        self._readers: dict[PartitionId, dict[TailReader, None]] = {}
+        """Told at once when this node itself has changed a log."""
+        self._creator = LedgerCreator(
+            LedgerIdGenerator(store), self._ledgers, choice, self._config, clock=env.clock, random=env.random
+        )
+
+    async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> OpenLog:
+        """Take the log over; see Logs."""
+        nursery = self._env.nursery.child(f"{partition} log")
+        takeover = LogTakeover(
+            partition,
+            ports=self._ports,
+            lists=self._lists,
+            creator=self._creator,
+            is_release=self._is_release,
+            nursery=nursery,
+        )
+        try:
+            opened = await takeover.run(lease_ms, next_seq)
+        except BaseException:
+            await nursery.close()
+            raise
+        for reader in self._readers.get(partition, ()):
+            reader.nudge()
+        return OpenLog(
+            partition,
+            opened,
+            ports=self._ports,
+            lists=self._lists,
+            creator=self._creator,
+            config=self._config,
+            lease_ms=lease_ms,
+            nursery=nursery,
+            on_end=lambda: self._end(nursery),
+        )
+
+    def _end(self, nursery: Nursery) -> None:
+        """A leader's tasks end with its lead."""
+        self._env.nursery.spawn(nursery.close(), name="end of a leader's log")
+
+    def reader(self, partition: PartitionId, after: Position | None) -> TailReader:
+        """Read on after `after`, or from the very first ledger; see Logs."""
+        readers = self._readers.setdefault(partition, {})
+        reader = TailReader(
+            partition,
+            after,
+            store=self._store,
+            lists=self._lists,
+            ports=self._ports,
+            nursery=self._env.nursery.child(f"{partition} reader"),
+            on_close=lambda reader: readers.pop(reader, None),
+        )
+        readers[reader] = None
+        return reader
+
+    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[LedgerInfo], Seq]:
+        """The present list, and the sequence below which the log was trimmed."""
+        listed, _ = await self._lists.read(partition)
+        return listed.infos, listed.trimmed_seq

@@ -1,0 +1,267 @@
+"""Takes a ledger over from a writer that may still be alive: drives a Recovery, and a LedgerWriter for the write-back.
+
+Two steps, so that a partition's new leader can wait out the old one's lease between them: `take_over` fences, finds the
+end and writes the tail back; `close` records the end. Either may crash anywhere and be begun again, by anybody
+(docs/protocol.md R1-R8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import assert_never
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import BookieError, LedgerError, NotRecoverable, StoreError, VersionConflict
+from kvstore.proto.bookkeeper import RECOVERY_PRIORITY
+from kvstore.proto.digest import EntryDigest, Packet, master_key
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
+from kvstore.wal import recovery, writer
+from kvstore.wal.ensembles import in_recovery
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.recovery import AskEntry, AskLast, EntryAnswer, Found, LastAnswer, Phase, Recovery, Unknown
+from kvstore.wal.writer import Append, Confirm, EnsembleChanged, LedgerWriter, ReplaceBookies, Spares, Store, Stored
+
+log = logging.getLogger(__name__)
+
+TAKE_OVER_TIMEOUT_S = 15.0
+STRAGGLERS_S = 0.2
+"""The write-back waits so long for more than an ack quorum; what then lacks a copy gets it by repair."""
+
+
+class LedgerTakeover:
+    """One attempt to recover one ledger."""
+
+    def __init__(self, ledger: LedgerId, ports: LedgerPorts, nursery: Nursery) -> None:
+        self.ledger = ledger
+        self.fenced_at = 0.0
+        """Boot-time clock at the answer that completed the fence: from then on no former writer gets an entry confirmed
+        that it sends later."""
+        self.last = NO_ENTRY
+        """The ledger's last entry, once taken over."""
+        self._ports = ports
+        self._nursery = nursery
+        self._metadata: LedgerMetadata | None = None
+        self._snapshot: LedgerMetadata | None = None
+        self._length = 0
+        self._last_packet: Packet | None = None
+
+    async def take_over(self) -> None:
+        """Fence, find the end, write the tail back. Raises NotRecoverable, NoSuchLedger, MetadataError; the ledger then
+        stays in recovery for the next attempt."""
+        recorded, _ = await self._ports.ledgers.update(self.ledger, in_recovery)
+        self._metadata = self._snapshot = recorded
+        if recorded.state is LedgerState.CLOSED:
+            self.fenced_at = self._ports.clock.now()
+            self.last, self._length = recorded.last_entry, recorded.length
+            return
+        run = _Run(recorded, self._ports, self._nursery.child(f"recover {self.ledger}"))
+        try:
+            async with asyncio.timeout(TAKE_OVER_TIMEOUT_S):
+                await run.finished()
+        except TimeoutError:
+            raise NotRecoverable(f"ledger {self.ledger}: not within {TAKE_OVER_TIMEOUT_S} s") from None
+        finally:
+            await run.close()
+        assert run.end is not None
+        self.fenced_at, self._metadata, self.last = run.fenced_at, run.metadata, run.end
+        self._last_packet = run.last_packet
+        if self.last != NO_ENTRY:
+            self._length = (await self._read_last()).length
+        log.info("ledger=%d recovered to entry=%d, %d written back", self.ledger, self.last, run.written_back)
+
+    async def last_payload(self) -> bytes:
+        """The payload of the last entry. Raises NotRecoverable if it cannot be read just now."""
+        return (await self._read_last()).payload
+
+    async def _read_last(self) -> Packet:
+        if self._last_packet is None:
+            assert self._snapshot is not None
+            assert self.last != NO_ENTRY
+            reader = EntryReader(self._snapshot, self._ports.bookies, self._nursery, self._ports.choice.own)
+            try:
+                self._last_packet = await reader.read(self.last)
+            except LedgerError as error:
+                raise NotRecoverable(f"ledger {self.ledger}: its last entry cannot be read: {error}") from error
+        return self._last_packet
+
+    async def close(self) -> LedgerMetadata:
+        """Record the end; if another recovery has, its end holds. Raises VersionConflict if the ledger has changed
+        otherwise since, MetadataError, NoSuchLedger."""
+        assert self._metadata is not None, "take_over comes first"
+        recorded, _ = await self._ports.ledgers.update(self.ledger, self._closed)
+        return recorded
+
+    def _closed(self, recorded: LedgerMetadata) -> LedgerMetadata:
+        if recorded.state is LedgerState.CLOSED:
+            return recorded
+        assert self._metadata is not None
+        assert self._snapshot is not None
+        if recorded.state is not LedgerState.IN_RECOVERY or recorded.fragments != self._snapshot.fragments:
+            raise VersionConflict(f"ledger {self.ledger} has changed while it was recovered")
+        return self._metadata.closed(self.last, self._length)
+
+
+class _Run:
+    """From the fence to the last entry written back."""
+
+    def __init__(self, recorded: LedgerMetadata, ports: LedgerPorts, nursery: Nursery) -> None:
+        self.end: EntryId | None = None
+        self.metadata = recorded
+        """With the ensemble changes of the write-back, which nobody sees before the ledger is closed."""
+        self.fenced_at = 0.0
+        self.last_packet: Packet | None = None
+        self.written_back = 0
+        self._ports = ports
+        self._nursery = nursery
+        self._key = master_key(recorded.password)
+        self._digest = EntryDigest(recorded.digest, recorded.password)
+        self._recovery = Recovery(recorded, partial(self._digest.open, recorded.ledger))
+        self._writer: LedgerWriter | None = None
+        self._events: deque[writer.Event] = deque()
+        self._is_feeding = False
+        self._adds_outstanding = 0
+        self._done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._grace: asyncio.TimerHandle | None = None
+
+    async def finished(self) -> None:
+        """Raises NotRecoverable."""
+        for command in self._recovery.start():
+            self._perform_read(command)
+        await self._done
+
+    async def close(self) -> None:
+        if self._grace is not None:
+            self._grace.cancel()
+        if not self._done.done():
+            self._done.cancel()
+        await self._nursery.close()
+
+    # The fence and the reads.
+
+    def _tell(self, event: recovery.Event) -> None:
+        if self._done.done():
+            return
+        for command in self._recovery.handle(event):
+            self._perform_read(command)
+        if not self.fenced_at and self._recovery.phase is not Phase.FENCING:
+            self.fenced_at = self._ports.clock.now()
+
+    def _perform_read(self, command: recovery.Command) -> None:
+        match command:
+            case AskLast(bookies):
+                for bookie in bookies:
+                    self._nursery.spawn(self._ask(bookie, None), name=f"fence {bookie}")
+            case AskEntry(entry, bookies):
+                for bookie in bookies:
+                    self._nursery.spawn(self._ask(bookie, entry), name=f"read {entry} at {bookie}")
+            case Found(packet):
+                self._write_back(packet)
+            case recovery.Ended(last, _):
+                self.end = last
+                self._finish_if_written()
+            case recovery.Undecided(reason):
+                self._fail(NotRecoverable(reason))
+            case _:
+                assert_never(command)
+
+    async def _ask(self, bookie: BookieId, entry: EntryId | None) -> None:
+        wanted = NO_ENTRY if entry is None else entry
+        try:
+            answer = await self._ports.bookies.read(
+                bookie, self.metadata.ledger, wanted, fence_key=self._key, priority=RECOVERY_PRIORITY
+            )
+        except BookieError as error:
+            log.info("ledger=%d bookie=%s gave no definite answer: %s", self.metadata.ledger, bookie, error)
+            self._tell(Unknown(bookie, entry))
+            return
+        self._tell(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
+
+    # The write-back.
+
+    def _write_back(self, packet: Packet) -> None:
+        if self._writer is None:
+            before = packet.length - len(packet.payload)
+            after, lac = EntryId(packet.entry - 1), self._recovery.lac
+            pack = partial(self._digest.packet, self.metadata.ledger)
+            self._writer = LedgerWriter(self.metadata, pack, after=after, length=before, frozen_lac=lac)
+            self._feed(Spares(self._ports.choice.spares()))
+        self.last_packet = packet
+        self._feed(Append(packet.payload, self._ports.clock.now()))
+
+    def _feed(self, event: writer.Event) -> None:
+        assert self._writer is not None
+        self._events.append(event)
+        if self._is_feeding:
+            return
+        self._is_feeding = True
+        try:
+            while self._events:
+                for command in self._writer.handle(self._events.popleft()):
+                    self._perform_write(command)
+        finally:
+            self._is_feeding = False
+        self._finish_if_written()
+
+    def _perform_write(self, command: writer.Command) -> None:
+        match command:
+            case Store(entry, packet, bookies):
+                for bookie in bookies:
+                    self._adds_outstanding += 1
+                    done = partial(self._added, entry, bookie)
+                    self._ports.bookies.add(bookie, self.metadata.ledger, entry, packet, self._key, True, done)
+            case Confirm():
+                self.written_back += 1
+            case ReplaceBookies():
+                self._replace()
+            case writer.Halt(error):
+                self._fail(error)
+            case _:
+                assert_never(command)
+
+    def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
+        self._adds_outstanding -= 1
+        if self._done.done():
+            return
+        if error is None:
+            self._feed(Stored(entry, bookie))
+        else:
+            self._ports.choice.failed(bookie)
+            self._feed(Spares(self._ports.choice.spares()))
+            self._feed(writer.Failed(bookie))
+
+    def _replace(self) -> None:
+        """In memory: the closing compare-and-set publishes it, so that no other recovery sees the emptier ensemble
+        before."""
+        assert self._writer is not None
+        swapped = self._ports.choice.swaps(self._writer.metadata.fragments[-1].ensemble, self._writer.failed)
+        if not swapped:
+            self._feed(writer.ChangeFailed())
+            return
+        ensemble = tuple(swapped.get(b, b) for b in self._writer.metadata.fragments[-1].ensemble)
+        self.metadata = self._writer.metadata.with_ensemble(self._writer.next_fragment, ensemble)
+        self._feed(EnsembleChanged(self.metadata, frozenset(swapped)))
+
+    def _finish_if_written(self) -> None:
+        if self._done.done():
+            return
+        unsafe = self._writer.unconfirmed if self._writer is not None else 0
+        if unsafe and not self._adds_outstanding and not self._is_feeding:
+            self._fail(NotRecoverable(f"ledger {self.metadata.ledger}: too few bookies take its last entries"))
+        elif self.end is None or unsafe:
+            return
+        elif not self._adds_outstanding:
+            self._done.set_result(None)
+        elif self._grace is None:
+            self._grace = asyncio.get_running_loop().call_later(STRAGGLERS_S, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        if not self._done.done():
+            self._done.set_result(None)
+
+    def _fail(self, error: StoreError) -> None:
+        if not self._done.done():
+            self._done.set_exception(error)

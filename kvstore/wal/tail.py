@@ -1,0 +1,293 @@
+"""Reads a partition's log in order, over ledgers, without fencing: closed ledgers to their end, the open one up to its
+LAC.
+
+The end of a ledger is known only when it is CLOSED; that a next one is listed says nothing. Watches are hints to read
+again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from kvstore.env.ports import Nursery, Task
+from kvstore.errors import BookieError, Corrupted, MetadataError, NoSuchEntry, NoSuchLedger
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.proto.digest import Packet
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.ledger_list import BEGINNING, LedgerList
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.ports import LogEntry, ReadAnswer
+
+log = logging.getLogger(__name__)
+
+BATCH_ENTRIES_MAX = 64
+BATCH_BYTES_MAX = 4 << 20
+PARALLEL_MAX = 8
+"""Reads sent to other nodes at once."""
+POLL_MS = 2_000
+"""One long poll; a poll that brings nothing asks another bookie whether this one lags."""
+LOOK_AGAIN_S = 10.0
+POLL_RETRY_S = 0.05
+
+
+class TailReader:
+    """A LogReader (kvstore.wal.ports)."""
+
+    def __init__(
+        self,
+        partition: PartitionId,
+        after: Position | None,
+        *,
+        store: MetadataStore,
+        lists: LedgerLists,
+        ports: LedgerPorts,
+        nursery: Nursery,
+        on_close: Callable[[TailReader], object] = lambda _: None,
+    ) -> None:
+        self._on_close = on_close
+        self._partition = partition
+        self._after = after or BEGINNING
+        """The last entry handed out, or where to begin."""
+        self._store = store
+        self._lists = lists
+        self._ports = ports
+        self._nursery = nursery
+        self._reader: EntryReader | None = None
+        """Of the ledger that is being read; None before the first."""
+        self._next = EntryId(0)
+        self._lac = NO_ENTRY
+        self._piggyback: Packet | None = None
+        self._known: list[LedgerId] = []
+        """Ledgers that were listed when last looked: those trimmed since can be read on while a pin holds them."""
+        self._news = asyncio.Event()
+        self._is_stale = False
+        """The metadata of the present ledger may have changed."""
+        self._looked_at = 0.0
+        self._polling: Task | None = None
+        self._polls = 0
+        self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.set)]
+
+    @property
+    def next_position(self) -> Position:
+        """Where reading goes on."""
+        if self._reader is None:
+            return Position(self._after.ledger, EntryId(self._after.entry + 1))
+        return Position(self._reader.metadata.ledger, self._next)
+
+    async def read(self, wait_ms: int) -> Sequence[LogEntry]:
+        """The next entries; see LogReader."""
+        deadline = self._ports.clock.now() + wait_ms / 1000
+        while True:
+            self._news.clear()
+            entries = await self._available()
+            left_s = deadline - self._ports.clock.now()
+            if entries or left_s <= 0:
+                return entries
+            self._poll()
+            try:
+                async with asyncio.timeout(min(left_s, LOOK_AGAIN_S)):
+                    await self._news.wait()
+            except TimeoutError:
+                if self._ports.clock.now() - self._looked_at >= LOOK_AGAIN_S:
+                    self._is_stale = True
+
+    async def close(self) -> None:
+        """Stop reading and watching."""
+        self._on_close(self)
+        for watch in self._watches:
+            watch.close()
+        await self._nursery.close()
+
+    def nudge(self) -> None:
+        """Look again: the ledger or the list has probably changed."""
+        self._is_stale = True
+        self._news.set()
+
+    async def _available(self) -> list[LogEntry]:
+        """What can be read without waiting for the writer."""
+        if self._reader is None and not await self._seek():
+            return []
+        while True:
+            reader = self._reader
+            assert reader is not None
+            if self._is_stale:
+                await self._refresh(reader)
+            if self._next <= self._limit(reader):
+                return await self._batch(reader)
+            if reader.metadata.state is not LedgerState.CLOSED or not await self._move_on(reader):
+                return []
+
+    def _limit(self, reader: EntryReader) -> EntryId:
+        """The last entry that may be handed out."""
+        metadata = reader.metadata
+        return metadata.last_entry if metadata.state is LedgerState.CLOSED else self._lac
+
+    # Which ledger.
+
+    async def _seek(self) -> bool:
+        """Find the ledger to begin with; False if nothing is listed yet. Raises NoSuchLedger if it was trimmed."""
+        listed, _ = await self._lists.read(self._partition)
+        self._known = [each.id for each in listed.ledgers]
+        if listed.names(self._after.ledger):
+            await self._open(self._after.ledger, EntryId(self._after.entry + 1))
+            return True
+        self._check_not_trimmed(listed)
+        if not listed.ledgers:
+            return False
+        await self._open(listed.ledgers[0].id, EntryId(0))
+        return True
+
+    def _check_not_trimmed(self, listed: LedgerList) -> None:
+        """The ledger of `_after` is not listed: fine only if nothing behind `_after` was trimmed."""
+        end = listed.trimmed_end
+        missed = self._after != BEGINNING if end is None else self._after < Position(end.ledger, end.entry)
+        if missed:
+            raise NoSuchLedger(f"partition {self._partition}: the log after {self._after} was trimmed")
+
+    async def _open(self, ledger: LedgerId, first: EntryId) -> None:
+        metadata, _ = await self._ports.ledgers.read(ledger)
+        self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
+        self._next, self._lac, self._piggyback = first, EntryId(first - 1), None
+        self._looked_at = self._ports.clock.now()
+        self._is_stale = False
+        for watch in self._watches[1:]:
+            watch.close()
+        del self._watches[1:]
+        if metadata.state is not LedgerState.CLOSED:
+            self._watches.append(self._ports.ledgers.watch(ledger, self.nudge))
+            self._is_stale = True  # it may have changed before the watch was set
+
+    async def _move_on(self, reader: EntryReader) -> bool:
+        """From the end of a closed ledger to the next one; False if none is listed yet."""
+        ledger = reader.metadata.ledger
+        self._after = max(self._after, Position(ledger, reader.metadata.last_entry))
+        listed, _ = await self._lists.read(self._partition)
+        ids = [each.id for each in listed.ledgers]
+        if ledger not in ids and ledger == self._known[-1]:
+            self._check_not_trimmed(listed)
+        self._known = sorted({*(known for known in self._known if known >= ledger), *ids})
+        following = next((known for known in self._known if known > ledger), None)
+        if following is None:
+            return False
+        await self._open(following, EntryId(0))
+        return True
+
+    async def _refresh(self, reader: EntryReader) -> None:
+        self._is_stale = False
+        try:
+            reader.metadata, _ = await self._ports.ledgers.read(reader.metadata.ledger)
+        except MetadataError:
+            self._is_stale = True  # what is known goes on until the store is back
+            return
+        self._looked_at = self._ports.clock.now()
+
+    # Entries of the present ledger.
+
+    async def _batch(self, reader: EntryReader) -> list[LogEntry]:
+        """From `_next` on, in order, bounded in number and bytes."""
+        entries: list[LogEntry] = []
+        size = 0
+        limit = self._limit(reader)
+        while self._next <= limit and len(entries) < BATCH_ENTRIES_MAX and size < BATCH_BYTES_MAX:
+            packets = await self._read_some(reader, limit, is_first=not entries)
+            if not packets:
+                break
+            for packet in packets:
+                entries.append(LogEntry(Position(reader.metadata.ledger, packet.entry), packet.payload))
+                size += len(packet.payload)
+                self._next = EntryId(packet.entry + 1)
+                self._lac = max(self._lac, packet.lac)
+        if entries:
+            self._after = entries[-1].position
+        return entries
+
+    async def _read_some(self, reader: EntryReader, limit: EntryId, *, is_first: bool) -> list[Packet]:
+        entry = self._next
+        if self._piggyback is not None and self._piggyback.entry == entry:
+            packet, self._piggyback = self._piggyback, None
+            return [packet]
+        nearest = reader.order(entry)[0]
+        if nearest == self._ports.choice.own and (packet := await self._own_copy(reader, nearest, entry)):
+            return [packet]
+        last = EntryId(min(limit, entry + PARALLEL_MAX - 1))
+        try:
+            return await self._read_ahead(reader, entry, last)
+        except (BookieError, NoSuchEntry) as error:
+            self._is_stale = True  # perhaps the ensemble has changed
+            if not is_first:
+                return []  # hand out what there is; the next call raises
+            raise BookieError(f"ledger {reader.metadata.ledger}: {error}") from error
+
+    async def _own_copy(self, reader: EntryReader, own: BookieId, entry: EntryId) -> Packet | None:
+        """From this node's own bookie, if it has a good copy: a plain call, and no task."""
+        try:
+            answer = await self._ports.bookies.read(own, reader.metadata.ledger, entry)
+            if answer.packet is not None:
+                return reader.digest.open(reader.metadata.ledger, entry, answer.packet)
+        except (BookieError, Corrupted) as error:
+            log.info("ledger=%d entry=%d own copy is of no use: %s", reader.metadata.ledger, entry, error)
+        return None
+
+    async def _read_ahead(self, reader: EntryReader, first: EntryId, last: EntryId) -> list[Packet]:
+        """Several entries at once from other nodes. Raises what the first of them raises."""
+        if first == last:
+            return [await reader.read(first)]
+        tasks = [
+            self._nursery.spawn(reader.read_or_error(EntryId(entry)), name=f"read {entry}")
+            for entry in range(first, last + 1)
+        ]
+        packets: list[Packet] = []
+        for task in tasks:
+            got = await task
+            if not isinstance(got, Packet):
+                if not packets:
+                    raise got
+                break
+            packets.append(got)
+        return packets
+
+    # Waiting for the writer.
+
+    def _poll(self) -> None:
+        """Have one long poll under way, in the open ledger only."""
+        reader = self._reader
+        if reader is None or reader.metadata.state is LedgerState.CLOSED:
+            return
+        if self._polling is None or self._polling.done():
+            self._polling = self._nursery.spawn(self._long_poll(reader, self._lac), name="long poll")
+
+    async def _long_poll(self, reader: EntryReader, lac: EntryId) -> None:
+        ledger = reader.metadata.ledger
+        bookies = reader.order(EntryId(lac + 1))
+        nearest = bookies[self._polls % len(bookies)]
+        try:
+            answer = await self._ports.bookies.long_poll(nearest, ledger, lac, POLL_MS)
+            if answer.max_lac <= lac and len(bookies) > 1:
+                other = bookies[(self._polls + 1) % len(bookies)]
+                heard = await self._ports.bookies.read_lac(other, ledger, reader.digest)
+                answer = ReadAnswer(NO_ENTRY, None, max(heard, answer.max_lac))
+        except BookieError as error:
+            log.debug("ledger=%d bookie=%s long poll: %s", ledger, nearest, error)
+            self._polls += 1  # the next one's turn
+            await asyncio.sleep(POLL_RETRY_S)
+            self._news.set()
+            return
+        if reader is self._reader and answer.max_lac > self._lac:
+            self._lac = answer.max_lac
+            self._keep_piggyback(reader, answer)
+            self._news.set()
+        elif reader is self._reader:
+            self._news.set()
+
+    def _keep_piggyback(self, reader: EntryReader, answer: ReadAnswer) -> None:
+        if answer.packet is None or answer.entry != self._next or answer.entry > answer.max_lac:
+            return
+        try:
+            self._piggyback = reader.digest.open(reader.metadata.ledger, answer.entry, answer.packet)
+        except Corrupted:
+            return  # read again from elsewhere

@@ -1,0 +1,127 @@
+"""Opens a partition's log for a new leader: the five steps up to the list's compare-and-set (docs/protocol.md G3).
+
+    read the list ► fence, recover n, then n+1 ► wait out their leases ► close both, list a ledger of one's own
+
+The wait comes before the closes and the list: until then nobody sees what was recovered, and whoever loses begins
+again, wait included. A crash after any step leaves what the next attempt finds and goes on with.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import MetadataError, NoSuchNode, VersionConflict
+from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.wal.creator import LedgerCreator
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.ledger_list import BEGINNING, LedgerList
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.opener import LedgerTakeover
+
+log = logging.getLogger(__name__)
+
+ATTEMPTS_MAX = 4
+
+
+@dataclass(frozen=True, slots=True)
+class TakenOver:
+    """A log that is this process's to append to."""
+
+    listed: LedgerList
+    version: int
+    metadata: LedgerMetadata
+    """Of the open ledger at the list's end."""
+    recovered_end: Position
+    waited: bool
+
+
+class LogTakeover:
+    """Takes one partition's log over."""
+
+    def __init__(
+        self,
+        partition: PartitionId,
+        *,
+        ports: LedgerPorts,
+        lists: LedgerLists,
+        creator: LedgerCreator,
+        is_release: Callable[[bytes], bool],
+        nursery: Nursery,
+    ) -> None:
+        self._partition = partition
+        self._ports = ports
+        self._lists = lists
+        self._creator = creator
+        self._is_release = is_release
+        self._nursery = nursery
+
+    async def run(self, lease_ms: int, next_seq: Callable[[], Seq]) -> TakenOver:
+        """Raises NotRecoverable, NotEnoughBookies, NoSuchLedger, MetadataError (VersionConflict if others were always
+        first)."""
+        for _ in range(ATTEMPTS_MAX):
+            try:
+                return await self._attempt(lease_ms, next_seq)
+            except (VersionConflict, NoSuchNode) as error:
+                log.info("partition=%s takeover begins again: %r", self._partition, error)
+        raise VersionConflict(f"partition {self._partition}: others changed its log {ATTEMPTS_MAX} times in a row")
+
+    async def _attempt(self, lease_ms: int, next_seq: Callable[[], Seq]) -> TakenOver:
+        listed, version = await self._lists.make(self._partition)
+        taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
+        for each in taken:
+            await each.take_over()
+        released = await self._is_released(taken)
+        last = listed.ledgers[-1].id if listed.ledgers else LedgerId(-1)
+        metadata = await self._creator.create(self._partition, after=last)
+        try:
+            if not released:
+                await self._wait_out(listed, taken)
+            for each in taken:
+                await each.close()
+            epoch = listed.epoch + 1
+            new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
+            version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
+        except VersionConflict:
+            await self._discard(metadata)
+            raise
+        end = await self._end(listed)
+        log.info("partition=%s epoch=%d opened ledger=%d after %s", self._partition, epoch, metadata.ledger, end)
+        return TakenOver(new, version, metadata, end, waited=bool(taken) and not released)
+
+    async def _is_released(self, taken: list[LedgerTakeover]) -> bool:
+        """Whether the recovered log's last entry says that its leader had stopped answering for good."""
+        for each in reversed(taken):
+            if each.last != NO_ENTRY:
+                return self._is_release(await each.last_payload())
+        return False
+
+    async def _wait_out(self, listed: LedgerList, taken: list[LedgerTakeover]) -> None:
+        wait_s = listed.lease_wait_s()
+        if not wait_s:
+            return
+        until = max(each.fenced_at for each in taken) + wait_s
+        while True:
+            left_s = until - self._ports.clock.now()
+            if left_s <= 0:
+                return
+            await asyncio.sleep(left_s)
+
+    async def _discard(self, metadata: LedgerMetadata) -> None:
+        """Remove a ledger that was not listed; if that fails it is an orphan, which is swept later."""
+        try:
+            await self._ports.ledgers.remove(metadata.ledger, 0)
+        except MetadataError as error:
+            log.info("ledger=%d was not listed and stays for the sweep: %r", metadata.ledger, error)
+
+    async def _end(self, listed: LedgerList) -> Position:
+        """The last entry of the log before the new ledger; all of its ledgers are closed."""
+        for each in reversed(listed.ledgers):
+            metadata, _ = await self._ports.ledgers.read(each.id)
+            if metadata.last_entry != NO_ENTRY:
+                return Position(each.id, metadata.last_entry)
+        trimmed = listed.trimmed_end
+        return Position(trimmed.ledger, trimmed.entry) if trimmed else BEGINNING
