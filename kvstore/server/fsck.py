@@ -34,6 +34,37 @@ Progress = Callable[[str, int, int], None]
 """(what is checked, entries done, entries in all)."""
 
 
+class LedgerCopies:
+    """Reads the single copies of one ledger's entries, without fencing it."""
+
+    def __init__(self, bookies: Bookies, metadata: LedgerMetadata) -> None:
+        self.metadata = metadata
+        self._bookies = bookies
+        self._digest = EntryDigest(metadata.digest, metadata.password)
+
+    async def last_entry(self) -> EntryId:
+        """The last entry of a closed ledger; of another, the last that is known to be confirmed."""
+        if self.metadata.state is LedgerState.CLOSED:
+            return self.metadata.last_entry
+        fragment = self.metadata.fragments[-1]
+        last = max(EntryId(fragment.first - 1), NO_ENTRY)
+        for bookie in fragment.ensemble:
+            try:
+                last = max(last, await self._bookies.read_lac(bookie, self.metadata.ledger, self._digest))
+            except LedgerError:
+                continue
+        return last
+
+    async def read(self, bookie: BookieId, entry: EntryId) -> bytes | None:
+        """The payload of the bookie's copy; None if it has none, or a bad one, or does not answer."""
+        ledger = self.metadata.ledger
+        try:
+            answer = await self._bookies.read(bookie, ledger, entry)
+            return None if answer.packet is None else self._digest.open(ledger, entry, answer.packet).payload
+        except (LedgerError, Corrupted):
+            return None
+
+
 class Fsck:
     """One check. `run` raises MetadataError if the metadata store cannot be read."""
 
@@ -113,55 +144,34 @@ class Fsck:
     async def _ledger(self, partition: PartitionId, metadata: LedgerMetadata, sequences: Sequences) -> None:
         self.report.ledgers += 1
         subject = f"{partition} ledger={metadata.ledger}"
-        digest = EntryDigest(metadata.digest, metadata.password)
-        last = await self._last_entry(metadata, digest)
+        copies = LedgerCopies(self._bookies, metadata)
+        last = await copies.last_entry()
         first = EntryId(0)
         while first <= last:
             end = min(first + ENTRIES_AT_ONCE, last + 1)
             reading = [
-                self._env.nursery.spawn(self._copies(metadata, digest, EntryId(entry)), name="fsck copies")
+                self._env.nursery.spawn(self._copies(copies, EntryId(entry)), name="fsck copies")
                 for entry in range(first, end)
             ]
             for entry, task in enumerate(reading, first):
-                copies: dict[BookieId, bytes | None] = await task
-                check_copies(self.report, subject, metadata, EntryId(entry), copies)
-                payload = next((each for each in copies.values() if each is not None), None)
+                payloads: dict[BookieId, bytes | None] = await task
+                check_copies(self.report, subject, metadata, EntryId(entry), payloads)
+                payload = next((each for each in payloads.values() if each is not None), None)
                 if payload is not None:
                     sequences.add(f"{subject} entry={entry}", payload)
             first = EntryId(end)
             self._progress(subject, first, last + 1)
 
-    async def _last_entry(self, metadata: LedgerMetadata, digest: EntryDigest) -> EntryId:
-        """The last entry of a closed ledger; of another, the last that is known to be confirmed."""
-        if metadata.state is LedgerState.CLOSED:
-            return metadata.last_entry
-        last = EntryId(metadata.fragments[-1].first - 1)
-        for bookie in metadata.fragments[-1].ensemble:
-            try:
-                last = max(last, await self._bookies.read_lac(bookie, metadata.ledger, digest))
-            except LedgerError:
-                continue
-        return max(last, NO_ENTRY)
-
-    async def _copies(
-        self, metadata: LedgerMetadata, digest: EntryDigest, entry: EntryId
-    ) -> dict[BookieId, bytes | None]:
-        copies: dict[BookieId, bytes | None] = dict.fromkeys(metadata.write_set(entry))
+    async def _copies(self, copies: LedgerCopies, entry: EntryId) -> dict[BookieId, bytes | None]:
+        payloads: dict[BookieId, bytes | None] = dict.fromkeys(copies.metadata.write_set(entry))
         for attempt in range(AGAIN_MAX):
             if attempt:
                 await asyncio.sleep(AGAIN_S)
-            for bookie in [bookie for bookie, payload in copies.items() if payload is None]:
-                copies[bookie] = await self._copy(bookie, metadata.ledger, digest, entry)
-            if None not in copies.values() or not self._all_registered(copies):
+            for bookie in [bookie for bookie, payload in payloads.items() if payload is None]:
+                payloads[bookie] = await copies.read(bookie, entry)
+            if None not in payloads.values() or not self._all_registered(payloads):
                 break
-        return copies
-
-    async def _copy(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, entry: EntryId) -> bytes | None:
-        try:
-            answer = await self._bookies.read(bookie, ledger, entry)
-            return None if answer.packet is None else digest.open(ledger, entry, answer.packet).payload
-        except (LedgerError, Corrupted):
-            return None
+        return payloads
 
     def _all_registered(self, bookies: dict[BookieId, bytes | None]) -> bool:
         return all(bookie in self._view.current.all for bookie in bookies)

@@ -1,0 +1,68 @@
+"""How a command finds its cluster, and what it needs to read the cluster's metadata and ledgers itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from kvstore.env import Env
+from kvstore.errors import ConfigError
+from kvstore.meta.store import MetadataStore
+
+DataDir = Annotated[Path, typer.Option(help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")]
+ZooKeeper = Annotated[str | None, typer.Option(help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT].")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Tools:
+    """What commands that read the cluster by themselves work with."""
+
+    env: Env
+    store: MetadataStore
+
+
+def zookeeper_of(data_dir: Path, zookeeper: str | None) -> str:
+    """The connection string of the cluster's ZooKeeper. Raises ConfigError if neither names one."""
+    if zookeeper:
+        return zookeeper
+    path = data_dir / "cluster.json"
+    try:
+        return str(json.loads(path.read_bytes())["zookeeper"])
+    except FileNotFoundError:
+        raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with --zookeeper") from None
+    except (ValueError, KeyError) as error:
+        raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
+
+
+def with_tools(data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]]) -> T:
+    """Run `work` connected to the cluster's metadata. Raises StoreError."""
+    from kvstore.env.real import run
+
+    async def main() -> T:
+        async with _tools(zookeeper_of(data_dir, zookeeper)) as tools:
+            return await work(tools)
+
+    return run(main())
+
+
+@asynccontextmanager
+async def _tools(address: str) -> AsyncIterator[Tools]:
+    from kvstore.env.real import real_env
+    from kvstore.meta.zookeeper import ZooKeeperStore
+
+    env = real_env(Path.cwd(), name="tool")
+    store = await ZooKeeperStore.connect(address)
+    try:
+        yield Tools(env, store)
+    finally:
+        await env.nursery.close()
+        await store.close()

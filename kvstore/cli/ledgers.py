@@ -1,0 +1,230 @@
+"""`kvstore ledger` and `kvstore bookie`: the log's ledgers and who stores them, read from metadata and bookies."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookies import encode_cookie
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.registration import RegistrationManager
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
+from kvstore.wal.bookies import Bookies
+from kvstore.wal.creator import owner_of
+
+ENTRIES_MAX = 1000
+Ledger = Annotated[int, typer.Argument(help="The ledger's id.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    ledger = typer.Typer(no_args_is_help=True, help="Ledgers: the pieces of the partitions' logs.")
+    ledger.command("list")(list_ledgers)
+    ledger.command("show")(show)
+    ledger.command("read")(read)
+    ledger.command("recover")(recover)
+    ledger.command("delete")(delete)
+    app.add_typer(ledger, name="ledger")
+    bookie = typer.Typer(no_args_is_help=True, help="Bookies: the nodes that store ledgers.")
+    bookie.command("list")(list_bookies)
+    bookie.command("cookie")(cookie)
+    app.add_typer(bookie, name="bookie")
+
+
+def list_ledgers(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """List all ledgers: whose log they belong to, their state, their bookies."""
+
+    async def work(tools: Tools) -> list[dict[str, Any]]:
+        ledgers = LedgerManager(tools.store)
+        rows = []
+        for ledger in await ledgers.list_ids():
+            try:
+                metadata, _ = await ledgers.read(ledger)
+            except NoSuchLedger:
+                continue  # deleted meanwhile
+            except Corrupted as error:
+                rows.append({"id": ledger, "state": f"unreadable: {error}"})
+                continue
+            rows.append(_summary(metadata))
+        return rows
+
+    rows = with_tools(data_dir, zookeeper, work)
+    print(as_json(rows) if json else as_table(rows, list(_SUMMARY)))
+
+
+def show(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """Show a ledger's metadata."""
+
+    async def work(tools: Tools) -> dict[str, Any]:
+        metadata, version = await LedgerManager(tools.store).read(LedgerId(ledger))
+        fragments = [{"first": f.first, "bookies": list(f.ensemble)} for f in metadata.fragments]
+        details = {
+            "version": version,
+            "length": metadata.length,
+            "digest": metadata.digest.name,
+            "fragments": fragments,
+        }
+        return _summary(metadata) | details
+
+    found = with_tools(data_dir, zookeeper, work)
+    print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
+
+
+def read(
+    ledger: Ledger,
+    first: Annotated[int, typer.Option(help="The first entry.")] = 0,
+    last: Annotated[int | None, typer.Option(help="The last entry; by default the last one that is confirmed.")] = None,
+    bookie: Annotated[str | None, typer.Option(help="Read this bookie's copies only.")] = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Read entries without fencing: what they hold, and which bookies have a good copy."""
+    from kvstore.server.fsck import LedgerCopies
+
+    async def work(tools: Tools) -> list[dict[str, Any]]:
+        metadata, _ = await LedgerManager(tools.store).read(LedgerId(ledger))
+        view = BookieView(tools.store)
+        await view.refresh()
+        copies = LedgerCopies(Bookies(tools.env, view.address), metadata)
+        end = await copies.last_entry() if last is None else EntryId(last)
+        if end - first >= ENTRIES_MAX:
+            raise InvalidRequest(
+                f"want at most {ENTRIES_MAX} entries at once, got {first} to {end}: name --first and --last"
+            )
+        rows = []
+        for number in range(first, end + 1):
+            entry = EntryId(number)
+            named = metadata.write_set(entry) if bookie is None else (BookieId(bookie),)
+            rows.append(_entry_row(entry, {name: await copies.read(name, entry) for name in named}))
+        return rows
+
+    rows = with_tools(data_dir, zookeeper, work)
+    print(as_json(rows) if json else as_table(rows, ("entry", "bytes", "epoch", "first_seq", "mutations", "copies")))
+
+
+def recover(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """Fence a ledger, find its end, and close it. Its writer, if it lives, loses the lead of its partition."""
+
+    async def work(tools: Tools) -> dict[str, Any]:
+        view = BookieView(tools.store)
+        await view.refresh()
+        return _summary(
+            await recover_ledger(tools.env, tools.store, Bookies(tools.env, view.address), LedgerId(ledger))
+        )
+
+    found = with_tools(data_dir, zookeeper, work)
+    print(as_json(found) if json else as_table([found], list(_SUMMARY)))
+
+
+def delete(
+    ledger: Ledger,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+) -> None:
+    """Delete a ledger that no partition's list names."""
+    from kvstore.cli.ring import read_ring
+    from kvstore.wal.lists import LedgerLists
+
+    async def work(tools: Tools) -> None:
+        ledgers, lists = LedgerManager(tools.store), LedgerLists(tools.store)
+        metadata, version = await ledgers.read(LedgerId(ledger))
+        for partition in sorted((await read_ring(tools)).partitions):
+            listed, _ = await lists.read(partition, latest=True)
+            if listed.names(metadata.ledger):
+                raise InvalidRequest(f"ledger {ledger} is part of the log of partition {partition}")
+        if not yes:
+            typer.confirm(
+                f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})?", abort=True
+            )
+        await ledgers.remove(metadata.ledger, version)
+
+    with_tools(data_dir, zookeeper, work)
+    print(f"ledger {ledger} is deleted; its bookies free the space soon")
+
+
+def list_bookies(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """List all bookies that ever were: address, whether they are there, how many ledgers name them."""
+
+    async def work(tools: Tools) -> list[dict[str, Any]]:
+        view = BookieView(tools.store)
+        await view.refresh()
+        known = {*await RegistrationManager(tools.store).cookies(), *view.current.all}
+        named: dict[BookieId, int] = {}
+        ledgers = LedgerManager(tools.store)
+        for ledger in await ledgers.list_ids():
+            try:
+                metadata, _ = await ledgers.read(ledger)
+            except (NoSuchLedger, Corrupted):
+                continue
+            for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
+                named[bookie] = named.get(bookie, 0) + 1
+        return [
+            {
+                "id": bookie,
+                "address": view.current.all.get(bookie),
+                "state": _state(view, bookie),
+                "ledgers": named.get(bookie, 0),
+            }
+            for bookie in sorted(known | set(named))
+        ]
+
+    rows = with_tools(data_dir, zookeeper, work)
+    print(as_json(rows) if json else as_table(rows))
+
+
+def cookie(
+    bookie: Annotated[str, typer.Argument(help="The bookie's id.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+) -> None:
+    """Show a bookie's cookie: its identity, which its directories must carry too."""
+
+    async def work(tools: Tools) -> str:
+        found, version = await RegistrationManager(tools.store).read_cookie(BookieId(bookie))
+        return f"{encode_cookie(found).decode()}version: {version}"
+
+    print(with_tools(data_dir, zookeeper, work))
+
+
+_SUMMARY = ("id", "partition", "state", "last_entry", "quorum", "bookies")
+
+
+def _summary(metadata: LedgerMetadata) -> dict[str, Any]:
+    quorum = metadata.quorum
+    return {
+        "id": metadata.ledger,
+        "partition": owner_of(metadata),
+        "state": metadata.state.name,
+        "last_entry": metadata.last_entry if metadata.state is LedgerState.CLOSED else None,
+        "quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}",
+        "bookies": list(metadata.fragments[-1].ensemble),
+    }
+
+
+def _entry_row(entry: EntryId, copies: dict[BookieId, bytes | None]) -> dict[str, Any]:
+    from kvstore.partition import entry as entries
+
+    row: dict[str, Any] = {"entry": entry, "copies": [name for name, payload in copies.items() if payload is not None]}
+    payload = next((payload for payload in copies.values() if payload is not None), None)
+    if payload is None:
+        return row
+    row["bytes"] = len(payload)
+    try:
+        said = entries.decode(payload)
+    except Corrupted:
+        return row
+    return row | {"epoch": said.epoch, "first_seq": said.first_seq, "mutations": len(said.keys)}
+
+
+def _state(view: BookieView, bookie: BookieId) -> str:
+    if bookie in view.current.writable:
+        return "writable"
+    return "readonly" if bookie in view.current.readonly else "away"

@@ -1,0 +1,80 @@
+"""`kvstore ring`: who owns what. Read from the metadata store, so it answers also while no node is up."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError, NoSuchNode
+from kvstore.meta import paths
+from kvstore.partition.claim import Claims
+from kvstore.ring import Ring, decode, token_of
+from kvstore.types import PartitionId, ServerId
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    ring = typer.Typer(no_args_is_help=True, help="The consistent-hash ring.")
+    ring.command()(show)
+    ring.command()(locate)
+    app.add_typer(ring, name="ring")
+
+
+def show(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """Show the partitions: state, leader, replicas, share of the hash space."""
+
+    async def read(tools: Tools) -> dict[str, Any]:
+        ring = await read_ring(tools)
+        shares = ring.shares()
+        partitions = [
+            {
+                "id": member.id,
+                "state": member.state.value,
+                "leader": await _leader(tools, member.id),
+                "replicas": list(member.replicas),
+                "share": round(shares[member.id], 6),
+            }
+            for member in (ring.partitions[partition] for partition in sorted(ring.partitions))
+        ]
+        return {"version": ring.version, "partitions": partitions}
+
+    document = with_tools(data_dir, zookeeper, read)
+    if json:
+        print(as_json(document))
+    else:
+        print(f"ring version {document['version']}\n\n{as_table(document['partitions'])}")
+
+
+def locate(
+    key: Annotated[str, typer.Argument(help="The key, as UTF-8.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Show where a key stands: its token, its partition, that partition's leader."""
+
+    async def read(tools: Tools) -> dict[str, Any]:
+        token = token_of(key.encode("utf-8", "surrogateescape"))
+        partition = (await read_ring(tools)).owner_of(token)
+        return {"token": token, "partition": partition, "leader": await _leader(tools, partition)}
+
+    found = with_tools(data_dir, zookeeper, read)
+    print(as_json(found) if json else as_table([found]))
+
+
+async def read_ring(tools: Tools) -> Ring:
+    """Raises ConfigError if there is none, Corrupted if it cannot be read."""
+    try:
+        data, _ = await tools.store.get(paths.RING)
+    except NoSuchNode:
+        raise ConfigError("this cluster has no ring: no node was ever started on its ZooKeeper") from None
+    return decode(data)
+
+
+async def _leader(tools: Tools, partition: PartitionId) -> ServerId | None:
+    record = await Claims(tools.store, partition, ServerId("tool")).leader()
+    return record.server if record else None
