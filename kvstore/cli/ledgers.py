@@ -115,9 +115,12 @@ def recover(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeep
     async def work(tools: Tools) -> dict[str, Any]:
         view = BookieView(tools.store)
         await view.refresh()
-        return _summary(
-            await recover_ledger(tools.env, tools.store, Bookies(tools.env, view.address), LedgerId(ledger))
-        )
+        choice = BookieChoice(view, tools.store, clock=tools.env.clock, random=tools.env.random)
+        bookies = Bookies(tools.env, view.address)
+        ports = LedgerPorts(tools.env.clock, bookies, LedgerManager(tools.store), choice)
+        takeover = LedgerTakeover(LedgerId(ledger), ports, tools.env.nursery)
+        await takeover.take_over()
+        return _summary(await takeover.close())
 
     found = with_tools(data_dir, zookeeper, work)
     print(as_json(found) if json else as_table([found], list(_SUMMARY)))
