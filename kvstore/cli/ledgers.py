@@ -112,6 +112,10 @@ def read(
 def recover(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
     """Fence a ledger, find its end, and close it. Its writer, if it lives, loses the lead of its partition."""
 
+    from kvstore.wal.choice import BookieChoice
+    from kvstore.wal.handle import LedgerPorts
+    from kvstore.wal.opener import LedgerTakeover
+
     async def work(tools: Tools) -> dict[str, Any]:
         view = BookieView(tools.store)
         await view.refresh()

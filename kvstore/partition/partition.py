@@ -1,0 +1,191 @@
+"""One replica of one partition on this node, as the server sees it: submit operations, start, stop, statistics."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, MetadataError, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.meta.store import MetadataStore
+from kvstore.partition import queries, snapshots
+from kvstore.partition.claim import Claims
+from kvstore.partition.commands import Code, Level, Op, Sink
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine import Engine
+from kvstore.partition.ports import Peers
+from kvstore.partition.replica import Replica
+from kvstore.partition.state import State
+from kvstore.partition.tail import Tail
+from kvstore.partition.upkeep import Upkeep, flush
+from kvstore.types import PartitionId, ServerId
+from kvstore.wal.ports import Logs
+
+_LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
+"""Where a read's level stands in its tuple; the sequence that it wants applied follows, where there is one."""
+_SEQ_AT = {Code.GET: 3, Code.META: 3, Code.SCAN: 6}
+
+
+class Partition:
+    """Puts the parts of a replica together. Everything it starts ends with `stop`, or with the node's nursery."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: PartitionConfig,
+        partition: PartitionId,
+        server: ServerId,
+        store: MetadataStore,
+        logs: Logs,
+        peers: Peers,
+        engine: Engine,
+        replicas: Callable[[], tuple[ServerId, ...]],
+        on_leader: Callable[[PartitionId, ServerId | None], None],
+    ) -> None:
+        self.id = partition
+        self._nursery = env.nursery.child(f"partition {partition}")
+        env = replace(env, nursery=self._nursery)
+        self._server, self._engine, self._peers = server, engine, peers
+        self._replicas = replicas
+        self._claims = Claims(store, partition, server)
+        self.state = State(partition, engine, config)
+        self._tail = Tail(partition, self.state, logs, self._install_snapshot)
+        self._replica = Replica(
+            env,
+            config,
+            partition,
+            server,
+            self._claims,
+            logs,
+            peers,
+            self.state,
+            self._tail,
+            replicas,
+            lambda leader: on_leader(partition, leader),
+        )
+        self._exports = snapshots.Exports(self.state, env.clock)
+        self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas)
+        self._answers: list[tuple[Sink, int, Any]] = []
+
+    async def start(self) -> None:
+        """Begin to follow the log and to take part in elections."""
+        self._peers.serve(self.id, self._answer_peer)
+        self._replica.start()
+        self._upkeep.start()
+
+    async def stop(self, *, hand_over: bool) -> None:
+        """Stop for good. With `hand_over` a leader drains and releases its lease first. The state is synced."""
+        await self._replica.stop(hand_over=hand_over)
+        self._peers.forget(self.id)
+        self._exports.close()
+        await self._nursery.close()
+        await flush(self.state)
+        self._engine.close()
+
+    @property
+    def leader(self) -> ServerId | None:
+        """The server to which operations on this partition go, as far as this replica knows."""
+        return self._replica.leader_server
+
+    @property
+    def serving(self) -> bool:
+        """Whether this replica leads and answers."""
+        leader = self._replica.leader
+        return leader is not None and leader.serving
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        """Carry `op` out, or refuse it: NotLeader unless this replica leads, or the operation is a read that any
+        replica may answer. The sink gets the result later, never from inside this call."""
+        leader = self._replica.leader
+        if leader is not None and leader.serving:
+            leader.submit(op, sink, token)
+        elif _level_of(op) >= Level.SESSION:
+            self._complete_soon(sink, token, self._answer_here(op))
+        else:
+            self._complete_soon(sink, token, NotLeader(self.id, self.leader or ""))
+
+    def statistics(self) -> dict[str, Any]:
+        """What an operator wants to see of this replica."""
+        replica, state = self._replica, self.state
+        leader = replica.leader
+        return {
+            "role": replica.role.name.lower(),
+            "leader": self.leader,
+            "seq": state.seq,
+            "durable_seq": state.durable_seq,
+            "epoch": state.epoch,
+            "position": list(state.position) if state.position else None,
+            "keys": state.key_count,
+            "elections": replica.elections,
+            "entries_tailed": self._tail.entries,
+            "snapshots_installed": self._tail.installs,
+            "snapshots_served": self._exports.served,
+            "ledgers_trimmed": self._upkeep.trimmed,
+            "flushes": self._upkeep.flushes,
+            "failure": str(replica.failure) if replica.failure else None,
+            "leading": leader.statistics() if leader is not None else None,
+        }
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _answer_here(self, op: Op) -> Any:
+        """Answer a session or stale read from what this replica has applied."""
+        state = self.state
+        if self._replica.failure is not None or state.position is None:
+            return Unavailable(f"partition {self.id}: this replica has no state: {self._replica.failure or 'not yet'}")
+        at = _SEQ_AT.get(op[0])
+        wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
+        if state.seq < wanted:
+            return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
+        try:
+            return queries.answer(state, op, state.record_time_ms)
+        except StoreError as error:
+            return error
+
+    def _complete_soon(self, sink: Sink, token: int, result: Any) -> None:
+        if not self._answers:
+            asyncio.get_running_loop().call_soon(self._complete)
+        self._answers.append((sink, token, result))
+
+    def _complete(self) -> None:
+        answers, self._answers = self._answers, []
+        sinks: dict[int, Sink] = {}
+        for sink, token, result in answers:
+            sink.complete(token, result)
+            sinks[id(sink)] = sink
+        for sink in sinks.values():
+            sink.flush()
+
+    async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        if method == snapshots.BEGIN:
+            return self._exports.begin()
+        if method == snapshots.NEXT:
+            return self._exports.next(body.decode())
+        if method in ("serving", "hold"):
+            return await self._replica.answer(method)
+        raise InvalidRequest(f"want a method that replicas have, got {method!r} from {server}")
+
+    async def _install_snapshot(self) -> None:
+        """Raises StoreError if no replica's state could be had."""
+        try:
+            published = await self._claims.published()
+        except MetadataError as error:
+            raise Unavailable(f"partition {self.id}: {error}") from error
+        failure: StoreError = Unavailable(f"partition {self.id}: no other replica is up to take the state from")
+        for source in snapshots.best_sources(self._server, self.leader, published, self._replicas()):
+            try:
+                await snapshots.install(self._peers, self.id, source, self.state)
+                await flush(self.state)
+                return
+            except StoreError as error:
+                failure = error
+        raise failure
+
+
+def _level_of(op: Op) -> int:
+    """A mutation counts as linearizable."""
+    at = _LEVEL_AT.get(op[0])
+    level: int = Level.LINEARIZABLE if at is None else op[at]
+    return level
