@@ -6,7 +6,7 @@ group        := first start i64 | last start i64 | run size i32 | period i32    
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from struct import Struct
 
 from kvstore.proto.bookkeeper import BadFrame
@@ -18,14 +18,8 @@ _RUNS = Struct(">ii56x")
 _RUN = Struct(">qqii")
 
 
-def encode_availability(entries: Sequence[int]) -> bytes:
-    """Rising entry ids as runs of equal size at equal distance."""
-    runs: list[tuple[int, int]] = []
-    for entry in entries:
-        if runs and runs[-1][0] + runs[-1][1] == entry:
-            runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-        else:
-            runs.append((entry, 1))
+def encode_availability(runs: Iterable[tuple[int, int]]) -> bytes:
+    """Runs of entry ids (first, count), rising and not adjacent, grouped where size and distance are equal."""
     groups: list[list[int]] = []  # first start, last start, run size, period
     for start, size in runs:
         last = groups[-1] if groups else None

@@ -6,6 +6,7 @@ from random import Random
 
 import pytest
 
+from kvstore.bookie.entry_index import EntryIndex
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.availability import decode_availability, encode_availability
@@ -146,18 +147,21 @@ def test_a_refusal_always_carries_its_part_with_the_ids_that_were_asked_for(oper
 
 
 def test_availability_is_apaches_bytes() -> None:
-    data = encode_availability([0, 1, 3, 4, 6, 7])
+    data = encode_availability([(0, 2), (3, 2), (6, 2)])
     assert data.hex() == "0000000000000001" + "00" * 56 + "0000000000000000000000000000000600000002" + "00000003"
 
 
 @pytest.mark.parametrize("seed", range(30))
 def test_availability_reads_back(seed: int) -> None:
     random = Random(seed)
+    index = EntryIndex()
     entries = sorted(random.sample(range(60), random.randint(0, 60)))
-    assert decode_availability(encode_availability(entries)) == entries
+    for entry in entries:
+        index.put(entry, 1, 1)
+    assert decode_availability(encode_availability(index.runs())) == entries
 
 
-@pytest.mark.parametrize("data", [b"", b"\0" * 65, b"\0\0\0\1" + b"\0" * 60, encode_availability([1])[:64]])
+@pytest.mark.parametrize("data", [b"", b"\0" * 65, b"\0\0\0\1" + b"\0" * 60, encode_availability([(1, 1)])[:64]])
 def test_a_malformed_availability_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_availability(data)

@@ -1,0 +1,95 @@
+"""Adds that only a ledger's metadata can judge: they wait here while it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstore.bookie.fencing import Verdict, judge_by_metadata, may_deny
+from kvstore.bookie.statistics import Statistics
+from kvstore.env.ports import Nursery
+from kvstore.errors import Corrupted, MetadataError
+from kvstore.types import BookieId, LedgerId, LedgerMetadata
+
+log = logging.getLogger(__name__)
+
+ASK_S = 3.0
+"""Longest wait for the metadata store; clients give up on a bookie after five seconds."""
+WAITING_MAX = 4096
+"""Adds that wait, over all ledgers."""
+WAITING_BYTES_MAX = 32 << 20
+
+
+class Authority(Protocol):
+    """What the metadata store says about ledgers."""
+
+    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
+        """As it is now, or later: everything committed before the call is seen. None: there is none, for sure.
+
+        Raises MetadataError, Corrupted.
+        """
+        ...
+
+    async def ledgers(self) -> list[LedgerId]:
+        """All ledgers. One created meanwhile may be missing; a listing that fails raises MetadataError."""
+        ...
+
+
+class Admission:
+    """Asks once per ledger, however many wait for the answer."""
+
+    def __init__(self, authority: Authority, bookie: BookieId, nursery: Nursery, statistics: Statistics) -> None:
+        self._authority = authority
+        self._bookie = bookie
+        self._nursery = nursery
+        self._statistics = statistics
+        self._waiting: dict[int, list[Callable[[LedgerMetadata | Exception | None], None]]] = {}
+        self._count = 0
+        self._bytes = 0
+
+    def ask(self, ledger: int, size: int, judged: Callable[[Verdict], None]) -> bool:
+        """Call `judged` with what the metadata says of an ordinary add of `size` bytes. False: too many wait."""
+        if self._count >= WAITING_MAX or self._bytes + size > WAITING_BYTES_MAX:
+            return False
+        self._bytes += size
+
+        def on_answer(answer: LedgerMetadata | Exception | None) -> None:
+            self._bytes -= size
+            judged(Verdict.UNKNOWN if isinstance(answer, Exception) else judge_by_metadata(answer, self._bookie))
+
+        self._ask(ledger, on_answer)
+        return True
+
+    def ask_denial(self, ledger: int, answered: Callable[[bool], None]) -> None:
+        """Call `answered` with whether this bookie may say "not here" to somebody who did not name the bookie meant."""
+        if self._count >= WAITING_MAX:
+            answered(False)
+            return
+
+        def on_answer(answer: LedgerMetadata | Exception | None) -> None:
+            answered(not isinstance(answer, Exception) and may_deny(answer, self._bookie))
+
+        self._ask(ledger, on_answer)
+
+    def _ask(self, ledger: int, on_answer: Callable[[LedgerMetadata | Exception | None], None]) -> None:
+        self._count += 1
+        waiting = self._waiting.setdefault(ledger, [])
+        waiting.append(on_answer)
+        if len(waiting) == 1:
+            self._nursery.spawn(self._read(ledger), name=f"metadata of ledger {ledger}")
+
+    async def _read(self, ledger: int) -> None:
+        self._statistics.asked_metadata += 1
+        answer: LedgerMetadata | Exception | None
+        try:
+            async with asyncio.timeout(ASK_S):
+                answer = await self._authority.metadata(LedgerId(ledger)) if ledger >= 0 else None
+        except (MetadataError, Corrupted, TimeoutError) as error:
+            log.warning("ledger=%d its metadata cannot be read: %r", ledger, error)
+            answer = error
+        waiting = self._waiting.pop(ledger)
+        self._count -= len(waiting)
+        for on_answer in waiting:
+            on_answer(answer)

@@ -1,0 +1,60 @@
+"""Who may write to a ledger on this bookie, and what may be denied. Decides only; storage.py persists and answers.
+
+A fence is never lifted, outlives its ledger as a tombstone, and is on the disk before the request that set it gets any
+answer (docs/protocol.md, bookies). A bookie that has lost its disk has lost its fences too, so an ordinary add that it
+cannot judge by itself is judged by the ledger's metadata: a recovery marks it there before it fences anybody.
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from kvstore.bookie.ledger import Ledger
+from kvstore.types import BookieId, LedgerMetadata, LedgerState
+
+
+class Verdict(Enum):
+    ADMIT = auto()
+    ASK = auto()
+    """Only the ledger's metadata can tell."""
+    FENCED = auto()
+    """The sender is not the ledger's writer any more."""
+    WRONG_KEY = auto()
+    UNKNOWN = auto()
+    """Neither yes nor no: the sender must turn to somebody else."""
+
+
+def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstoned: bool) -> Verdict:
+    """May this add be stored, as far as this bookie knows by itself? Recovery's own adds pass a fence."""
+    if is_tombstoned:
+        return Verdict.FENCED
+    if ledger is None:
+        return Verdict.ADMIT if recovery else Verdict.ASK
+    if ledger.key != key:
+        return Verdict.WRONG_KEY
+    if recovery:
+        return Verdict.ADMIT
+    if ledger.is_fenced:
+        return Verdict.FENCED
+    return Verdict.ADMIT if ledger.is_admitted else Verdict.ASK
+
+
+def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
+    """May the ledger's writer add to it here? `metadata` was read after the add had arrived; None: there is none."""
+    if metadata is None or metadata.state is not LedgerState.OPEN:
+        return Verdict.FENCED
+    return Verdict.ADMIT if names(metadata, bookie) else Verdict.UNKNOWN
+
+
+def may_deny(metadata: LedgerMetadata | None, bookie: BookieId) -> bool:
+    """May this bookie say "no such entry" to somebody who did not name the bookie that it means?
+
+    Of a ledger that is still written or recovered, only a bookie that it names may: one that came to the address later
+    knows nothing of it, and its "no" would end a recovery too early.
+    """
+    return metadata is None or metadata.state is LedgerState.CLOSED or names(metadata, bookie)
+
+
+def names(metadata: LedgerMetadata, bookie: BookieId) -> bool:
+    """Whether any of the ledger's ensembles has this bookie."""
+    return any(bookie in fragment.ensemble for fragment in metadata.fragments)

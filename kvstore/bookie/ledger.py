@@ -1,0 +1,81 @@
+"""What a bookie knows about one ledger. State without behaviour beyond its own arithmetic."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from kvstore.bookie.entry_index import EntryIndex
+from kvstore.proto.digest import LAC_HEADER
+from kvstore.types import LedgerId
+
+
+class Ledger:
+    """One ledger on this bookie. All that `index` has is on the disk; what is not yet only counts in `last_group`."""
+
+    __slots__ = (
+        "explicit_lac",
+        "id",
+        "index",
+        "is_admitted",
+        "is_fenced",
+        "is_limbo",
+        "key",
+        "lac",
+        "last_group",
+        "tail_bytes",
+        "tail_from",
+        "tail_moved",
+        "waiters",
+    )
+
+    def __init__(self, ledger: LedgerId, key: bytes) -> None:
+        self.id = ledger
+        self.key = key
+        """The master key of the first contact; whoever shows another is refused."""
+        self.index = EntryIndex()
+        self.is_fenced = False
+        """No ordinary add any more. True as soon as the fence is asked for, before it is on the disk."""
+        self.is_admitted = False
+        """The metadata store has confirmed that the ledger is open and that its ensembles name this bookie."""
+        self.is_limbo = False
+        """Records may be missing: an entry that is not here is unknown, never absent."""
+        self.lac = -1
+        """The highest last-add-confirmed known: from the entries' headers and from explicit ones."""
+        self.explicit_lac = b""
+        """The last explicit LAC packet as it came."""
+        self.last_group = 0
+        """The last journal group with a record of this ledger; on the disk if the journal has synced that group."""
+        self.waiters: list[Callable[[], None]] = []
+        """Called once, and forgotten, when `lac` rises or the ledger goes."""
+        self.tail_from = -1
+        """Where in `index.places` the entries of the segment that is being written begin; -1: none yet."""
+        self.tail_bytes = 0
+        """Bytes of this ledger's entries in that segment."""
+        self.tail_moved: list[int] = []
+        """Entries of that segment that took the place of an older copy, so that they stand before `tail_from`."""
+
+    def raise_lac(self, lac: int) -> None:
+        """Learn of a last add confirmed; wakes whoever waits for it."""
+        if lac <= self.lac:
+            return
+        self.lac = lac
+        self.wake()
+
+    def wake(self) -> None:
+        """Let everyone who waits look again."""
+        waiters, self.waiters = self.waiters, []
+        for waiter in waiters:
+            waiter()
+
+    def set_explicit_lac(self, body: bytes) -> None:
+        """Keep an explicit LAC packet unless it is older than the one there is."""
+        lac = lac_of(body)
+        if not self.explicit_lac or lac >= lac_of(self.explicit_lac):
+            self.explicit_lac = body
+        self.raise_lac(lac)
+
+
+def lac_of(body: bytes) -> int:
+    """The last add confirmed that an explicit LAC packet carries."""
+    lac: int = LAC_HEADER.unpack_from(body)[1]
+    return lac

@@ -1,0 +1,137 @@
+"""The reading half of a bookie's storage: entries, last-add-confirmed, long polls. Shows only what is on the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore.bookie.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
+from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.journal import Journal
+from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.statistics import Statistics
+from kvstore.proto.bookkeeper import LAST_ENTRY, Status
+
+log = logging.getLogger(__name__)
+
+ReadDone = Callable[[Status, int, bytes | None, int], Any]
+"""Status, entry, packet, highest LAC known here."""
+
+
+class Reader:
+    """Answers from the inventory, after the journal's next sync where something is under way."""
+
+    def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics, *, poll_ms_max: int) -> None:
+        self._inventory = inventory
+        self._ledgers = inventory.ledgers
+        self._journal = journal
+        self._statistics = statistics
+        self._poll_ms_max = poll_ms_max
+        self._loop = asyncio.get_running_loop()
+
+    def read(self, ledger: int, entry: int, done: ReadDone, *, after_all: bool) -> None:
+        """Read one entry. `after_all`: only when everything accepted for the ledger before is on the disk."""
+        found = self._ledgers.get(ledger)
+        if found is None:
+            done(self.absent(None), entry, None, -1)
+        elif found.last_group > self._journal.synced_group and (after_all or not found.index.get(entry)[0]):
+            self._journal.after(found.last_group, lambda: self._answer(found, entry, done))
+        else:
+            self._answer(found, entry, done)
+
+    def absent(self, ledger: Ledger | None) -> Status:
+        """What to say of an entry that is not here."""
+        if ledger.is_limbo if ledger is not None else self._inventory.is_limbo:
+            self._statistics.refused_unknown += 1
+            return Status.UNKNOWN_LEDGER_STATE
+        return Status.NO_LEDGER if ledger is None else Status.NO_ENTRY
+
+    def _answer(self, ledger: Ledger, entry: int, done: ReadDone) -> None:
+        index = ledger.index
+        wanted = index.last if entry == LAST_ENTRY else entry
+        place, size = index.get(wanted)
+        if not place:
+            done(self.absent(ledger), entry, None, ledger.lac)
+            return
+        body = self.body(ledger.id, wanted, place, size)
+        if body is None:
+            self._statistics.refused_unknown += 1
+            done(Status.IO_ERROR, entry, None, ledger.lac)
+            return
+        self._statistics.read_bytes += size
+        done(Status.OK, entry, body, ledger.lac)
+
+    def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:
+        """A stored packet, its checksum verified; None if it cannot be read as it was written."""
+        segment = self._inventory.segments.get(place >> OFFSET_BITS)
+        body = None
+        if segment is not None:
+            body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
+        if body is None:
+            self._statistics.damaged_records += 1
+            log.error("ledger=%d entry=%d is damaged in segment=%d", ledger, entry, place >> OFFSET_BITS)
+        return body
+
+    def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
+        """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
+        found = self._ledgers.get(ledger)
+        if found is None:
+            done(Status.NO_ENTRY if self.absent(None) is Status.NO_LEDGER else self.absent(None), None, None)
+            return
+        explicit = found.explicit_lac or None
+        last = found.index.last
+        place, size = found.index.get(last)
+        body = self.body(ledger, last, place, size) if place else None
+        if explicit is None and body is None:
+            done(Status.IO_ERROR if place else self.absent(found), None, None)
+            return
+        done(Status.OK, explicit, body)
+
+    def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> None:
+        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout."""
+        found = self._ledgers.get(ledger)
+        if found is None:
+            done(self.absent(None), LAST_ENTRY, None, -1)
+        elif found.lac > previous_lac or timeout_ms <= 0:
+            self._answer_poll(found, previous_lac, done)
+        else:
+            self._wait(found, previous_lac, min(timeout_ms, self._poll_ms_max), done)
+
+    def _wait(self, ledger: Ledger, previous_lac: int, timeout_ms: int, done: ReadDone) -> None:
+        def look() -> None:
+            if ledger.lac <= previous_lac and self._ledgers.get(ledger.id) is ledger:
+                ledger.waiters.append(look)
+                return
+            timer.cancel()
+            self._answer_poll(ledger, previous_lac, done)
+
+        def give_up() -> None:
+            ledger.waiters.remove(look)
+            self._answer_poll(ledger, previous_lac, done)
+
+        timer = self._loop.call_later(timeout_ms / 1000, give_up)
+        ledger.waiters.append(look)
+
+    def _answer_poll(self, ledger: Ledger, previous_lac: int, done: ReadDone) -> None:
+        if self._ledgers.get(ledger.id) is not ledger:
+            done(Status.NO_LEDGER, LAST_ENTRY, None, -1)
+            return
+        entry = previous_lac + 1
+        place, size = ledger.index.get(entry) if ledger.lac >= entry else NOWHERE
+        if not place and ledger.lac >= entry and ledger.last_group > self._journal.synced_group:
+            self._journal.after(ledger.last_group, lambda: self._answer_poll(ledger, previous_lac, done))
+            return
+        body = self.body(ledger.id, entry, place, size) if place else None
+        done(Status.OK, LAST_ENTRY if body is None else entry, body, ledger.lac)
+
+    def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
+        """The entries here, as runs (first, count), rising."""
+        found = self._ledgers.get(ledger)
+        if found is None:
+            done(self.absent(None), ())
+        elif found.is_limbo:
+            done(self.absent(found), ())
+        else:
+            self._journal.after(found.last_group, lambda: done(Status.OK, found.index.runs()))

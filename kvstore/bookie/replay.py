@@ -1,0 +1,257 @@
+"""Reads a journal directory back at start: which segments there are, what they hold, what is missing or damaged.
+
+The segments up to the anchor (the newest of which a group is certified as synced) are history: full ones are read from
+their checkpoints, others from their records. What stands after the anchor's certified end, and segments after it, was
+written but may never have been synced, or was synced by a process that then died of a failing disk: those records are
+written once more to a new segment before anybody is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+
+from kvstore.bookie.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.record import (
+    FILE_HEADER_SIZE,
+    GROUP_HEADER_SIZE,
+    FileHeader,
+    GroupHeader,
+    Kind,
+    decode_file_header,
+    decode_group_header,
+)
+from kvstore.bookie.scan import Found, Scan, certified, group_headers, scan
+from kvstore.bookie.segment import Segment, file_of_name
+from kvstore.env.ports import Disk
+from kvstore.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+_BLOCK = 4096
+
+
+def checkpoint_path(directory: str, file: int) -> str:
+    return f"{directory}/{file:08d}.index"
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What the directory holds, and what is left to do before the bookie may answer."""
+
+    inventory: Inventory
+    next_file: int
+    next_group: int
+    synced: tuple[int, int]
+    """The anchor, and where its certified part ends; zeroes if there is none."""
+    again: list[Found] = field(default_factory=list)
+    """Records to be written once more."""
+    leftovers: list[Segment] = field(default_factory=list)
+    """Segments to be removed after that."""
+    unreadable: list[Segment] = field(default_factory=list)
+    """Segments to be set aside after that."""
+    checkpoints: list[Checkpoint] = field(default_factory=list)
+    """Checkpoints that were missing, to be written after that."""
+    damage: list[str] = field(default_factory=list)
+    """Why records of any ledger may be missing."""
+    damaged_records: int = 0
+
+
+@dataclass(slots=True)
+class _File:
+    """A segment as it was found."""
+
+    segment: Segment
+    has_header: bool
+    checkpoint: Checkpoint | None
+    first: GroupHeader | None
+    """Header of its first group."""
+
+
+def replay(disk: Disk, journal_dir: str, index_dir: str) -> Replayed:
+    """Read everything back. Raises ConfigError for a format that this build does not know, OSError."""
+    return _Replay(disk, journal_dir, index_dir).run()
+
+
+class _Replay:
+    def __init__(self, disk: Disk, journal_dir: str, index_dir: str) -> None:
+        self._disk = disk
+        self._journal_dir = journal_dir
+        self._index_dir = index_dir
+        self._inventory = Inventory()
+        self._result = Replayed(self._inventory, 1, 1, (0, 0))
+
+    def run(self) -> Replayed:
+        names = [file_of_name(name) for name in self._disk.list(self._journal_dir)]
+        present = sorted(file for file in names if file is not None)
+        files = {file: self._look(file) for file in sorted({*present, *_indexed(self._disk, self._index_dir)})}
+        self._result.next_file = max(files, default=0) + 1
+        anchor = max((file for file, found in files.items() if self._is_certified(found)), default=0)
+        expected = self._expected(files, anchor)
+        for file in sorted(expected):
+            if file <= anchor:
+                self._load(files, sorted(expected), file, is_anchor=file == anchor)
+        for file in present:
+            if file > anchor:
+                self._continue(files[file])
+        self._find_missing(files, present, anchor)
+        for file in sorted(files.keys() - self._inventory.segments.keys()):
+            self._result.leftovers.append(files[file].segment)
+        return self._result
+
+    def _look(self, file: int) -> _File:
+        path = checkpoint_path(self._index_dir, file)
+        try:
+            checkpoint = decode_checkpoint(self._read(path)) if self._disk.exists(path) else None
+            segment = Segment(self._disk, self._journal_dir, FileHeader(file, 0), capacity=0)
+            header = None
+            if self._disk.exists(segment.path):
+                header = decode_file_header(_read_what_can_be(segment, 0, FILE_HEADER_SIZE))
+        except ValueError as error:
+            raise ConfigError(f"{self._journal_dir}, segment {file}: {error}") from None
+        if header is not None and header.file != file:
+            header = None  # another segment's file under this name
+        if checkpoint is not None and (checkpoint.file != file or (header and header.salt != checkpoint.salt)):
+            checkpoint = None
+        salt = header.salt if header else checkpoint.salt if checkpoint else 0
+        segment = Segment(self._disk, self._journal_dir, FileHeader(file, salt), capacity=0)
+        first = None
+        if header is not None:
+            data = _read_what_can_be(segment, FILE_HEADER_SIZE, GROUP_HEADER_SIZE)
+            first = decode_group_header(data, 0, salt, FILE_HEADER_SIZE)
+            segment.capacity = segment.handle.size()
+        segment.release()
+        return _File(segment, header is not None, checkpoint, first)
+
+    def _read(self, path: str) -> bytes:
+        file = self._disk.open(path)
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def _bytes(self, segment: Segment) -> bytes:
+        try:
+            return _read_what_can_be(segment, 0, segment.handle.size())
+        finally:
+            segment.release()
+
+    def _is_certified(self, found: _File) -> bool:
+        if found.checkpoint is not None or not found.has_header:
+            return found.checkpoint is not None
+        headers = group_headers(self._bytes(found.segment), found.segment.salt)
+        return certified(headers, found.segment.file) > FILE_HEADER_SIZE
+
+    def _expected(self, files: dict[int, _File], anchor: int) -> set[int]:
+        """The segments up to the anchor that the anchor says there are."""
+        if anchor == 0:
+            return set()
+        found = files[anchor]
+        if found.checkpoint is not None:
+            return {file for file in found.checkpoint.files if file <= anchor}
+        probe = Inventory()
+        for record in self._scan(found, None, files).records:
+            if record.head.kind in (Kind.FILES, Kind.REMOVED):
+                probe.apply(found.segment, record.head, record.body)
+        return {file for file in probe.expected or files if file <= anchor}
+
+    def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> Scan:
+        file = found.segment.file
+        firsts = (other.first for other in files.values() if other.first is not None)
+        said = max((first.synced_to for first in firsts if first.synced_file == file), default=0)
+        return scan(self._bytes(found.segment), file, found.segment.salt, known_end=known_end, synced_to=said)
+
+    def _load(self, files: dict[int, _File], expected: list[int], file: int, *, is_anchor: bool) -> None:
+        found = files.get(file)
+        if found is None:
+            return  # missing, and nothing is known of it: see _find_missing
+        segment, checkpoint = found.segment, found.checkpoint
+        self._inventory.segments[file] = segment
+        if checkpoint is not None:
+            segment.end = checkpoint.end
+            self._result.next_group = max(self._result.next_group, checkpoint.last_group + 1)
+            self._inventory.load(segment, checkpoint)
+        elif found.has_header:
+            after = next((files.get(other) for other in expected if other > file), None)
+            first = after.first if after is not None else None
+            end = first.synced_to if first is not None and first.synced_file == file else None
+            self._apply(segment, self._scan(found, end, files), is_anchor=is_anchor)
+        if is_anchor:
+            self._result.synced = (file, segment.end)
+
+    def _apply(self, segment: Segment, result: Scan, *, is_anchor: bool) -> None:
+        segment.end = result.synced_to if is_anchor else result.end
+        self._note(segment, result)
+        for record in result.records:
+            if record.offset >= segment.end:
+                self._repeat(segment, record)
+            elif record.head.kind == Kind.ADD:
+                self._inventory.apply_add(segment, record.head, record.body, record.offset, is_good=record.is_good)
+            else:
+                self._inventory.apply(segment, record.head, record.body)
+        self._result.checkpoints.append(self._inventory.close(segment, result.last_group))
+
+    def _note(self, segment: Segment, result: Scan) -> None:
+        self._result.next_group = max(self._result.next_group, result.last_group + 1)
+        self._result.damaged_records += sum(not record.is_good for record in result.records)
+        for start, stop in result.damage:
+            self._result.damage.append(f"{segment.path} is damaged from byte {start} to {stop}")
+
+    def _repeat(self, segment: Segment, record: Found) -> None:
+        """What only concerns the segments themselves counts at once; the rest is written again."""
+        if record.head.kind in (Kind.NEXT, Kind.REMOVED):
+            self._inventory.apply(segment, record.head, record.body)
+        elif record.head.kind != Kind.FILES:
+            self._result.again.append(record)
+
+    def _continue(self, found: _File) -> None:
+        """A segment after the anchor: nothing in it is known to be synced."""
+        if not found.has_header:
+            return
+        result = scan(self._bytes(found.segment), found.segment.file, found.segment.salt)
+        self._note(found.segment, result)
+        for record in result.records:
+            self._repeat(found.segment, record)
+
+    def _find_missing(self, files: dict[int, _File], present: list[int], anchor: int) -> None:
+        """Segments that should be there and are not, or cannot be read and have no checkpoint either."""
+        for file in sorted(self._inventory.expected):
+            found = files.get(file)
+            if found is not None and found.has_header:
+                continue
+            what = "is unreadable" if file in present else "is missing"
+            if found is not None and found.checkpoint is not None and file <= anchor:
+                log.error("journal segment=%d %s; its entries are known and cannot be read", file, what)
+                continue
+            self._result.damage.append(f"{self._journal_dir}: segment {file} {what}")
+            self._inventory.segments.pop(file, None)
+            if file in present:
+                self._result.unreadable.append(files.pop(file).segment)
+
+
+def _read_what_can_be(segment: Segment, offset: int, size: int) -> bytes:
+    """Bytes of a segment, with zeroes where the disk gives none: those are then met as damage."""
+    try:
+        return segment.handle.read(offset, size)
+    except OSError as error:
+        log.error("%s cannot be read from byte %d: %s", segment.path, offset, error)
+        if size <= _BLOCK:
+            return bytes(size)
+    blocks = range(offset, offset + size, _BLOCK)
+    return b"".join(_read_what_can_be(segment, at, min(_BLOCK, offset + size - at)) for at in blocks)
+
+
+def _indexed(disk: Disk, directory: str) -> list[int]:
+    """The segments with a file of a checkpoint's name."""
+    stems = [name.removesuffix(".index") for name in disk.list(directory) if name.endswith(".index")]
+    return [int(stem) for stem in stems if stem.isdigit()]
+
+
+def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
+    """Write a full segment's checkpoint. It need not reach the disk: a bad one only costs a scan."""
+    file = disk.open(checkpoint_path(directory, checkpoint.file), create=True)
+    data = encode_checkpoint(checkpoint)
+    file.pwrite(0, data)
+    file.truncate(len(data))
+    file.submit_sync(lambda _error: file.close())

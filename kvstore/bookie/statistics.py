@@ -1,0 +1,78 @@
+"""What a bookie counts. Plain numbers, read by whoever publishes metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+class Histogram:
+    """Counts by powers of two of a unit: bucket n holds values below 2**n units."""
+
+    __slots__ = ("buckets", "count", "total", "unit")
+
+    def __init__(self, unit: float) -> None:
+        self.unit = unit
+        self.buckets = [0] * 40
+        self.count = 0
+        self.total = 0.0
+
+    def add(self, value: float) -> None:
+        self.count += 1
+        self.total += value
+        self.buckets[min(39, int(value / self.unit).bit_length())] += 1
+
+    def quantile(self, share: float) -> float:
+        """An upper bound of the value below which `share` of all lie; 0 if there are none."""
+        left = share * self.count
+        for exponent, count in enumerate(self.buckets):
+            left -= count
+            if count and left <= 0:
+                return float(self.unit * (1 << exponent))
+        return 0.0
+
+
+@dataclass(slots=True)
+class Statistics:
+    """Since the process started, unless it says now."""
+
+    adds: int = 0
+    add_bytes: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    fences: int = 0
+    refused_fenced: int = 0
+    refused_key: int = 0
+    refused_readonly: int = 0
+    refused_overload: int = 0
+    refused_unknown: int = 0
+    """Not sure: limbo, an unreadable entry, a ledger that does not name this bookie."""
+    syncs: int = 0
+    synced_bytes: int = 0
+    group_records: Histogram = field(default_factory=lambda: Histogram(1))
+    sync_s: Histogram = field(default_factory=lambda: Histogram(1e-6))
+    asked_metadata: int = 0
+    tombstones: int = 0
+    """Now."""
+    ledgers: int = 0
+    """Now."""
+    segments: int = 0
+    """Now."""
+    disk_bytes: int = 0
+    """Now: what the segments take."""
+    live_bytes: int = 0
+    """Now: entries in them that are still wanted."""
+    readonly: bool = False
+    """Now."""
+    limbo_ledgers: int = 0
+    """Now."""
+    scrubbed_bytes: int = 0
+    damaged_records: int = 0
+    """Bad checksums met by reads, the scrub and the start."""
+    reclaimed_bytes: int = 0
+    rewritten_bytes: int = 0
+    dropped_ledgers: int = 0
+    new_incarnations: int = 0
+    """1 if this process formatted its directories."""
+    bad_requests: int = 0
+    connections: int = 0
+    """Now."""

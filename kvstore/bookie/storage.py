@@ -1,0 +1,380 @@
+"""A bookie's storage: the calls that its service makes for other nodes, and that the node's own client makes directly.
+
+No call waits. Each ends in one call of its `done` on the event loop, with a status first; an add, a fence or a LAC is
+reported after the sync that makes it durable. Nothing that is not on the disk is ever shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore.bookie.admission import Admission, Authority
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.fencing import Verdict, judge_add
+from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.journal import Group, Journal, JournalFull
+from kvstore.bookie.ledger import Ledger, lac_of
+from kvstore.bookie.reader import ReadDone, Reader
+from kvstore.bookie.record import ADMITTED, CLEARED, RECOVERY, Kind
+from kvstore.bookie.replay import Replayed, replay, write_checkpoint
+from kvstore.bookie.segment import Segment
+from kvstore.bookie.statistics import Statistics
+from kvstore.env.ports import Disk, Env
+from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
+from kvstore.proto.digest import HEADER, LAC_HEADER
+from kvstore.types import BookieId
+
+log = logging.getLogger(__name__)
+
+Done = Callable[[Status], Any]
+KEY_MAX = 64
+REFUSALS = {
+    Verdict.FENCED: Status.FENCED,
+    Verdict.WRONG_KEY: Status.UNAUTHORIZED,
+    Verdict.UNKNOWN: Status.UNKNOWN_LEDGER_STATE,
+}
+
+
+def make_directory(disk: Disk, path: str) -> None:
+    """Make a directory and its parents so that they are there after a power cut too."""
+    disk.mkdir(path)
+    parts = path.split("/")
+    for count in range(len(parts)):
+        disk.sync_dir("/".join(parts[:count]))
+
+
+class BookieStorage:
+    """Ledgers on this bookie's disk."""
+
+    def __init__(self, env: Env, config: BookieConfig, bookie: BookieId, authority: Authority) -> None:
+        self.statistics = Statistics()
+        self.inventory = Inventory()
+        self.bookie = bookie
+        self.admission = Admission(authority, bookie, env.nursery, self.statistics)
+        self._env = env
+        self._config = config
+        self._loop = asyncio.get_running_loop()
+        self._ledgers: dict[int, Ledger] = {}
+        self._pending_bytes = 0
+        self._on_readonly: Callable[[bool], None] = lambda _readonly: None
+        self.journal: Journal
+
+    async def start(self) -> None:
+        """Read the disk back and make it ready. Raises ConfigError, OSError."""
+        disk, config = self._env.disk, self._config
+        for directory in (config.journal_dir, config.index_dir):
+            make_directory(disk, directory)
+        found = replay(disk, config.journal_dir, config.index_dir)
+        for damage in found.damage:
+            log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", damage)
+        self.inventory, self._ledgers = found.inventory, found.inventory.ledgers
+        if found.damage:
+            self.inventory.set_limbo(True)
+        self.statistics.damaged_records += found.damaged_records + len(found.damage)
+        self.journal = Journal(
+            self._env,
+            config,
+            self.inventory.segments,
+            self.statistics,
+            on_synced=self._synced,
+            on_full=self._full,
+            on_rolled=self._rolled,
+        )
+        self._reader = Reader(self.inventory, self.journal, self.statistics, poll_ms_max=config.poll_ms_max)
+        self._write_again(found)
+        written = self._loop.create_future()
+        self.journal.barrier(lambda: written.set_result(None))
+        await written
+        self._tidy(found)
+
+    def _write_again(self, found: Replayed) -> None:
+        """One group for everything: until it is on the disk as a whole, the former segments hold what they held."""
+        self.journal.open(
+            file=found.next_file,
+            group=found.next_group,
+            synced=found.synced,
+            is_limbo=self.inventory.is_limbo,
+            room=sum(len(record.body) + 64 for record in found.again),
+        )
+        for record in found.again:
+            head = record.head
+            offset = self.journal.append(head.kind, head.flags, head.ledger, head.entry, record.body)
+            group = self.journal.open_group
+            if head.kind == Kind.ADD:
+                lac = HEADER.unpack_from(record.body)[2]
+                ledger = self.inventory.known(head.ledger)
+                group.adds.append((ledger, head.entry, offset, head.size, lac, lambda _status: None))
+            else:
+                self.inventory.apply(group.segment, head, record.body)
+
+    def _tidy(self, found: Replayed) -> None:
+        """The new segment is on the disk: what it replaces may go."""
+        for segment in found.leftovers:
+            segment.remove()
+        for segment in found.unreadable:
+            segment.set_aside()
+        anchor = self.inventory.segments.get(found.synced[0])
+        if anchor is not None:
+            anchor.shrink()
+        for checkpoint in found.checkpoints:
+            write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
+        self._env.disk.sync_dir(self._config.journal_dir)
+
+    def on_readonly(self, listener: Callable[[bool], None]) -> None:
+        """Call `listener` when the bookie becomes read-only or writable again."""
+        self._on_readonly = listener
+
+    @property
+    def is_readonly(self) -> bool:
+        """Ordinary adds are refused: the disk is full but for the reserve."""
+        return self.journal.is_full
+
+    # Adding
+
+    def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
+        """Store an entry packet. OK once it is on the disk; FENCED, UNAUTHORIZED, READ_ONLY, TOO_MANY_REQUESTS, …"""
+        if len(body) < HEADER.size or len(body) > PACKET_MAX or not 0 < len(key) <= KEY_MAX:
+            done(Status.BAD_REQUEST)
+            return
+        of_ledger, of_entry, lac, _ = HEADER.unpack_from(body)
+        if of_ledger != ledger or of_entry != entry or entry < 0:
+            done(Status.BAD_REQUEST)
+            return
+        found = self._ledgers.get(ledger)
+        if found is None or found.key != key or found.is_fenced or not found.is_admitted:
+            found = self._judged(ledger, entry, body, key, recovery, lac, done)  # otherwise judge_add says ADMIT
+            if found is None:
+                return
+        self._store(found, entry, body, recovery, lac, done)
+
+    def _judged(
+        self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done
+    ) -> Ledger | None:
+        """The ledger if the add is admitted at once; otherwise it is refused, or waits for the metadata."""
+        verdict = self._judge(ledger, key, recovery)
+        if verdict is Verdict.ADMIT:
+            return self._first_contact(ledger, key, done)
+        if verdict is not Verdict.ASK:
+            self._refuse(verdict, done)
+            return None
+
+        def resume(answer: Verdict) -> None:
+            again = self._judge(ledger, key, recovery)  # it may have been fenced meanwhile
+            if again is Verdict.ASK:
+                again = answer
+            if again is not Verdict.ADMIT:
+                self._refuse(again, done)
+                return
+            found = self._first_contact(ledger, key, done, flags=ADMITTED)
+            if found is not None:
+                self._store(found, entry, body, recovery, lac, done)
+
+        if not self.admission.ask(ledger, len(body), resume):
+            self.statistics.refused_overload += 1
+            done(Status.TOO_MANY_REQUESTS)
+        return None
+
+    def _judge(self, ledger: int, key: bytes, recovery: bool) -> Verdict:
+        tombstoned = ledger in self.inventory.tombstones
+        return judge_add(self._ledgers.get(ledger), key=key, recovery=recovery, is_tombstoned=tombstoned)
+
+    def _refuse(self, verdict: Verdict, done: Done) -> None:
+        self.statistics.refused_fenced += verdict is Verdict.FENCED
+        self.statistics.refused_key += verdict is Verdict.WRONG_KEY
+        self.statistics.refused_unknown += verdict is Verdict.UNKNOWN
+        done(REFUSALS[verdict])
+
+    def _first_contact(self, ledger: int, key: bytes, done: Done, flags: int = 0) -> Ledger | None:
+        """The ledger in the books, its key noted in the journal; None if there was no room, which is then told."""
+        found = self._ledgers.get(ledger)
+        if found is not None and found.key and found.is_admitted >= bool(flags):
+            return found
+        try:
+            found = self._known(ledger, key)
+            self._note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key)
+        except JournalFull:
+            self.statistics.refused_readonly += 1
+            done(Status.READ_ONLY)
+            return None
+        found.is_admitted |= bool(flags)
+        return found
+
+    def _known(self, ledger: int, key: bytes) -> Ledger:
+        """The ledger in the books. A new one is in limbo while records of any ledger may be missing."""
+        is_new = ledger not in self._ledgers
+        found = self.inventory.known(ledger, key)
+        if is_new and self.inventory.is_limbo:
+            self.set_limbo(found, True)
+        return found
+
+    def _store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, lac: int, done: Done) -> None:
+        if not recovery and (self.journal.is_full or self._pending_bytes > self._config.pending_bytes_max):
+            self._refuse_for_now(done)
+            return
+        index = ledger.index
+        if (entry - index.first < len(index.places) or index.others) and self._has(ledger, entry, body):
+            done(Status.OK)  # a repetition whose answer was lost
+            return
+        journal = self.journal
+        try:
+            offset = journal.append(Kind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
+        except JournalFull:
+            self._refuse_for_now(done)
+            return
+        group = journal.open_group
+        group.adds.append((ledger, entry, offset, len(body), lac, done))
+        ledger.last_group = group.number
+        self._pending_bytes += len(body)
+
+    def _refuse_for_now(self, done: Done) -> None:
+        if self.journal.is_full:
+            self.statistics.refused_readonly += 1
+            done(Status.READ_ONLY)
+        else:
+            self.statistics.refused_overload += 1
+            done(Status.TOO_MANY_REQUESTS)
+
+    def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:
+        place, size = ledger.index.get(entry)
+        return bool(place) and size == len(body) and self._reader.body(ledger.id, entry, place, size) == body
+
+    def _synced(self, group: Group) -> None:
+        """A group is on the disk: show its entries, then tell those who sent them."""
+        segment, stored, size_sum = group.segment, self.inventory.stored, 0
+        for ledger, entry, offset, size, lac, done in group.adds:
+            stored(segment, ledger, entry, offset, size)
+            size_sum += size
+            if lac > ledger.lac:
+                ledger.raise_lac(lac)
+            done(Status.OK)
+        self._pending_bytes -= size_sum
+        self.statistics.adds += len(group.adds)
+        self.statistics.add_bytes += size_sum
+
+    def _rolled(self, segment: Segment) -> None:
+        checkpoint = self.inventory.close(segment, self.journal.synced_group)
+        try:
+            write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
+        except OSError as error:
+            log.warning("segment=%d no checkpoint, the next start will read it whole: %s", segment.file, error)
+
+    def _full(self, is_full: bool) -> None:
+        if is_full != self.statistics.readonly:
+            self.statistics.readonly = is_full
+            log.warning("bookie=%s is %s", self.bookie, "read-only: the disk is full" if is_full else "writable again")
+            self._on_readonly(is_full)
+
+    def _note(self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True) -> None:
+        """Append a record about a ledger. Raises JournalFull."""
+        self.journal.append(kind, flags, ledger.id, entry, body, urgent=urgent)
+        group = self.journal.open_group
+        group.segment.touched.add(ledger.id)
+        ledger.last_group = group.number
+
+    def set_limbo(self, ledger: Ledger, is_limbo: bool) -> None:
+        """Mark that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
+        ledger.is_limbo = is_limbo
+        ledger.is_admitted &= not is_limbo
+        self._note(Kind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")
+
+    # Reading
+
+    def read(self, ledger: int, entry: int, *, key: bytes | None = None, fence: bool = False, done: ReadDone) -> None:
+        """Read one entry (LAST_ENTRY: the last one stored).
+
+        With `fence` the ledger is fenced, for good and on the disk, before any answer. What was accepted before a
+        fencing read is waited for, then seen. NO_LEDGER and NO_ENTRY are definite.
+        """
+        self.statistics.reads += 1
+        refusal = Status.BAD_REQUEST if entry < LAST_ENTRY else self._fence(ledger, key) if fence else None
+        if refusal is not None:
+            done(refusal, entry, None, -1)
+            return
+        self._reader.read(ledger, entry, done, after_all=fence)
+
+    def _fence(self, ledger: int, key: bytes | None) -> Status | None:
+        """Fence, or say why not. The fence is on the disk once the ledger's `last_group` is."""
+        if ledger in self.inventory.tombstones:
+            return Status.NO_LEDGER  # its fence has outlived it
+        found = self._ledgers.get(ledger)
+        if key is None or not 0 < len(key) <= KEY_MAX or (found is not None and found.key not in (key, b"")):
+            self.statistics.refused_key += 1
+            return Status.UNAUTHORIZED
+        if found is not None and found.is_fenced:
+            return None
+        try:
+            found = self._known(ledger, key)
+            self._note(Kind.FENCE, 0, found, -1, key)
+        except JournalFull:
+            return Status.IO_ERROR
+        found.is_fenced = True
+        self.statistics.fences += 1
+        return None
+
+    def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
+        """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
+        self._reader.read_lac(ledger, done=done)
+
+    def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> None:
+        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout."""
+        self._reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
+
+    def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
+        """The entries here, as runs (first, count), rising."""
+        self._reader.list_entries(ledger, done=done)
+
+    def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Done) -> None:
+        """Keep an explicit LAC packet. Readers see it at once: it only tells of entries that others have stored."""
+        if len(body) < LAC_HEADER.size or len(body) > 1024 or LAC_HEADER.unpack_from(body)[0] != ledger:
+            done(Status.BAD_REQUEST)
+            return
+        found = self._ledgers.get(ledger)
+        if ledger in self.inventory.tombstones or not 0 < len(key) <= KEY_MAX:
+            done(Status.FENCED if key else Status.BAD_REQUEST)
+            return
+        if found is not None and found.key not in (key, b""):
+            self._refuse(Verdict.WRONG_KEY, done)
+            return
+        if self.journal.is_full:
+            self._refuse_for_now(done)
+            return
+        found = self._first_contact(ledger, key, done)
+        if found is None:
+            return
+        try:
+            self._note(Kind.LAC, 0, found, lac_of(body), body, urgent=False)
+        except JournalFull:
+            self._refuse_for_now(done)
+            return
+        found.set_explicit_lac(body)
+        self.journal.after(found.last_group, lambda: done(Status.OK))
+
+    def force(self, ledger: int, *, done: Done) -> None:
+        """OK once everything accepted before is on the disk."""
+        self.journal.barrier(lambda: done(Status.OK))
+
+    def space(self) -> tuple[int, int]:
+        """Bytes in all, as far as this bookie could use them, and bytes that are free."""
+        free = self._env.disk.free_bytes()
+        return free + sum(segment.capacity for segment in self.inventory.segments.values()), free
+
+    def refresh_statistics(self) -> Statistics:
+        """Fill in what is counted only on demand."""
+        statistics, segments = self.statistics, self.inventory.segments.values()
+        statistics.ledgers = len(self._ledgers)
+        statistics.tombstones = len(self.inventory.tombstones)
+        statistics.limbo_ledgers = sum(ledger.is_limbo for ledger in self._ledgers.values())
+        statistics.segments = len(segments)
+        statistics.disk_bytes = sum(segment.capacity for segment in segments)
+        statistics.live_bytes = sum(segment.live_bytes for segment in segments)
+        return statistics
+
+    def stop(self) -> None:
+        """Write nothing more. What was not reported may or may not be there."""
+        self.journal.certify()
+        self.journal.stop()
+        for segment in self.inventory.segments.values():
+            segment.release()
