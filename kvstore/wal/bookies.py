@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
 
 from kvstore.env.ports import Env, Nursery
-from kvstore.errors import BookieError, Corrupted
+from kvstore.errors import BookieError, Corrupted, StoreError
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.availability import decode_availability
-from kvstore.proto.bookkeeper import Answer, BadFrame, Status
+from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
 from kvstore.wal.connection import AddDone, Connection, error_of
 from kvstore.wal.ports import LocalBookie, ReadAnswer
+
+T = TypeVar("T")
 
 READ_TIMEOUT_S = 5.0
 LONG_POLL_GRACE_S = 2.0
@@ -31,12 +36,12 @@ class Bookies:
         own: tuple[BookieId, LocalBookie] | None = None,
         nursery: Nursery | None = None,
     ) -> None:
+        self.own: BookieId | None = own[0] if own else None
         self._env = env
         self._nursery = nursery or env.nursery
         self._address = address
-        self.own: BookieId | None = own[0] if own else None
-        self._local = own[1] if own else None
-        self._connections: dict[BookieId, Connection] = {}
+        self._local = _Local(*own) if own else None
+        self._remote: dict[BookieId, _Remote] = {}
 
     def add(
         self,
@@ -49,85 +54,165 @@ class Bookies:
         done: AddDone,
     ) -> None:
         """Store an entry packet; see BookieClient."""
-        if bookie == self.own and self._local is not None:
-            self._local.add(ledger, entry, packet, key, recovery=recovery, done=done)
-            return
-        self._to(bookie).add(lambda txn: wire.encode_add(txn, ledger, entry, key, packet, recovery), done)
+        self._at(bookie).add(ledger, entry, packet, key, recovery, done)
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         """Tell a bookie the last confirmed entry; best effort."""
-        if bookie == self.own and self._local is not None:
-            self._local.write_lac(ledger, key, body)
-            return
-        self._to(bookie).tell(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))
+        self._at(bookie).write_lac(ledger, key, body, lac)
 
     async def read(
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
     ) -> ReadAnswer:
         """Read one entry, fencing the ledger first if a key is given; see BookieClient."""
-        if bookie == self.own and self._local is not None:
-            return await self._local.read(ledger, entry, fence_key=fence_key)
-        answer = await self._to(bookie).ask(
-            lambda txn: wire.encode_read(txn, ledger, entry, fence_key=fence_key, priority=priority), READ_TIMEOUT_S
-        )
+        answer = await self._at(bookie).read(ledger, entry, fence_key, priority)
         return _read_answer(bookie, entry, answer)
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         """The bookie's last add confirmed; see BookieClient."""
-        if bookie == self.own and self._local is not None:
-            explicit, last = await self._local.read_lac(ledger)
-        else:
-            answer = await self._to(bookie).ask(lambda txn: wire.encode_read_lac(txn, ledger), READ_TIMEOUT_S)
-            if answer.status not in _ABSENT and answer.status != Status.OK:
-                raise BookieError(f"{bookie}: answered {answer.status}")
-            explicit, last = answer.body, answer.last_entry
+        answer = await self._at(bookie).read_lac(ledger)
+        if answer.status not in _ABSENT and answer.status != Status.OK:
+            raise BookieError(f"{bookie}: answered {answer.status}")
         try:
-            first = digest.open_lac(ledger, explicit) if explicit else NO_ENTRY
-            return max(first, digest.open(ledger, None, last).lac if last else NO_ENTRY)
+            explicit = digest.open_lac(ledger, answer.body) if answer.body else NO_ENTRY
+            last = digest.open(ledger, None, answer.last_entry).lac if answer.last_entry else NO_ENTRY
         except Corrupted as error:
             raise BookieError(f"{bookie}: {error}") from None
+        return max(explicit, last)
 
     async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
         """Wait for the LAC to pass `previous_lac`; see BookieClient."""
-        if bookie == self.own and self._local is not None:
-            return await self._local.long_poll(ledger, previous_lac, timeout_ms)
-        answer = await self._to(bookie).ask(
-            lambda txn: wire.encode_long_poll(txn, ledger, previous_lac, timeout_ms),
-            timeout_ms / 1000 + LONG_POLL_GRACE_S,
-        )
+        answer = await self._at(bookie).long_poll(ledger, previous_lac, timeout_ms)
         return _read_answer(bookie, EntryId(answer.entry), answer)
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
         """The ids of the entries that the bookie holds; see BookieClient."""
-        if bookie == self.own and self._local is not None:
-            return await self._local.entries(ledger)
-        answer = await self._to(bookie).ask(lambda txn: wire.encode_list_entries(txn, ledger), READ_TIMEOUT_S)
-        if answer.status in _ABSENT:
-            return []
-        if answer.status != Status.OK or answer.body is None:
-            raise BookieError(f"{bookie}: answered {answer.status}")
-        try:
-            return decode_availability(answer.body)
-        except BadFrame as error:
-            raise BookieError(f"{bookie}: {error}") from None
-
-    def is_up(self, bookie: BookieId) -> bool:
-        """Whether there is a connection to it just now."""
-        return bookie == self.own or (bookie in self._connections and self._connections[bookie].is_up)
+        return await self._at(bookie).entries(ledger)
 
     def close(self) -> None:
         """Fail what is outstanding; nothing is sent any more."""
-        for connection in self._connections.values():
-            connection.close()
+        for remote in self._remote.values():
+            remote.connection.close()
 
-    def _to(self, bookie: BookieId) -> Connection:
-        connection = self._connections.get(bookie)
-        if connection is None:
+    def _at(self, bookie: BookieId) -> _Local | _Remote:
+        if bookie == self.own and self._local is not None:
+            return self._local
+        remote = self._remote.get(bookie)
+        if remote is None:
             env = self._env
-            connection = self._connections[bookie] = Connection(
+            connection = Connection(
                 bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery
             )
-        return connection
+            remote = self._remote[bookie] = _Remote(bookie, connection)
+        return remote
+
+
+class _Remote:
+    """A bookie behind a connection."""
+
+    def __init__(self, bookie: BookieId, connection: Connection) -> None:
+        self.connection = connection
+        self._bookie = bookie
+
+    def add(self, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes, recovery: bool, done: AddDone) -> None:
+        self.connection.add(lambda txn: wire.encode_add(txn, ledger, entry, key, packet, recovery), done)
+
+    def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
+        self.connection.tell(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))
+
+    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
+        return await self.connection.ask(
+            lambda txn: wire.encode_read(txn, ledger, entry, fence_key=fence_key, priority=priority), READ_TIMEOUT_S
+        )
+
+    async def read_lac(self, ledger: LedgerId) -> Answer:
+        return await self.connection.ask(lambda txn: wire.encode_read_lac(txn, ledger), READ_TIMEOUT_S)
+
+    async def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> Answer:
+        return await self.connection.ask(
+            lambda txn: wire.encode_long_poll(txn, ledger, previous_lac, timeout_ms),
+            timeout_ms / 1000 + LONG_POLL_GRACE_S,
+        )
+
+    async def entries(self, ledger: LedgerId) -> Sequence[int]:
+        answer = await self.connection.ask(lambda txn: wire.encode_list_entries(txn, ledger), READ_TIMEOUT_S)
+        if answer.status in _ABSENT:
+            return []
+        if answer.status != Status.OK or answer.body is None:
+            raise BookieError(f"{self._bookie}: answered {answer.status}")
+        try:
+            return decode_availability(answer.body)
+        except BadFrame as error:
+            raise BookieError(f"{self._bookie}: {error}") from None
+
+
+class _Local:
+    """The node's own bookie. What it answers is put in the form that the wire gives."""
+
+    def __init__(self, bookie: BookieId, storage: LocalBookie) -> None:
+        self._bookie = bookie
+        self._storage = storage
+        self._loop = asyncio.get_running_loop()
+
+    def add(self, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes, recovery: bool, done: AddDone) -> None:
+        self._storage.add(ledger, entry, packet, key, recovery=recovery, done=partial(self._added, done))
+
+    def _added(self, done: AddDone, status: int) -> None:
+        done(None if status == 0 else error_of(self._bookie, status))
+
+    def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
+        self._storage.write_lac(ledger, body, key, done=lambda _status: None)
+
+    async def read(self, ledger: LedgerId, entry: EntryId, fence_key: bytes | None, priority: int) -> Answer:
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+        fence = fence_key is not None
+        self._storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
+        return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
+
+    async def read_lac(self, ledger: LedgerId) -> Answer:
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+
+        def settle(status: Status, explicit: bytes | None, last: bytes | None) -> None:
+            if not answered.done():
+                answered.set_result(Answer(0, Operation.READ_LAC, status, ledger, body=explicit, last_entry=last))
+
+        self._storage.read_lac(ledger, done=settle)
+        return await self._in_time(answered, READ_TIMEOUT_S)
+
+    async def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> Answer:
+        answered: asyncio.Future[Answer] = self._loop.create_future()
+        self._storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_settle_read, answered, ledger))
+        return await self._in_time(answered, timeout_ms / 1000 + LONG_POLL_GRACE_S)
+
+    async def entries(self, ledger: LedgerId) -> Sequence[int]:
+        answered: asyncio.Future[list[int] | StoreError] = self._loop.create_future()
+
+        def settle(status: Status, runs: Sequence[tuple[int, int]]) -> None:
+            if answered.done():
+                return
+            if status != Status.OK and status not in _ABSENT:
+                answered.set_result(BookieError(f"{self._bookie}: answered {status.name}"))
+            else:
+                answered.set_result([entry for first, count in runs for entry in range(first, first + count)])
+
+        self._storage.list_entries(ledger, done=settle)
+        got = await self._in_time(answered, READ_TIMEOUT_S)
+        if isinstance(got, StoreError):
+            raise got
+        return got
+
+    async def _in_time(self, answered: asyncio.Future[T], timeout_s: float) -> T:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await answered
+        except TimeoutError:
+            raise BookieError(f"{self._bookie}: no answer in time") from None
+
+
+def _settle_read(
+    answered: asyncio.Future[Answer], ledger: int, status: int, entry: int, packet: bytes | None, lac: int
+) -> None:
+    if not answered.done():
+        answered.set_result(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
 
 
 def _read_answer(bookie: BookieId, entry: EntryId, answer: Answer) -> ReadAnswer:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import StoreError
+from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import BookieId, EntryId, LedgerId, PartitionId, Position, Seq
 
@@ -63,39 +64,48 @@ class BookieClient(Protocol):
 
 
 class LocalBookie(Protocol):
-    """The node's own bookie, reached without a socket. Answers as it would on the wire."""
+    """The node's own bookie, reached without a socket: its storage (kvstore.bookie.storage.BookieStorage), which
+    answers as it would on the wire. Each `done` is called once, on the event loop, perhaps before the call returns."""
 
     def add(
-        self,
-        ledger: LedgerId,
-        entry: EntryId,
-        body: bytes,
-        key: bytes,
-        *,
-        recovery: bool,
-        done: Callable[[StoreError | None], None],
+        self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Callable[[Status], Any]
     ) -> None:
-        """Store an entry packet. `done` as in BookieClient; it may be called before this returns."""
+        """Store an entry packet; OK once it is on the disk."""
         ...
 
-    def write_lac(self, ledger: LedgerId, key: bytes, body: bytes) -> None:
+    def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Callable[[Status], Any]) -> None:
         """Keep an explicit LAC packet."""
         ...
 
-    async def read(self, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None) -> ReadAnswer:
-        """As in BookieClient."""
+    def read(
+        self,
+        ledger: int,
+        entry: int,
+        *,
+        key: bytes | None = None,
+        fence: bool = False,
+        done: Callable[[Status, int, bytes | None, int], Any],
+    ) -> None:
+        """Status, entry, packet, highest LAC known."""
         ...
 
-    async def read_lac(self, ledger: LedgerId) -> tuple[bytes | None, bytes | None]:
-        """The last explicit LAC packet and the last entry packet. Raises BookieError."""
+    def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
+        """Status, the last explicit LAC packet, the last entry packet."""
         ...
 
-    async def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
-        """As in BookieClient."""
+    def long_poll(
+        self,
+        ledger: int,
+        previous_lac: int,
+        timeout_ms: int,
+        *,
+        done: Callable[[Status, int, bytes | None, int], Any],
+    ) -> None:
+        """As `read`, once the LAC has passed `previous_lac` or at the timeout."""
         ...
 
-    async def entries(self, ledger: LedgerId) -> Sequence[int]:
-        """As in BookieClient."""
+    def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
+        """Status, and the entries held as runs (first, count), rising."""
         ...
 
 

@@ -208,12 +208,14 @@ class TailReader:
 
     async def _read_some(self, reader: EntryReader, limit: EntryId, *, is_first: bool) -> list[Packet]:
         entry = self._next
-        if self._piggyback is not None and self._piggyback.entry == entry:
-            packet, self._piggyback = self._piggyback, None
-            return [packet]
+        piggyback, self._piggyback = self._piggyback, None
+        if piggyback is not None and piggyback.entry == entry:
+            return [piggyback]
         nearest = reader.order(entry)[0]
-        if nearest == self._ports.choice.own and (packet := await self._own_copy(reader, nearest, entry)):
-            return [packet]
+        if nearest == self._ports.choice.own:
+            own_copy = await self._own_copy(reader, nearest, entry)
+            if own_copy is not None:
+                return [own_copy]
         last = EntryId(min(limit, entry + PARALLEL_MAX - 1))
         try:
             return await self._read_ahead(reader, entry, last)

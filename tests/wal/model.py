@@ -1,0 +1,153 @@
+"""Bookies without network and disk: a BookieClient for tests of the code that drives the machines."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.errors import BookieError, LedgerFenced, StoreError
+from kvstore.meta.registration import Bookies
+from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.wal.ports import ReadAnswer
+
+DELAY_S = 0.0005
+
+
+@dataclass
+class ModelBookie:
+    """What one bookie has on its disk."""
+
+    entries: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
+    fenced: set[LedgerId] = field(default_factory=set)
+    lacs: dict[LedgerId, EntryId] = field(default_factory=dict)
+    is_down: bool = False
+    is_readonly: bool = False
+    is_silent: bool = False
+    """Does what it is asked and never answers."""
+    holds_adds: bool = False
+    """Adds do not even arrive until `release_adds`."""
+
+    def of(self, ledger: LedgerId) -> list[EntryId]:
+        return sorted(entry for of_ledger, entry in self.entries if of_ledger == ledger)
+
+
+class ModelView:
+    """All bookies that are up are registered."""
+
+    def __init__(self, bookies: dict[BookieId, ModelBookie]) -> None:
+        self._bookies = bookies
+        self._listeners: list[Callable[[], None]] = []
+
+    @property
+    def current(self) -> Bookies:
+        up = {bookie: "" for bookie, model in self._bookies.items() if not model.is_down}
+        readonly = {bookie: "" for bookie in up if self._bookies[bookie].is_readonly}
+        return Bookies({bookie: "" for bookie in up if bookie not in readonly}, readonly)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        self._listeners.append(listener)
+
+    def changed(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+
+class ModelBookies:
+    """A BookieClient on `ModelBookie`s. Answers come a little later, on the event loop."""
+
+    def __init__(self, *names: BookieId) -> None:
+        self.at = {name: ModelBookie() for name in names}
+        self.view = ModelView(self.at)
+        self._held: dict[BookieId, list[Callable[[], None]]] = {}
+
+    def stop(self, *bookies: BookieId) -> None:
+        """The machines are gone; what was on their disks stays."""
+        for bookie in bookies:
+            self.at[bookie].is_down = True
+        self.view.changed()
+
+    def start(self, *bookies: BookieId) -> None:
+        for bookie in bookies:
+            self.at[bookie].is_down = False
+        self.view.changed()
+
+    def release_adds(self, bookie: BookieId) -> None:
+        """Let adds that were held arrive now, in order."""
+        self.at[bookie].holds_adds = False
+        for arrive in self._held.pop(bookie, []):
+            arrive()
+
+    def add(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        entry: EntryId,
+        packet: bytes,
+        key: bytes,
+        recovery: bool,
+        done: Callable[[StoreError | None], None],
+    ) -> None:
+        loop = asyncio.get_running_loop()
+
+        def arrive() -> None:
+            error = self._store(bookie, ledger, entry, packet, recovery)
+            if not self.at[bookie].is_silent:
+                loop.call_later(DELAY_S, done, error)
+
+        if self.at[bookie].holds_adds and not recovery:
+            self._held.setdefault(bookie, []).append(arrive)
+        else:
+            loop.call_later(DELAY_S, arrive)
+
+    def _store(
+        self, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes, recovery: bool
+    ) -> StoreError | None:
+        model = self.at[bookie]
+        if model.is_down or (model.is_readonly and not recovery):
+            return BookieError(f"{bookie} is down or read-only")
+        if ledger in model.fenced and not recovery:
+            return LedgerFenced(f"{bookie}")
+        model.entries[ledger, entry] = packet
+        model.lacs[ledger] = max(model.lacs.get(ledger, NO_ENTRY), EntryId(HEADER.unpack_from(packet)[2]))
+        return None
+
+    def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
+        model = self.at[bookie]
+        if not model.is_down:
+            model.lacs[ledger] = max(model.lacs.get(ledger, NO_ENTRY), EntryId(LAC_HEADER.unpack_from(body)[1]))
+
+    async def read(
+        self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
+    ) -> ReadAnswer:
+        model = await self._reach(bookie)
+        if fence_key is not None:
+            model.fenced.add(ledger)
+        wanted = (model.of(ledger) or [NO_ENTRY])[-1] if entry == NO_ENTRY else entry
+        lac = model.lacs.get(ledger, NO_ENTRY)
+        return ReadAnswer(entry, model.entries.get((ledger, wanted)), lac)
+
+    async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
+        return (await self._reach(bookie)).lacs.get(ledger, NO_ENTRY)
+
+    async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
+        model = await self._reach(bookie)
+        for _ in range(timeout_ms // 10):
+            if model.lacs.get(ledger, NO_ENTRY) > previous_lac:
+                break
+            await asyncio.sleep(0.01)
+        lac = model.lacs.get(ledger, NO_ENTRY)
+        entry = EntryId(previous_lac + 1)
+        packet = model.entries.get((ledger, entry)) if lac >= entry else None
+        return ReadAnswer(NO_ENTRY if packet is None else entry, packet, lac)
+
+    async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
+        return (await self._reach(bookie)).of(ledger)
+
+    async def _reach(self, bookie: BookieId) -> ModelBookie:
+        await asyncio.sleep(DELAY_S)
+        model = self.at[bookie]
+        if model.is_down or model.is_silent:
+            raise BookieError(f"{bookie} is down or silent")
+        return model
