@@ -1,0 +1,165 @@
+"""What no write to the metadata store may ever do, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
+G1 to G3)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from kvstore.meta import ledger_metadata, paths
+from kvstore.types import EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
+
+_LOG = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/log")
+_STEPS = {
+    LedgerState.OPEN: {LedgerState.OPEN, LedgerState.IN_RECOVERY, LedgerState.CLOSED},
+    LedgerState.IN_RECOVERY: {LedgerState.IN_RECOVERY, LedgerState.CLOSED},
+    LedgerState.CLOSED: {LedgerState.CLOSED},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A line of a partition's list of ledgers."""
+
+    id: LedgerId
+    epoch: int
+    first_seq: int
+    exact: bool
+
+
+class MetadataRules:
+    """Sees every write of the store's tree (an observer of MemoryTree) and keeps what is recorded now.
+
+    `confirmed(ledger)` is the last entry that its writer has confirmed; `broken(message)` is told of a broken rule;
+    `closed(ledger, last entry)` of each ledger that is closed."""
+
+    def __init__(
+        self,
+        confirmed: Callable[[LedgerId], EntryId],
+        broken: Callable[[str], None],
+        closed: Callable[[LedgerId, EntryId], None],
+    ) -> None:
+        self.ledgers: dict[LedgerId, LedgerMetadata] = {}
+        self.lists: dict[PartitionId, list[Listed]] = {}
+        self.partition_of: dict[LedgerId, PartitionId] = {}
+        """Of every ledger that was ever listed."""
+        self.on_trim: Callable[[PartitionId, list[Listed]], None] = lambda _partition, _dropped: None
+        self._confirmed, self._broken, self._closed = confirmed, broken, closed
+
+    def __call__(self, path: str, old: bytes | None, new: bytes | None) -> None:
+        ledger = paths.ledger_of(path)
+        if ledger is not None:
+            self._ledger_changed(ledger, new)
+        elif match := _LOG.fullmatch(path):
+            self._list_changed(PartitionId(match.group(1)), new)
+
+    def _expect(self, holds: bool, rule: str, what: object) -> None:
+        if not holds:
+            self._broken(f"{rule}: {what}")
+
+    # ── one ledger ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ledger_changed(self, ledger: LedgerId, data: bytes | None) -> None:
+        before = self.ledgers.get(ledger)
+        if data is None:
+            listed = [p for p, lines in self.lists.items() if any(line.id == ledger for line in lines)]
+            self._expect(not listed, "G1 a listed ledger's metadata is removed", (ledger, listed))
+            self.ledgers.pop(ledger, None)
+            return
+        after = ledger_metadata.decode(ledger, data)
+        self.ledgers[ledger] = after
+        if before is None:
+            fresh = after.state is LedgerState.OPEN and len(after.fragments) == 1
+            self._expect(fresh, "L1 a ledger begins open, with one fragment", after)
+            return
+        self._ledger_step(before, after)
+        if after.state is LedgerState.CLOSED and before.state is not LedgerState.CLOSED:
+            self._closed(ledger, after.last_entry)
+
+    def _ledger_step(self, before: LedgerMetadata, after: LedgerMetadata) -> None:
+        step = (before, after)
+        self._expect(after.state in _STEPS[before.state], "L1 states only go forward", step)
+        self._expect(after.quorum == before.quorum, "L1 the quorum never changes", step)
+        if before.state is LedgerState.CLOSED:
+            ended = (before.last_entry, before.length) == (after.last_entry, after.length)
+            self._expect(ended, "L1 the end of a closed ledger never changes", step)
+        if before.state is after.state is LedgerState.IN_RECOVERY:
+            self._expect(
+                before.fragments == after.fragments, "L9 a recovery publishes ensembles only as it closes", step
+            )
+        if after.state is LedgerState.OPEN:
+            last = self._confirmed(after.ledger)
+            kept = [each for each in before.fragments if each.first <= last]
+            self._expect(
+                list(after.fragments[: len(kept)]) == kept,
+                f"L2 a fragment with confirmed entries (up to {last}) never changes while the ledger is open",
+                step,
+            )
+
+    # ── a partition's list ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _list_changed(self, partition: PartitionId, data: bytes | None) -> None:
+        before = self.lists.get(partition, [])
+        self._expect(data is not None, "G1 a list of ledgers is never removed", partition)
+        if data is None:
+            return
+        after = [_line(each) for each in orjson.loads(data)["ledgers"]]
+        self.lists[partition] = after
+        ids = [line.id for line in after]
+        self._expect(ids == sorted(set(ids)), "G1 ids in a list are unique and rise", ids)
+        kept = [line for line in before if line.id in set(ids)]
+        self._expect([line.id for line in kept] == ids[: len(kept)], "G1 a list grows at its end", (before, after))
+        dropped = before[: len(before) - len(kept)]
+        self._expect(dropped + kept == before, "G1 a list is trimmed at its beginning", (before, after))
+        for was, now in zip(kept, after, strict=False):
+            self._line_step(was, now)
+        self._check_states(partition, after)
+        for line in after[len(kept) :]:
+            self._appended(partition, kept, line)
+            kept = [*kept, line]
+        if dropped:
+            self._trimmed(partition, dropped)
+
+    def _line_step(self, was: Listed, now: Listed) -> None:
+        if was.exact or not now.exact:
+            self._expect(
+                was == now, "G1 a line of the list changes only when its first sequence becomes exact", (was, now)
+            )
+        self._expect(now.first_seq >= was.first_seq and now.epoch == was.epoch, "G1 a bound only rises", (was, now))
+
+    def _check_states(self, partition: PartitionId, lines: list[Listed]) -> None:
+        for line in lines[:-2]:
+            state = self.ledgers[line.id].state if line.id in self.ledgers else None
+            self._expect(state is LedgerState.CLOSED, "G1 all but the last two are closed", (partition, line, state))
+
+    def _appended(self, partition: PartitionId, before: list[Listed], line: Listed) -> None:
+        self._expect(line.id in self.ledgers, "G1 a ledger exists before it is listed", line)
+        self._expect(line.id not in self.partition_of, "G1 a ledger is listed once", line)
+        self.partition_of[line.id] = partition
+        if not before:
+            return
+        last = before[-1]
+        self._expect(line.epoch >= last.epoch, "G1 epochs never fall", (last, line))
+        if line.epoch != last.epoch:
+            open_ones = [each for each in before if self.ledgers[each.id].state is not LedgerState.CLOSED]
+            self._expect(
+                not open_ones, "G3 a leader has closed the last two before it lists its own", (open_ones, line)
+            )
+        else:
+            closed = all(self.ledgers[each.id].state is LedgerState.CLOSED for each in before[:-1])
+            self._expect(closed, "G1 one roll at a time", (before, line))
+
+    def _trimmed(self, partition: PartitionId, dropped: list[Listed]) -> None:
+        for line in dropped:
+            metadata = self.ledgers.get(line.id)
+            closed = metadata is not None and metadata.state is LedgerState.CLOSED
+            self._expect(closed, "G6 only closed ledgers are trimmed", line)
+        self.on_trim(partition, dropped)
+
+
+def _line(doc: dict[str, Any]) -> Listed:
+    return Listed(LedgerId(doc["id"]), doc["epoch"], doc["first_seq"], doc["exact"])
