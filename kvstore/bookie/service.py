@@ -1,0 +1,339 @@
+"""A bookie's connections: frames in, storage calls, frames out. Fed with bytes by the event loop or the simulator.
+
+Answers leave in the order in which they become ready, gathered into one write per turn of the loop. Who reads no
+answers is not read from either. What recovery sends (recovery adds, fencing reads, priority) passes the limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.storage import BookieStorage
+from kvstore.env.ports import Stream
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto import bookkeeper_pb2 as pb
+from kvstore.proto.availability import encode_availability
+from kvstore.proto.bookkeeper import LAST_ENTRY, BadFrame, BadRequest, Operation, Status
+from kvstore.proto.frames import FrameReader
+
+log = logging.getLogger(__name__)
+
+WRITE_BYTES = 1 << 20
+"""Answers gathered in one turn of the loop before they are written."""
+HARD_FACTOR = 4
+"""How far recovery traffic may exceed a connection's limits before the connection is not read for a while."""
+
+_ADD = int(Operation.ADD_ENTRY)
+_NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
+
+
+class BookieService:
+    """Makes a handler for each connection, and closes them all."""
+
+    def __init__(self, storage: BookieStorage, config: BookieConfig) -> None:
+        self.storage = storage
+        self.config = config
+        self.connections: dict[BookieConnection, None] = {}
+
+    def handler(self) -> BookieConnection:
+        """The handler of a new connection."""
+        return BookieConnection(self)
+
+    def close(self) -> None:
+        """End all connections at once; what they wait for is answered to nobody."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class BookieConnection:
+    """One client."""
+
+    def __init__(self, service: BookieService) -> None:
+        self._service = service
+        self._storage = service.storage
+        self._statistics = service.storage.statistics
+        self._config = service.config
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader(wire.PAYLOAD_MAX)
+        self._backlog: deque[bytes] = deque()
+        """Requests held back while the client does not read its answers."""
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_flush_due = False
+        self._is_choked = False
+        self._is_reading_paused = False
+        self._is_closed = True
+        self._is_named = False
+        """The client has said which bookie it means, and it is this one."""
+        self._pending = 0
+        self._pending_bytes = 0
+        self._transport: Stream
+        self._calls: dict[int, Callable[[int, pb.Request], None]] = {
+            Operation.READ_ENTRY: self._read,
+            Operation.AUTH: self._auth,
+            Operation.WRITE_LAC: self._write_lac,
+            Operation.READ_LAC: self._read_lac,
+            Operation.GET_BOOKIE_INFO: self._info,
+            Operation.FORCE_LEDGER: self._force,
+            Operation.LIST_ENTRIES: self._list,
+        }
+
+    # The stream
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        if len(self._service.connections) >= self._config.connections_max:
+            log.warning("a connection is refused: there are %d", self._config.connections_max)
+            transport.abort()
+            return
+        self._is_closed = False
+        self._service.connections[self] = None
+        self._statistics.connections += 1
+        transport.set_write_buffer_limits(high=self._config.connection_bytes_max)
+
+    def data_received(self, data: bytes) -> None:
+        if self._is_closed:
+            return
+        self._backlog.extend(self._frames.feed(data))
+        self._serve()
+        if self._frames.fault and not self._is_closed:
+            self._give_up(self._frames.fault)
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._service.connections.pop(self, self) is None:
+            self._statistics.connections -= 1
+        self._is_closed = True
+        self._backlog.clear()
+        self._out.clear()
+
+    def pause_writing(self) -> None:
+        self._is_choked = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._is_choked = False
+        self._serve()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._is_closed = True
+        self._transport.abort()
+
+    def _give_up(self, reason: str) -> None:
+        self._statistics.bad_requests += 1
+        log.warning("peer=%s closed: %s", self._transport.get_extra_info("peername"), reason)
+        self._flush()
+        self._is_closed = True
+        self._transport.close()
+
+    def _serve(self) -> None:
+        """Handle what has arrived, as far as the client takes its answers."""
+        backlog = self._backlog
+        while backlog and not self._is_choked and not self._is_closed:
+            self._handle(backlog.popleft())
+            if self._out_bytes > WRITE_BYTES:
+                self._flush()
+        self._update_reading()
+
+    def _update_reading(self) -> None:
+        if self._is_closed:
+            return
+        config = self._config
+        is_over = (
+            self._is_choked
+            or self._pending > HARD_FACTOR * config.connection_pending_max
+            or self._pending_bytes > HARD_FACTOR * config.connection_bytes_max
+        )
+        if is_over != self._is_reading_paused:
+            self._is_reading_paused = is_over
+            (self._transport.pause_reading if is_over else self._transport.resume_reading)()
+
+    def _send(self, frame: bytes) -> None:
+        if self._is_closed:
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._out and not self._is_closed:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._out_bytes = 0
+            self._transport.write(data)
+
+    # Requests
+
+    def _handle(self, payload: bytes) -> None:
+        try:
+            request = wire.decode_request(payload)
+        except BadFrame as error:
+            self._give_up(str(error))
+            return
+        except BadRequest as error:
+            self._statistics.bad_requests += 1
+            self._send(wire.encode_status(error.txn, error.operation, Status.BAD_REQUEST))
+            return
+        header = request.header
+        operation: int = header.operation
+        if header.version != pb.VERSION_THREE:
+            self._send(wire.encode_status(header.txn_id, operation, Status.BAD_VERSION))
+        elif not self._is_named and len(request.context) and not self._is_meant(request):
+            self._send(wire.encode_status(header.txn_id, operation, Status.UNKNOWN_LEDGER_STATE))
+            self._give_up(f"it means another bookie than {self._storage.bookie}")
+        elif operation == _ADD:
+            self._add(header, request.add)
+        else:
+            call = self._calls.get(operation)
+            if call is not None:
+                call(header.txn_id, request)
+            else:
+                self._send(wire.encode_status(header.txn_id, operation, Status.BAD_REQUEST))
+
+    def _is_meant(self, request: pb.Request) -> bool:
+        """False if the client names another bookie: one whose disk or address this bookie may have inherited."""
+        for pair in request.context:
+            if pair.key == wire.BOOKIE_KEY:
+                self._is_named = pair.value == self._storage.bookie
+                return self._is_named
+        return True
+
+    def _begin(self, size: int, *, is_priority: bool) -> bool:
+        """Count a request in; False if this connection has too many under way."""
+        if not is_priority and (
+            self._pending >= self._config.connection_pending_max
+            or self._pending_bytes + size > self._config.connection_bytes_max
+        ):
+            self._statistics.refused_overload += 1
+            return False
+        self._pending += 1
+        self._pending_bytes += size
+        return True
+
+    def _end(self, size: int) -> None:
+        self._pending -= 1
+        self._pending_bytes -= size
+        if self._is_reading_paused:
+            self._update_reading()
+
+    def _add(self, header: pb.PacketHeader, add: pb.AddRequest) -> None:
+        txn, ledger, entry, body = header.txn_id, add.ledger, add.entry, add.body
+        recovery = add.flag == pb.AddRequest.RECOVERY_ADD
+        size = len(body)
+        if not self._begin(size, is_priority=recovery or header.priority > 0):
+            self._send(wire.encode_add_response(txn, Status.TOO_MANY_REQUESTS, ledger, entry))
+            return
+        done = partial(self._added, txn, ledger, entry, size)
+        self._storage.add(ledger, entry, body, add.master_key, recovery=recovery, done=done)
+
+    def _added(self, txn: int, ledger: int, entry: int, size: int, status: Status) -> None:
+        self._end(size)
+        self._send(wire.encode_add_response(txn, status, ledger, entry))
+
+    def _read(self, txn: int, request: pb.Request) -> None:
+        read = request.read
+        is_fence = read.flag == pb.ReadRequest.FENCE_LEDGER
+        is_poll = read.HasField("previous_lac") and not is_fence
+        if is_poll and read.entry != LAST_ENTRY:
+            self._send(wire.encode_read_response(txn, Status.BAD_REQUEST, read.ledger, read.entry))
+            return
+        if not self._begin(0, is_priority=is_fence or request.header.priority > 0):
+            self._send(wire.encode_read_response(txn, Status.TOO_MANY_REQUESTS, read.ledger, read.entry))
+            return
+        done = partial(self._have_read, txn, read.ledger)
+        if is_poll:
+            self._storage.long_poll(read.ledger, read.previous_lac, read.timeout_ms, done=done)
+            return
+        key = read.master_key if read.HasField("master_key") else None
+        self._storage.read(read.ledger, read.entry, key=key, fence=is_fence, done=done)
+
+    def _have_read(self, txn: int, ledger: int, status: Status, entry: int, body: bytes | None, lac: int) -> None:
+        def answer(status: Status) -> None:
+            self._end(0)
+            max_lac = lac if status is Status.OK else None
+            self._send(wire.encode_read_response(txn, status, ledger, entry, body, max_lac))
+
+        self._when_deniable(status, ledger, answer)
+
+    def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
+        """Give the status as the answer. "Not here" is said to a client that has not named this bookie only if it is
+        true of the bookie that the client may mean; otherwise the bookie does not know."""
+        if status not in _NEGATIVE or self._is_named:
+            answer(status)
+            return
+
+        def on_answer(may_deny: bool) -> None:
+            self._statistics.refused_unknown += not may_deny
+            answer(status if may_deny else Status.UNKNOWN_LEDGER_STATE)
+
+        self._storage.admission.ask_denial(ledger, on_answer)
+
+    def _write_lac(self, txn: int, request: pb.Request) -> None:
+        part = request.write_lac
+        ledger, size = part.ledger, len(part.body)
+        if not self._begin(size, is_priority=request.header.priority > 0):
+            self._send(wire.encode_status(txn, Operation.WRITE_LAC, Status.TOO_MANY_REQUESTS, ledger))
+            return
+
+        def done(status: Status) -> None:
+            self._end(size)
+            self._send(wire.encode_status(txn, Operation.WRITE_LAC, status, ledger))
+
+        self._storage.write_lac(ledger, part.body, part.master_key, done=done)
+
+    def _read_lac(self, txn: int, request: pb.Request) -> None:
+        ledger = request.read_lac.ledger
+
+        def done(status: Status, lac_body: bytes | None, last_entry: bytes | None) -> None:
+            def answer(status: Status) -> None:
+                self._send(wire.encode_read_lac_response(txn, status, ledger, lac_body, last_entry))
+
+            self._when_deniable(status, ledger, answer)
+
+        self._storage.read_lac(ledger, done=done)
+
+    def _list(self, txn: int, request: pb.Request) -> None:
+        ledger = request.list_entries.ledger
+
+        def done(status: Status, runs: Any) -> None:
+            def answer(status: Status) -> None:
+                availability = encode_availability(runs) if status is Status.OK else None
+                self._send(wire.encode_list_response(txn, status, ledger, availability))
+
+            self._when_deniable(status, ledger, answer)
+
+        self._storage.list_entries(ledger, done=done)
+
+    def _force(self, txn: int, request: pb.Request) -> None:
+        ledger = request.force_ledger.ledger
+
+        def done(status: Status) -> None:
+            self._send(wire.encode_status(txn, Operation.FORCE_LEDGER, status, ledger))
+
+        self._storage.force(ledger, done=done)
+
+    def _info(self, txn: int, request: pb.Request) -> None:
+        requested = request.bookie_info.requested
+        total, free = self._storage.space()
+        self._send(
+            wire.encode_info_response(
+                txn,
+                total if requested & wire.TOTAL_CAPACITY else None,
+                free if requested & wire.FREE_SPACE else None,
+            )
+        )
+
+    def _auth(self, txn: int, _request: pb.Request) -> None:
+        self._send(wire.encode_auth_response(txn))
