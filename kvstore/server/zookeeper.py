@@ -31,6 +31,7 @@ SESSION_TIMEOUT_MAX_MS = 60_000
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
+_LOGS = ("zookeeper.log", "zookeeper.out")
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
 
@@ -89,8 +90,9 @@ class ZooKeeperProcess:
             return False
 
     def is_ready(self) -> bool:
-        """Whether it serves clients; a member of an ensemble does so only in a quorum."""
-        return "Mode: " in four_letters(self.address, "srvr")
+        """Whether it serves clients; a member of an ensemble does so only in a quorum. Another server at its address is
+        not it."""
+        return f"dataDir={self.directory / 'data'}/" in four_letters(self.address, "conf")
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         """Raises Unavailable, with the server's last words, if it ends or takes longer."""
@@ -132,9 +134,11 @@ class ZooKeeperProcess:
             os.kill(self.pid, which)
 
     def _last_words(self) -> str:
-        texts = [self.directory / "zookeeper.log", self.directory / "zookeeper.out"]
-        lines = [line for path in texts if path.exists() for line in path.read_text(errors="replace").splitlines()[-8:]]
-        return "\n".join(lines)
+        """The ends of its log and of its output, without stack traces."""
+        texts = [path.read_text(errors="replace") for name in _LOGS if (path := self.directory / name).exists()]
+        return "\n".join(
+            line for text in texts for line in [it for it in text.splitlines() if not it.startswith("\t")][-6:]
+        )
 
 
 def start_standalone(

@@ -1,0 +1,167 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from kvstore.errors import ConfigError, Unavailable
+from kvstore.server import zookeeper as module
+from kvstore.server.zookeeper import (
+    ZooKeeperProcess,
+    classpath,
+    find_running,
+    four_letters,
+    free_ports,
+    jars_folder,
+    restart,
+    start_ensemble,
+    start_standalone,
+)
+
+needs_zookeeper = pytest.mark.needs_zookeeper
+
+
+def with_jars(folder: Path, *names: str) -> Path:
+    for name in names:
+        (folder / name).touch()
+    return folder
+
+
+def test_only_what_a_server_needs_is_on_the_classpath(tmp_path: Path) -> None:
+    jars = ["zookeeper-3.9.5.jar", "zookeeper-jute-3.9.5.jar", "netty-common-4.2.jar", "jline-2.14.6.jar"]
+    others = ["spark-core.jar", "zookeeper-hive-1.jar", "netty-tcnative-classes-2.0.jar", "jline-3.29.0-jdk8.jar"]
+    assert [path.name for path in classpath(with_jars(tmp_path, *jars, *others))] == sorted(jars)
+
+
+@pytest.mark.parametrize(
+    ("names", "found"),
+    [
+        ([], "none"),
+        (["zookeeper-3.6.3.jar"], "3.6.3"),
+        (["zookeeper-3.9.4.jar"], "3.9.4"),
+        (["zookeeper-3.9.5.jar", "zookeeper-3.10.0.jar"], "3.9.5, 3.10.0"),
+    ],
+)
+def test_a_zookeeper_with_known_losses_is_refused(tmp_path: Path, names: list[str], found: str) -> None:
+    with pytest.raises(ConfigError, match=f"at least 3.9.5 .* found {found}"):
+        classpath(with_jars(tmp_path, *names))
+
+
+@pytest.mark.parametrize("name", ["zookeeper-3.9.5.jar", "zookeeper-3.10.0.jar", "zookeeper-4.0.0.jar"])
+def test_later_versions_are_taken(tmp_path: Path, name: str) -> None:
+    assert classpath(with_jars(tmp_path, name))
+
+
+def test_without_pyspark_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"kvstore.local"):
+        jars_folder()
+
+
+def test_free_ports_are_distinct() -> None:
+    assert len(set(free_ports(20))) == 20
+
+
+def test_nobody_answers_on_a_free_port() -> None:
+    assert four_letters(f"127.0.0.1:{free_ports(1)[0]}", "ruok") == ""
+
+
+def test_no_server_is_found_where_none_was_started(tmp_path: Path) -> None:
+    assert find_running(tmp_path) is None
+    (tmp_path / "zookeeper.pid").write_text("half")
+    assert find_running(tmp_path) is None
+
+
+def test_the_number_of_another_process_is_not_taken_for_a_server(tmp_path: Path) -> None:
+    (tmp_path / "zookeeper.pid").write_text(f"{os.getpid()} 127.0.0.1:1\n")
+    assert find_running(tmp_path) is None
+    ZooKeeperProcess(tmp_path, "127.0.0.1:1", os.getpid()).kill()
+    assert psutil.pid_exists(os.getpid())
+
+
+@needs_zookeeper
+def test_a_server_serves_on_loopback_only_and_keeps_its_files_together(tmp_path: Path) -> None:
+    process = start_standalone(tmp_path / "zk")
+    try:
+        assert process.is_ready()
+        assert four_letters(process.address, "ruok") == "imok"
+        assert "3.9.5" in four_letters(process.address, "srvr")
+        listening = {each.laddr.ip for each in psutil.Process(process.pid).net_connections() if each.status == "LISTEN"}
+        assert listening == {"127.0.0.1"}
+        settings = dict(
+            line.split("=", 1) for line in four_letters(process.address, "conf").splitlines() if "=" in line
+        )
+        assert settings["tickTime"] == "500"
+        assert int(settings["minSessionTimeout"]) <= 6000 <= int(settings["maxSessionTimeout"])
+        assert (tmp_path / "zk" / "zookeeper.log").stat().st_size > 0
+    finally:
+        process.stop()
+    assert not process.is_running()
+    assert not process.is_ready()
+    assert not (tmp_path / "zk" / "zookeeper.pid").exists()
+
+
+@needs_zookeeper
+def test_a_killed_server_comes_back_at_its_address(tmp_path: Path) -> None:
+    process = start_standalone(tmp_path / "zk")
+    process.kill()
+    assert not process.is_running()
+    again = restart(process)
+    try:
+        again.wait_ready()
+        assert again.address == process.address
+    finally:
+        again.kill()
+
+
+@needs_zookeeper
+def test_a_paused_server_can_be_stopped(tmp_path: Path) -> None:
+    process = start_standalone(tmp_path / "zk")
+    process.pause()
+    assert four_letters(process.address, "ruok") == ""
+    process.stop()
+    assert not process.is_running()
+
+
+@needs_zookeeper
+def test_a_detached_server_outlives_its_starter_and_is_found_by_its_directory(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from kvstore.server.zookeeper import start_standalone\n"
+        "print(start_standalone(Path(sys.argv[1]), detached=True).pid)"
+    )
+    started = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code, str(tmp_path / "zk")], capture_output=True, text=True, check=True
+    )
+    found = find_running(tmp_path / "zk")
+    assert found is not None
+    try:
+        assert (found.pid, found.is_ready()) == (int(started.stdout), True)
+        assert os.getpgid(found.pid) != os.getpgid(0)
+        assert started.stderr == ""
+    finally:
+        found.stop()
+    assert find_running(tmp_path / "zk") is None
+
+
+@needs_zookeeper
+def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
+    process = start_standalone(tmp_path / "zk")
+    try:
+        with pytest.raises(Unavailable, match="Address already in use"):
+            start_standalone(tmp_path / "second", int(process.address.rpartition(":")[2]))
+        assert find_running(tmp_path / "second") is None
+    finally:
+        process.kill()
+
+
+@needs_zookeeper
+def test_an_ensemble_has_one_leader(tmp_path: Path) -> None:
+    members = start_ensemble(tmp_path)
+    try:
+        modes = [four_letters(member.address, "srvr").partition("Mode: ")[2].split()[0] for member in members]
+        assert sorted(modes) == ["follower", "follower", "leader"]
+    finally:
+        for member in members:
+            member.kill()
