@@ -9,8 +9,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Generic, NamedTuple, TypeVar
 
+from kvstore.errors import InvalidRequest
+
 T = TypeVar("T")
 PAGE_KEYS = 1_000
+
+
+def scan_bounds(start: bytes, end: bytes, prefix: bytes) -> tuple[bytes, bytes]:
+    """The range to scan. Raises InvalidRequest for a prefix together with bounds."""
+    if not prefix:
+        return start, end
+    if start or end:
+        raise InvalidRequest("want a prefix or bounds, not both")
+    trimmed = prefix.rstrip(b"\xff")
+    return prefix, trimmed[:-1] + bytes([trimmed[-1] + 1]) if trimmed else b""
 
 
 class Page(NamedTuple):

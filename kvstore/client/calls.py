@@ -1,0 +1,137 @@
+"""Attempts, outcomes and request ids: what a client may conclude from what it hears. Decides only.
+
+A mutation keeps its request id (client, sequence) over all attempts, so that it is applied once. What was sent and got
+no answer may have been carried out: it is tried again under the same id until the deadline, and is *unknown* after it.
+A refusal means "not done" only if no earlier attempt may have been carried out: a late duplicate of that one could
+still arrive and find what it needs.
+
+Request ids are numbered per partition, each numbering under a client id of its own. A request keeps the numbering it
+began with, also when its key has moved, so one partition that stands still never holds back what others may forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from random import Random
+
+from kvstore.backoff import delays
+from kvstore.client.operations import Operation
+from kvstore.errors import NotLeader, OutcomeUnknown, Refused, RequestExpired, Retryable, StoreError, Unavailable
+
+IN_FLIGHT_MAX = 1_024
+"""Operations of one partition that a client has under way; also the span of its open request sequences."""
+IN_FLIGHT_BYTES_MAX = 32 << 20
+RENUMBER_MAX = 3
+"""How often a request may get another id because the store had forgotten how old the client is."""
+CLIENT_BYTES = 16
+SEEN_STEP_MS = 1_000
+"""The leader time that requests carry moves in steps, so that requests of one time share a lane. Too old is safe."""
+
+
+class Numbering:
+    """The request ids of one client at one partition, and what it has under way there."""
+
+    __slots__ = ("_count", "_next", "_open", "_size", "client", "seen_ms")
+
+    def __init__(self, client: bytes) -> None:
+        if len(client) != CLIENT_BYTES:
+            raise ValueError(f"want a client id of {CLIENT_BYTES} bytes, got {len(client)}")
+        self.client = client
+        self.seen_ms = 0
+        """The leader time that new requests carry."""
+        self._next = 1
+        self._open: dict[int, None] = {}
+        """Sequences under way, in order."""
+        self._count = 0
+        self._size = 0
+
+    @property
+    def first_unacknowledged(self) -> int:
+        """The caller waits for nothing below."""
+        return next(iter(self._open), self._next)
+
+    def has_room(self) -> bool:
+        """Whether another operation may begin."""
+        return (
+            self._count < IN_FLIGHT_MAX
+            and self._size < IN_FLIGHT_BYTES_MAX
+            and self._next - self.first_unacknowledged < IN_FLIGHT_MAX
+        )
+
+    def begin(self, operation: Operation) -> None:
+        """Take an operation in; a mutation gets its sequence."""
+        self._count += 1
+        self._size += operation.size
+        operation.lane, operation.seen_ms = self, self.seen_ms
+        if not operation.is_read:
+            self._number(operation)
+
+    def end(self, operation: Operation) -> None:
+        """Nobody waits for the operation any more."""
+        self._count -= 1
+        self._size -= operation.size
+        self._open.pop(operation.sequence, None)
+
+    def renumber(self, operation: Operation) -> None:
+        """Give a mutation that was definitely not done another id, with a younger time."""
+        self._open.pop(operation.sequence, None)
+        self._number(operation)
+
+    def see(self, time_ms: int) -> None:
+        """The partition's leader has told its time."""
+        if time_ms >= self.seen_ms + SEEN_STEP_MS:
+            self.seen_ms = time_ms
+
+    def _number(self, operation: Operation) -> None:
+        operation.sequence, operation.seen_ms = self._next, self.seen_ms
+        self._open[self._next] = None
+        self._next += 1
+
+
+def failed_for_good(operation: Operation, error: StoreError) -> StoreError | None:
+    """What to raise for a failed attempt; None: try again under the same id."""
+    if isinstance(error, OutcomeUnknown):
+        operation.is_unknown = not operation.is_read
+        return None
+    if isinstance(error, Retryable):
+        return None
+    if operation.is_unknown and isinstance(error, Refused):
+        return OutcomeUnknown(f"an attempt may have been carried out; a later one was refused: {error}")
+    if isinstance(error, RequestExpired) and operation.attempts < RENUMBER_MAX:
+        operation.lane.renumber(operation)
+        return None
+    return error
+
+
+def too_late(operation: Operation, last: StoreError | None, timeout_s: float) -> StoreError:
+    """What to raise when the time is up. `last`: how the latest attempt failed, if it did."""
+    why = f"; the last attempt: {last}" if last is not None else ""
+    if not operation.is_read and (operation.is_unknown or operation.is_sent):
+        return OutcomeUnknown(f"no outcome within {timeout_s:g} s{why}")
+    if isinstance(last, Retryable):
+        return last
+    return Unavailable(f"no answer within {timeout_s:g} s{why}")
+
+
+def lost(operation: Operation, why: str) -> StoreError:
+    """How an attempt ends whose connection is gone."""
+    if operation.is_sent and not operation.is_read:
+        return OutcomeUnknown(why)
+    return Unavailable(why)
+
+
+class Pace:
+    """When to try again."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+
+    def pauses(self) -> Iterator[float]:
+        """Seconds before each further attempt of one operation, if nothing is learnt meanwhile."""
+        yield 0.0
+        yield from delays(self._random, first_s=0.02, cap_s=0.25)
+
+    @staticmethod
+    def is_hint(error: StoreError) -> bool:
+        """Whether the error names where to go, so that there is nothing to wait for."""
+        return isinstance(error, NotLeader) and bool(error.address)

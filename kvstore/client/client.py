@@ -1,0 +1,247 @@
+"""The client for asyncio: `async with AsyncClient("kv://host:port,host:port") as client`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from kvstore.client import operations
+from kvstore.client.batch import Batch
+from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.conveyor import Conveyor
+from kvstore.client.operations import Operation
+from kvstore.client.scanning import Merge, scan_bounds
+from kvstore.client.values import Item, Level, Meta, Replaced, Token
+from kvstore.env.caller import caller_env
+from kvstore.errors import InvalidRequest
+
+MANY_MAX = 512
+"""How many operations of one get_many or put_many are under way at a time."""
+
+
+class AsyncClient:
+    """The store's operations as coroutines. Concurrent calls are gathered into frames by themselves, so
+    `await client.put(k, v)` in many tasks costs what a batch costs.
+
+    Every call raises errors of `kvstore.errors` only: Refused was definitely not done, OutcomeUnknown may have been.
+    Retries happen inside, until `timeout_s`, and are applied once. Use one client per event loop, made after a fork.
+    """
+
+    def __init__(self, cluster: str | ClientConfig) -> None:
+        self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
+        self._conveyor: Conveyor | None = None
+
+    async def open(self) -> Self:
+        """Find the cluster. Raises Unavailable if no endpoint answers in time."""
+        if self._conveyor is None:
+            conveyor = Conveyor(caller_env("kvstore client"), self._config)
+            try:
+                await conveyor.open()
+            except BaseException:
+                await conveyor.close()
+                raise
+            self._conveyor = conveyor
+        return self
+
+    async def close(self) -> None:
+        """End the connections. Calls under way end with an error."""
+        conveyor, self._conveyor = self._conveyor, None
+        if conveyor is not None:
+            await conveyor.close()
+
+    async def __aenter__(self) -> Self:
+        return await self.open()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    def __repr__(self) -> str:
+        state = "open" if self._conveyor is not None else "closed"
+        return f"<AsyncClient {','.join(self._config.endpoints)} {state}>"
+
+    # ── reads ──
+
+    async def get(
+        self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
+    ) -> Item | None:
+        """The key's value and version; None if it is absent."""
+        found: Item | None = await self._run(operations.get(key, level), timeout_s)
+        return found
+
+    async def meta(
+        self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
+    ) -> Meta | None:
+        """The same without the value."""
+        found: Meta | None = await self._run(operations.meta(key, level), timeout_s)
+        return found
+
+    async def get_many(
+        self, keys: Iterable[bytes], *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
+    ) -> dict[bytes, Item]:
+        """Those of `keys` that are there. Each is read by itself: not one point in time."""
+        wanted = list(dict.fromkeys(keys))
+        found = await self._run_all([operations.get(key, level) for key in wanted], timeout_s)
+        return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
+
+    async def scan(
+        self,
+        start: bytes = b"",
+        end: bytes = b"",
+        *,
+        prefix: bytes = b"",
+        limit: int = 0,
+        level: Level = Level.LINEARIZABLE,
+        timeout_s: float | None = None,
+    ) -> AsyncIterator[tuple[bytes, Item]]:
+        """Keys in [start, end), or those that begin with `prefix`, in order, page by page; `timeout_s` is for a page.
+        No `end`: to the last. No `limit`: all. A key that is there all the time is given once."""
+        start, end = scan_bounds(start, end, prefix)
+        merge: Merge[Item] = Merge(self._open_conveyor.partitions(), start, limit=limit)
+        while not merge.is_done:
+            pages = merge.wanted()
+            asked = [operations.scan(page.partition, page.start, end, page.limit, level) for page in pages]
+            for page, (items, next_start) in zip(pages, await self._run_all(asked, timeout_s), strict=True):
+                merge.feed(page.partition, items, next_start)
+            for found in merge.take():
+                yield found
+
+    async def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
+        """How many keys there are, counted partition by partition."""
+        asked = [operations.count(partition, level) for partition in self._open_conveyor.partitions()]
+        return sum(await self._run_all(asked, timeout_s))
+
+    # ── writes ──
+
+    async def put(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl_s: float | None = None,
+        if_absent: bool = False,
+        if_present: bool = False,
+        if_version: int | None = None,
+        keep_ttl: bool = False,
+        timeout_s: float | None = None,
+    ) -> int:
+        """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
+        `if_version=0` is met by an absent key."""
+        version: int = await self._run(
+            operations.put(
+                key,
+                value,
+                ttl_s=ttl_s,
+                if_absent=if_absent,
+                if_present=if_present,
+                if_version=if_version,
+                keep_ttl=keep_ttl,
+            ),
+            timeout_s,
+        )
+        return version
+
+    async def replace(
+        self,
+        key: bytes,
+        value: bytes,
+        *,
+        ttl_s: float | None = None,
+        if_absent: bool = False,
+        if_present: bool = False,
+        if_version: int | None = None,
+        timeout_s: float | None = None,
+    ) -> Replaced:
+        """Write, and return what was there before. A condition that is not met is no error here: see `applied`."""
+        operation = operations.put(
+            key,
+            value,
+            ttl_s=ttl_s,
+            if_absent=if_absent,
+            if_present=if_present,
+            if_version=if_version,
+            return_old=True,
+        )
+        replaced: Replaced = await self._run(operation, timeout_s)
+        return replaced
+
+    async def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
+        """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
+        puts = [operations.put(key, value) for key, value in items.items()]
+        return dict(zip(items, await self._run_all(puts, timeout_s), strict=True))
+
+    async def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
+        """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
+        sequence: int = await self._run(operations.delete(key, if_version=if_version), timeout_s)
+        return sequence
+
+    async def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
+        """Delete, and return what was there. Raises ConditionFailed."""
+        operation = operations.delete(key, if_version=if_version, return_old=True)
+        old: Item | None = await self._run(operation, timeout_s)
+        return old
+
+    async def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
+        """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
+        no number of 64 bits."""
+        value: int = await self._run(operations.increment(key, delta), timeout_s)
+        return value
+
+    async def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
+        """Lengthen the value and return its length."""
+        length: int = await self._run(operations.append(key, suffix), timeout_s)
+        return length
+
+    async def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
+        """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
+        changed: bool = await self._run(operations.expire(key, ttl_s), timeout_s)
+        return changed
+
+    async def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
+        """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
+        failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
+        whole = operations.batch(batch.operations)
+        return operations.decode_batch(batch.operations, await self._run(whole, timeout_s))
+
+    # ── the session and the cluster ──
+
+    @property
+    def token(self) -> Token:
+        """How far this client has seen each partition."""
+        return dict(self._open_conveyor.tokens)
+
+    def absorb(self, token: Token) -> None:
+        """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
+        self._open_conveyor.absorb(token)
+
+    def partition_of(self, key: bytes) -> str:
+        """The partition that owns the key, as far as this client knows."""
+        return self._open_conveyor.routing.partition_of(key)
+
+    def leader_of(self, partition: str) -> str:
+        """Where the partition's leader listens, as far as this client knows; empty if nobody does."""
+        return self._open_conveyor.routing.leader_of(partition)
+
+    def partitions(self) -> list[str]:
+        """The ids of the partitions, sorted."""
+        return self._open_conveyor.partitions()
+
+    def statistics(self) -> dict[str, float]:
+        """Counters since the client was opened, and gauges."""
+        return self._open_conveyor.statistics()
+
+    @property
+    def _open_conveyor(self) -> Conveyor:
+        if self._conveyor is None:
+            raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
+        return self._conveyor
+
+    async def _run(self, operation: Operation, timeout_s: float | None) -> Any:
+        if self._conveyor is None:
+            raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
+        return await self._conveyor.run(operation, timeout_s)
+
+    async def _run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+        return await self._open_conveyor.run_all(wanted, timeout_s, at_once=MANY_MAX)

@@ -1,0 +1,67 @@
+"""Where the cluster is and how patient a client is. Decides only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from urllib.parse import parse_qsl, urlsplit
+
+SCHEME = "kv"
+DEFAULT_PORT = 7401
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientConfig:
+    """Times are in seconds."""
+
+    endpoints: tuple[str, ...]
+    """`host:port` of some servers of the cluster. One that answers is enough; it tells of the others."""
+    timeout_s: float = 5.0
+    """For each call, retries included."""
+    connect_timeout_s: float = 1.0
+    """For one connection."""
+    silence_s: float = 1.0
+    """A server that owes answers and has sent none for this long is asked whether it is alive; without an answer in the
+    same time again it is given up, and what it owes is asked of others."""
+
+    def __post_init__(self) -> None:
+        if not self.endpoints:
+            raise ValueError("want at least one endpoint")
+        times = {field.name: getattr(self, field.name) for field in fields(self) if field.name.endswith("_s")}
+        wrong = [f"{name}: want more than 0, got {value}" for name, value in times.items() if not value > 0]
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+
+def parse_url(url: str) -> ClientConfig:
+    """`kv://host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`. Raises ValueError."""
+    parts = urlsplit(url)
+    if parts.scheme != SCHEME:
+        raise ValueError(f"want a URL like kv://host:port,host:port, got {url!r}")
+    if parts.path not in ("", "/") or parts.fragment or "@" in parts.netloc:
+        raise ValueError(f"want only hosts and options in a URL, got {url!r}")
+    endpoints = tuple(_endpoint(each) for each in parts.netloc.split(",") if each)
+    options = {f"{name}_s": _seconds(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True)}
+    known = {field.name for field in fields(ClientConfig)} - {"endpoints"}
+    unknown = sorted(name.removesuffix("_s") for name in options.keys() - known)
+    if unknown:
+        raise ValueError(f"unknown options {unknown} in {url!r}; want some of {sorted(n[:-2] for n in known)}")
+    return ClientConfig(endpoints=endpoints, **options)
+
+
+def _endpoint(text: str) -> str:
+    host, colon, port = text.rpartition(":")
+    if not colon or text.endswith("]"):
+        host, port = text, str(DEFAULT_PORT)
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536:
+        raise ValueError(f"want host:port, got {text!r}")
+    return f"{host}:{port}"
+
+
+def _seconds(name: str, text: str) -> float:
+    for suffix, factor in (("ms", 0.001), ("s", 1.0)):
+        if text.endswith(suffix):
+            try:
+                return float(text.removesuffix(suffix)) * factor
+            except ValueError:
+                break
+    raise ValueError(f"{name}: want a time like 2s or 500ms, got {text!r}")

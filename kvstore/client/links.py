@@ -1,0 +1,110 @@
+"""The client's connections: which there are, which may be used, and which one an operation takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.link import Link, State
+from kvstore.client.operations import Operation
+from kvstore.client.routing import REST_MAX_S, REST_MIN_S, Routing
+from kvstore.client.values import Level
+from kvstore.env.caller import CallerEnv
+from kvstore.proto import kv_pb2
+
+
+class Links:
+    """At most one link per address. A broken one is replaced when somebody needs it, after a rest."""
+
+    def __init__(
+        self,
+        env: CallerEnv,
+        config: ClientConfig,
+        routing: Routing,
+        *,
+        changed: Callable[[], None],
+        heard: Callable[[kv_pb2.Answers], None],
+        tokens: dict[str, int],
+    ) -> None:
+        self._env, self._config, self._routing = env, config, routing
+        self._changed, self._heard, self._tokens = changed, heard, tokens
+        self._links: dict[str, Link] = {}
+        self._rests: dict[str, tuple[float, float]] = {}
+        """Address → (until when, for how long)."""
+        self._direct: dict[str, Link] = {}
+        """Partition → the link to its leader, while that is up."""
+        self._favourite = env.random.randrange(1 << 16)
+        self.breaks = 0
+        self._closed = False
+
+    def leader(self, partition: str) -> Link | None:
+        """The link to the partition's leader, if it is up: the fast way."""
+        return self._direct.get(partition)
+
+    def forget_routes(self) -> None:
+        """What is known of the leaders has changed."""
+        self._direct.clear()
+
+    def choose(self, operation: Operation) -> Link | None:
+        """A link for an operation: to whom it should go if that link is up, else to anybody, who forwards it.
+
+        A link that is not up is connected meanwhile. None: nobody can be reached now.
+        """
+        connecting = None
+        for address in self._candidates(operation):
+            link = self.open(address)
+            if link is None:
+                continue
+            if link.state is State.UP:
+                self._remember(operation, address, link)
+                return link
+            connecting = connecting or link
+        return connecting
+
+    def open(self, address: str) -> Link | None:
+        """The link to an address, connecting or up; None while the address is left alone."""
+        link = self._links.get(address)
+        if link is not None:
+            return link
+        until, _ = self._rests.get(address, (0.0, 0.0))
+        if self._closed or self._env.clock.now() < until:
+            return None
+        link = Link(address, self._env, self._config, changed=self._on_change, heard=self._heard)
+        link.tokens, link.ring_version = self._tokens, self._routing.ring_version
+        self._links[address] = link
+        return link
+
+    def all(self) -> list[Link]:
+        return [link for _, link in sorted(self._links.items())]
+
+    def addresses(self) -> list[str]:
+        """Everybody known, the configured ones first."""
+        return self._routing.everybody(self._config.endpoints)
+
+    def close(self) -> None:
+        self._closed = True
+        for link in self.all():
+            link.fall("the client is closed")
+
+    def _candidates(self, operation: Operation) -> Iterator[str]:
+        may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
+        return self._routing.candidates(
+            operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
+        )
+
+    def _remember(self, operation: Operation, address: str, link: Link) -> None:
+        if address == self._routing.leader_of(operation.partition):
+            self._direct[operation.partition] = link
+
+    def _on_change(self, link: Link) -> None:
+        self._direct.clear()
+        if link.state is State.DOWN:
+            self.breaks += 1
+            if self._links.get(link.address) is link:
+                del self._links[link.address]
+            _, rest = self._rests.get(link.address, (0.0, REST_MIN_S / 2))
+            rest = min(rest * 2, REST_MAX_S)
+            self._rests[link.address] = (self._env.clock.now() + rest, rest)
+        else:
+            self._rests.pop(link.address, None)
+        self._changed()

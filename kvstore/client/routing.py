@@ -1,0 +1,120 @@
+"""Which server to ask for a key, learnt from topologies and from errors. Decides only.
+
+What is known may be wrong at any time: it costs a detour, never a wrong answer, because every server checks for itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import TOKENS, token_of
+
+REST_MIN_S, REST_MAX_S = 0.05, 1.0
+"""How long an address is left alone after its connection broke; doubles with each failure in a row."""
+
+
+@dataclass(slots=True)
+class PartitionRoute:
+    """What is known of one partition."""
+
+    leader: str = ""
+    """A server id."""
+    epoch: int = 0
+    replicas: tuple[str, ...] = ()
+    hint: str = ""
+    """An address that an error named, until a topology knows better."""
+
+
+@dataclass(slots=True)
+class Routing:
+    """The ring, the leaders and the addresses, as far as this client knows."""
+
+    ring_version: int = 0
+    partitions: dict[str, PartitionRoute] = field(default_factory=dict)
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Server id → where its gRPC listens."""
+    _bounds: list[int] = field(default_factory=list)
+    _owners: list[str] = field(default_factory=list)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._bounds)
+
+    def partition_of(self, key: bytes) -> str:
+        """The partition that owns `key`. Not before a topology was learnt."""
+        return self._owners[bisect_left(self._bounds, token_of(key))]
+
+    def leader_of(self, partition: str) -> str:
+        """Where the partition's leader listens; empty if nobody knows."""
+        route = self.partitions.get(partition)
+        if route is None:
+            return ""
+        return route.hint or self.addresses.get(route.leader, "")
+
+    def replicas_of(self, partition: str) -> list[str]:
+        """Where the partition's replicas listen, in the ring's order."""
+        route = self.partitions.get(partition)
+        found = (self.addresses.get(replica, "") for replica in route.replicas) if route else ()
+        return [address for address in found if address]
+
+    def candidates(self, partition: str, endpoints: Sequence[str], *, follow: bool, turn: int) -> Iterator[str]:
+        """Whom to ask about a partition, best first: its leader (with `follow` any replica), then those who forward."""
+        leader = "" if follow else self.leader_of(partition)
+        if leader:
+            yield leader
+        replicas = self.replicas_of(partition)
+        if replicas:
+            turn %= len(replicas)
+            yield from replicas[turn:]
+            yield from replicas[:turn]
+        yield from self.everybody(endpoints)
+
+    def everybody(self, endpoints: Sequence[str]) -> list[str]:
+        """All addresses, the configured ones first."""
+        return list(dict.fromkeys((*endpoints, *sorted(self.addresses.values()))))
+
+    def learn(self, message: kv_pb2.TopologyResponse) -> bool:
+        """Take over what is newer in a server's topology. True if an address to ask may have changed."""
+        before = self._leaders()
+        if message.ring_version >= self.ring_version:
+            self._learn_ring(message)
+        self.addresses |= {server.id: server.grpc for server in message.servers if server.grpc}
+        for each in message.partitions:
+            route = self.partitions.get(each.id)
+            if route is None:
+                continue  # a ring older than ours
+            route.replicas = tuple(each.replicas)
+            if each.epoch > route.epoch or (each.epoch == route.epoch and each.leader):
+                route.leader, route.epoch = each.leader, each.epoch
+                route.hint = ""
+        return self._leaders() != before
+
+    def _learn_ring(self, message: kv_pb2.TopologyResponse) -> None:
+        ids = [each.id for each in message.partitions]
+        if message.ring_version == self.ring_version or not message.tokens:
+            return
+        # The range that wraps is listed twice, so that a lookup is one bisection.
+        self._bounds = [*message.tokens, TOKENS]
+        owners = [ids[place] for place in message.owners]
+        self._owners = [*owners, owners[0]]
+        self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
+        self.ring_version = message.ring_version
+
+    def learn_from(self, error: StoreError) -> bool:
+        """Take a hint from an error. True if a topology should be asked for."""
+        match error:
+            case NotLeader(partition=partition, address=address) if partition in self.partitions:
+                route = self.partitions[partition]
+                if address and address != self.leader_of(partition):
+                    route.hint = address
+                return True
+            case Moved(ring_version=version):
+                return version > self.ring_version
+        return False
+
+    def _leaders(self) -> list[str]:
+        return [self.leader_of(partition) for partition in sorted(self.partitions)]

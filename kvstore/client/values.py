@@ -1,0 +1,62 @@
+"""What clients are given and give: items, conditions, batches. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import NamedTuple
+
+from kvstore.proto import kv_pb2
+
+
+class Level(IntEnum):
+    """How fresh a read must be."""
+
+    LINEARIZABLE = kv_pb2.LINEARIZABLE
+    """It sees every write that was acknowledged before the read began. The default."""
+    STRICT = kv_pb2.STRICT
+    """The same, without trusting any clock. Costs a round to the bookies."""
+    SESSION = kv_pb2.SESSION
+    """It sees at least what this client has written and read. Any replica may answer."""
+    STALE = kv_pb2.STALE
+    """It sees some past state. Any replica may answer, at once."""
+
+
+class Item(NamedTuple):
+    """A key that was found."""
+
+    value: bytes
+    version: int
+    """Rises with each write of the key; what `if_version` compares."""
+    created: int
+    """The version with which the key came to be."""
+    written_ms: int
+    """When it was last written: milliseconds since 1970."""
+    expires_ms: int
+    """When it will be gone; 0: never."""
+
+
+class Meta(NamedTuple):
+    """A key that was found, without its value."""
+
+    length: int
+    """Of the value, in bytes."""
+    version: int
+    created: int
+    written_ms: int
+    expires_ms: int
+
+
+class Replaced(NamedTuple):
+    """What `replace` found and did."""
+
+    applied: bool
+    """False: the condition was not met, and nothing was written."""
+    version: int
+    """The key's version now."""
+    old: Item | None
+    """What the key held before; None: it was absent."""
+
+
+Token = Mapping[str, int]
+"""How far a client has seen each partition. Another client that takes it reads at least as far (Level.SESSION)."""

@@ -1,0 +1,223 @@
+"""What every client does with every cluster: {asyncio, blocking} × {a model behind real gRPC servers}."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import pytest
+
+from kvstore.client import Batch, ClientConfig, Item, Level
+from kvstore.client.config import parse_url
+from kvstore.errors import ConditionFailed, InvalidRequest, Unavailable
+from tests.client.faces import FACES, Face
+from tests.client.model import ModelCluster
+from tests.client.serving import serving
+
+
+@dataclass
+class Subject:
+    client: Face
+    other: Face
+    """A second client of the same cluster."""
+
+
+@pytest.fixture(params=["model"])
+async def endpoints(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+    async with serving(ModelCluster()) as servers:
+        yield servers.url
+
+
+@pytest.fixture(params=FACES.keys())
+async def subject(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[Subject]:
+    config: ClientConfig = parse_url(endpoints)
+    client, other = await FACES[request.param](config).open(), await FACES[request.param](config).open()
+    yield Subject(client, other)
+    await client.close()
+    await other.close()
+
+
+@pytest.fixture
+def client(subject: Subject) -> Face:
+    return subject.client
+
+
+async def test_what_was_put_is_got_with_its_version(client: Face) -> None:
+    version = await client.call("put", b"k", b"v")
+    item: Item = await client.call("get", b"k")
+    assert (item.value, item.version, item.created, item.expires_ms) == (b"v", version, version, 0)
+
+
+async def test_values_may_be_empty_and_any_bytes(client: Face) -> None:
+    for key, value in [(b"\x00\xff", b""), (b"k" * 4096, bytes(range(256))), ("ключ".encode(), b"v" * (1 << 20))]:
+        await client.call("put", key, value)
+        assert (await client.call("get", key)).value == value
+
+
+async def test_versions_rise_and_the_creation_stays(client: Face) -> None:
+    first = await client.call("put", b"k", b"1")
+    second = await client.call("put", b"k", b"2")
+    item = await client.call("get", b"k")
+    assert first < second == item.version
+    assert item.created == first
+
+
+async def test_an_absent_key_is_none(client: Face) -> None:
+    assert await client.call("get", b"nothing") is None
+    assert await client.call("meta", b"nothing") is None
+    assert await client.call("pop", b"nothing") is None
+    assert await client.call("delete", b"nothing") == 0
+    assert await client.call("expire", b"nothing", 5) is False
+
+
+async def test_every_level_reads_what_this_client_wrote_but_stale(client: Face) -> None:
+    await client.call("put", b"k", b"v")
+    for level in (Level.LINEARIZABLE, Level.STRICT, Level.SESSION):
+        assert (await client.call("get", b"k", level=level)).value == b"v"
+    stale = await client.call("get", b"k", level=Level.STALE)
+    assert stale is None or stale.value == b"v"
+
+
+async def test_one_client_writes_and_another_reads_as_far_as_its_token(subject: Subject) -> None:
+    await subject.client.call("put", b"k", b"v")
+    token = subject.client.client.token
+    assert token[subject.client.client.partition_of(b"k")] > 0
+    subject.other.client.absorb(token)
+    assert (await subject.other.call("get", b"k", level=Level.SESSION)).value == b"v"
+
+
+async def test_of_two_writers_at_one_version_the_second_is_told_the_version(subject: Subject) -> None:
+    version = await subject.client.call("put", b"k", b"0")
+    newer = await subject.client.call("put", b"k", b"1", if_version=version)
+    with pytest.raises(ConditionFailed) as caught:
+        await subject.other.call("put", b"k", b"2", if_version=version)
+    assert caught.value.version == newer
+    assert (await subject.other.call("get", b"k")).value == b"1"
+
+
+async def test_presence_and_absence_are_conditions(client: Face) -> None:
+    with pytest.raises(ConditionFailed):
+        await client.call("put", b"k", b"v", if_present=True)
+    version = await client.call("put", b"k", b"v", if_absent=True)
+    with pytest.raises(ConditionFailed) as caught:
+        await client.call("put", b"k", b"w", if_absent=True)
+    assert caught.value.version == version
+    assert await client.call("put", b"k", b"w", if_present=True) > version
+
+
+async def test_a_delete_may_name_the_version(client: Face) -> None:
+    version = await client.call("put", b"k", b"v")
+    with pytest.raises(ConditionFailed):
+        await client.call("delete", b"k", if_version=version + 1)
+    assert await client.call("delete", b"k", if_version=version) > version
+    assert await client.call("get", b"k") is None
+
+
+async def test_replace_tells_what_was_there(client: Face) -> None:
+    first = await client.call("replace", b"k", b"1")
+    assert (first.applied, first.old) == (True, None)
+    second = await client.call("replace", b"k", b"2")
+    assert (second.old.value, second.old.version) == (b"1", first.version)
+    refused = await client.call("replace", b"k", b"3", if_absent=True)
+    assert (refused.applied, refused.old.value) == (False, b"2")
+    assert (await client.call("pop", b"k")).value == b"2"
+
+
+async def test_numbers_are_added_to(client: Face) -> None:
+    assert await client.call("increment", b"n") == 1
+    assert await client.call("increment", b"n", -11) == -10
+    assert (await client.call("get", b"n")).value == b"-10"
+    await client.call("put", b"n", b"no number")
+    with pytest.raises(InvalidRequest):
+        await client.call("increment", b"n")
+
+
+async def test_values_are_lengthened(client: Face) -> None:
+    assert await client.call("append", b"k", b"ab") == 2
+    assert await client.call("append", b"k", b"c") == 3
+    assert (await client.call("meta", b"k")).length == 3
+
+
+async def test_a_time_to_live_can_be_given_and_taken(client: Face) -> None:
+    await client.call("put", b"k", b"v", ttl_s=1000)
+    item = await client.call("get", b"k")
+    assert 990_000 < item.expires_ms - item.written_ms <= 1_000_000
+    assert await client.call("expire", b"k", None) is True
+    assert (await client.call("meta", b"k")).expires_ms == 0
+    assert await client.call("expire", b"k", 50) is True
+    assert (await client.call("meta", b"k")).expires_ms > 0
+
+
+async def test_a_batch_is_done_whole_and_answers_each(client: Face) -> None:
+    await client.call("put", b"{t}n", b"1")
+    batch = Batch().put(b"{t}a", b"A").increment(b"{t}n", 4).append(b"{t}a", b"B").get(b"{t}a").delete(b"{t}x")
+    put, number, length, item, deleted = await client.call("batch", batch)
+    assert (number, length, item.value, deleted) == (5, 2, b"AB", 0)
+    assert put > 0
+    assert (await client.call("get", b"{t}a")).value == b"AB"
+
+
+async def test_a_batch_of_which_one_fails_does_nothing(client: Face) -> None:
+    version = await client.call("put", b"{t}a", b"1")
+    with pytest.raises(ConditionFailed):
+        await client.call("batch", Batch().put(b"{t}b", b"2").put(b"{t}a", b"2", if_version=version + 1))
+    assert await client.call("get", b"{t}b") is None
+    assert (await client.call("get", b"{t}a")).value == b"1"
+
+
+async def test_a_batch_over_two_partitions_is_refused_and_names_both(client: Face) -> None:
+    owners = {client.client.partition_of(b"k%d" % i): b"k%d" % i for i in range(100)}
+    (one, first), (two, second), *_ = sorted(owners.items())
+    with pytest.raises(InvalidRequest) as caught:
+        await client.call("batch", Batch().put(first, b"v").put(second, b"v"))
+    assert one in str(caught.value)
+    assert two in str(caught.value)
+
+
+async def test_many_keys_are_put_and_got(client: Face) -> None:
+    items = {b"key-%04d" % i: b"value-%d" % i for i in range(3000)}
+    versions = await client.call("put_many", items)
+    assert versions.keys() == items.keys()
+    found = await client.call("get_many", [*items, b"absent"])
+    assert {key: item.value for key, item in found.items()} == items
+    assert await client.call("count") == 3000
+
+
+async def test_a_scan_gives_keys_in_order_within_its_bounds(client: Face) -> None:
+    keys = [b"a-%04d" % i for i in range(2500)]
+    await client.call("put_many", dict.fromkeys([*keys, b"b", b"a"], b"v"))
+    assert [key for key, _ in await client.scan()] == [b"a", *keys, b"b"]
+    assert [key for key, _ in await client.scan(prefix=b"a-")] == keys
+    assert [key for key, _ in await client.scan(keys[7], keys[2300])] == keys[7:2300]
+    assert [key for key, _ in await client.scan(keys[7], limit=11)] == keys[7:18]
+    assert await client.scan(prefix=b"zz") == []
+
+
+async def test_a_scan_of_large_values_comes_in_pages(client: Face) -> None:
+    items = {b"big-%d" % i: bytes([i]) * 400_000 for i in range(12)}
+    await client.call("put_many", items)
+    assert {key: item.value for key, item in await client.scan(prefix=b"big-")} == items
+
+
+async def test_many_calls_at_once_are_all_done_and_done_once(client: Face) -> None:
+    results = await asyncio.gather(*(client.call("increment", b"n-%d" % (i % 7)) for i in range(700)))
+    assert sorted(results) == sorted(list(range(1, 101)) * 7)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"), [(b"", b"v"), (b"k" * 4097, b"v"), (b"k", b"v" * ((1 << 20) + 1))], ids=["empty", "key", "value"]
+)
+async def test_what_no_server_would_take_is_refused(client: Face, key: bytes, value: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        await client.call("put", key, value)
+
+
+async def test_a_closed_client_refuses(client: Face) -> None:
+    await client.close()
+    with pytest.raises(InvalidRequest):
+        await client.call("get", b"k")
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+async def test_a_cluster_that_is_not_there_is_unavailable(face: type[Face]) -> None:
+    with pytest.raises(Unavailable):
+        await face(ClientConfig(endpoints=("127.0.0.1:1",), timeout_s=0.3)).open()
