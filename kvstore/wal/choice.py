@@ -13,7 +13,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.types import BookieId, Quorum
 from kvstore.wal.placement import choose, quorum_for, swaps
 
-QUARANTINE_S = 10.0
+QUARANTINE_S = 5.0
 """A bookie that has failed is nobody's replacement for so long."""
 
 
@@ -56,6 +56,9 @@ class BookieChoice:
 
     def is_readonly(self, bookie: BookieId) -> bool:
         return bookie in self._view.current.readonly
+
+    def is_registered(self, bookie: BookieId) -> bool:
+        return bookie in self._view.current.writable or self.is_readonly(bookie)
 
     def spares(self) -> frozenset[BookieId]:
         """Those that may take a failed bookie's place. None while the metadata store is away: no change could be

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
+    Corrupted,
     LedgerClosed,
     LedgerFenced,
     MetadataError,
@@ -26,14 +27,18 @@ from kvstore.errors import (
     StoreError,
     VersionConflict,
 )
-from kvstore.types import BookieId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.meta.store import MetadataStore
+from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
+from kvstore.wal.copier import Copier
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
 from kvstore.wal.ports import AppendDone
 from kvstore.wal.takeover import TakenOver
+from kvstore.wal.trim import Trimmer
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +64,7 @@ class OpenLog:
         partition: PartitionId,
         opened: TakenOver,
         *,
+        store: MetadataStore,
         ports: LedgerPorts,
         lists: LedgerLists,
         creator: LedgerCreator,
@@ -89,12 +95,12 @@ class OpenLog:
         self._on_lost: list[Callable[[StoreError], None]] = []
         self._wake = asyncio.Event()
         self._changing_list = asyncio.Lock()
-        self.on_return: Callable[[BookieId], None] = lambda _: None
-        """Called when a bookie is back that may lack entries."""
-        self.on_roll: Callable[[], None] = lambda: None
-        """Called when a ledger has been closed by a roll."""
         self._handle = self._open(opened.metadata)
+        self.copier = Copier(ports, nursery, self._to_repair, bytes_per_s=config.repair_bytes_per_s)
+        self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=Pins(store, lists), clock=ports.clock)
+        self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")
+        nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
     @property
     def epoch(self) -> int:
@@ -157,6 +163,16 @@ class OpenLog:
         else:
             self._on_lost.append(lost)
 
+    async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
+        """Drop old ledgers; see LeaderLog. Raises MetadataError, and what the log was lost to."""
+        if self.lost is not None:
+            raise self.lost
+        return await self.trimmer.trim(durable_seq, older_than_ms)
+
+    async def drop_first(self, ends: list[EntryId]) -> None:
+        """Take the oldest ledgers out of the list."""
+        await self.change_list(lambda listed: listed.without_first(ends))
+
     async def change_list(self, change: Callable[[LedgerList], LedgerList]) -> None:
         """Compare-and-set the list. Losing it loses the log. Raises what it was lost to, MetadataError."""
         async with self._changing_list:
@@ -181,7 +197,7 @@ class OpenLog:
             self._ports,
             self._nursery,
             on_halt=self._lose,
-            on_return=lambda bookie: self.on_return(bookie),
+            on_return=lambda _: self.copier.look(),
         )
 
     def _lose(self, error: StoreError) -> None:
@@ -239,6 +255,21 @@ class OpenLog:
             return "there are more bookies now"
         return ""
 
+    async def _sweep_now_and_then(self) -> None:
+        age_s = self._config.orphan_age_s
+        while self.lost is None:
+            await asyncio.sleep(age_s / 2)
+            try:
+                await self.trimmer.sweep(int(age_s * 1000))
+            except (MetadataError, Corrupted) as error:
+                log.info("partition=%s not swept: %r", self.partition, error)
+
+    def _to_repair(self) -> list[tuple[LedgerId, EntryId | None]]:
+        """The listed ledgers; the open one up to its last confirmed entry."""
+        writer = self._handle.writer
+        ids = [each.id for each in self.listed.ledgers]
+        return [(each, writer.last_confirmed if each == self._handle.ledger else None) for each in ids]
+
     async def _settle_first_seq(self) -> None:
         """The first append says what the list could only bound, as all ledgers before are closed by then."""
         last = self.listed.ledgers[-1]
@@ -262,7 +293,7 @@ class OpenLog:
                 return
             self._switch(metadata)
             await self._close(old)
-        self.on_roll()
+        self.copier.look()
 
     def _switch(self, metadata: LedgerMetadata) -> None:
         """From here on entries go to the new ledger; every entry of the old one is acknowledged."""

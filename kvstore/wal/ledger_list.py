@@ -3,7 +3,7 @@ Decides only (docs/protocol.md G1-G6)."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
@@ -30,7 +30,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class TrimmedEnd:
-    """The last entry of the ledger that was trimmed last."""
+    """The last entry of all that was trimmed."""
 
     ledger: LedgerId
     entry: EntryId
@@ -68,22 +68,26 @@ class LedgerList:
         )
         return replace(self, ledgers=ledgers)
 
-    def without_first(self, count: int, end: Position) -> LedgerList:
-        """The list without its `count` oldest ledgers, the last of which ends at `end`."""
-        assert 0 < count < len(self.ledgers), "the last ledger is never trimmed"
-        kept = self.ledgers[count:]
-        trimmed = TrimmedEnd(end.ledger, end.entry)
-        return replace(self, ledgers=kept, trimmed_seq=kept[0].first_seq, trimmed_end=trimmed)
+    def without_first(self, ends: Sequence[EntryId]) -> LedgerList:
+        """The list without its oldest ledgers, which end at `ends`; NO_ENTRY for one without entries."""
+        assert 0 < len(ends) < len(self.ledgers), "the last ledger is never trimmed"
+        kept = self.ledgers[len(ends) :]
+        end = self.trimmed_end or TrimmedEnd(*BEGINNING)
+        for gone, last in zip(self.ledgers, ends, strict=False):
+            if last != NO_ENTRY:
+                end = TrimmedEnd(gone.id, last)
+        return replace(self, ledgers=kept, trimmed_seq=kept[0].first_seq, trimmed_end=end)
 
-    def trimmable(self, durable_seq: Seq, held: Collection[LedgerId] = ()) -> int:
-        """How many of the oldest ledgers hold nothing above `durable_seq` and are held by no pin. Never the last two:
-        the last is written, the one before may not be closed yet."""
-        count = 0
+    def trimmable(self, durable_seq: Seq, pinned: LedgerId | None) -> list[LedgerId]:
+        """The oldest ledgers that hold nothing above `durable_seq` and nothing that a pin holds (`pinned` and all after
+        it). Never the last two: the last is written, the one before may not be closed yet."""
+        gone: list[LedgerId] = []
         for this, following in zip(self.ledgers[:-2], self.ledgers[1:], strict=False):
-            if not following.exact or following.first_seq - 1 > durable_seq or this.id in held:
+            is_pinned = pinned is not None and this.id >= pinned
+            if is_pinned or not following.exact or following.first_seq - 1 > durable_seq:
                 break
-            count += 1
-        return count
+            gone.append(this.id)
+        return gone
 
     def lease_wait_s(self) -> float:
         """How long after the last fencing answer a former leader may still answer reads: the largest lease of the

@@ -67,6 +67,7 @@ class PartitionLogs:
         return OpenLog(
             partition,
             opened,
+            store=self._store,
             ports=self._ports,
             lists=self._lists,
             creator=self._creator,

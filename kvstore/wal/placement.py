@@ -8,10 +8,13 @@ then drawn.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from random import Random
+from typing import TYPE_CHECKING
 
 from kvstore.errors import NotEnoughBookies
 from kvstore.types import BookieId, Quorum
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 def quorum_for(writable: int, default: Quorum) -> Quorum:
@@ -25,7 +28,7 @@ def quorum_for(writable: int, default: Quorum) -> Quorum:
 def choose(
     zones: Mapping[BookieId, str],
     count: int,
-    random: Random,
+    luck: Random,
     *,
     keep: Iterable[BookieId] = (),
     own: BookieId | None = None,
@@ -36,7 +39,7 @@ def choose(
     kept = list(keep)
     used = [zones.get(bookie, "") for bookie in kept]
     left = sorted(set(zones) - set(kept))
-    random.shuffle(left)
+    luck.shuffle(left)
     chosen: list[BookieId] = []
     while left and len(chosen) < count:
         best = min(left, key=lambda b: (b in avoid, b != own, used.count(zones[b])))
@@ -50,7 +53,7 @@ def swaps(
     ensemble: tuple[BookieId, ...],
     failed: Collection[BookieId],
     zones: Mapping[BookieId, str],
-    random: Random,
+    luck: Random,
     own: BookieId | None = None,
 ) -> dict[BookieId, BookieId]:
     """For as many failed bookies as there are spare ones: who takes whose place."""
@@ -58,5 +61,5 @@ def swaps(
     leaving = [bookie for bookie in ensemble if bookie in failed]
     staying = [bookie for bookie in ensemble if bookie not in failed]
     zoned = {**{bookie: zones.get(bookie, "") for bookie in staying}, **spares}
-    new = choose(zoned, len(leaving), random, keep=staying, own=own)
+    new = choose(zoned, len(leaving), luck, keep=staying, own=own)
     return dict(zip(leaving, new, strict=False))

@@ -1,0 +1,129 @@
+"""Makes missing copies again: asks the bookies of a log's ledgers what they hold, and copies what they lack.
+
+A leader runs it for its own log: after a takeover, when a bookie is back, when another set of bookies is registered.
+Copies are recovery adds, which pass fences; they are throttled by bytes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import BookieError, LedgerError, MetadataError, StoreError
+from kvstore.proto.digest import master_key
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.repair import Missing, bookies_of, missing_copies
+
+log = logging.getLogger(__name__)
+
+SETTLE_S = 1.0
+"""Entries confirmed so long ago have reached whoever was to get them."""
+RETRY_S = 20.0
+ADD_TIMEOUT_S = 5.0
+
+
+class Copier:
+    """Of one leader's log. `wanted` gives the ledgers to look after, and the last entry of the one that is open."""
+
+    def __init__(
+        self,
+        ports: LedgerPorts,
+        nursery: Nursery,
+        wanted: Callable[[], list[tuple[LedgerId, EntryId | None]]],
+        *,
+        bytes_per_s: int,
+    ) -> None:
+        self.copied = 0
+        self._ports = ports
+        self._nursery = nursery
+        self._wanted = wanted
+        self._bytes_per_s = bytes_per_s
+        self._wake = asyncio.Event()
+        self._complete: set[LedgerId] = set()
+        """Closed ledgers whose copies were all seen."""
+
+    def look(self) -> None:
+        """Look at the ledgers soon: something may lack copies."""
+        self._wake.set()
+
+    def start(self) -> None:
+        self._nursery.spawn(self._run(), name="repair")
+        self.look()
+
+    async def _run(self) -> None:
+        self._ports.choice.listen(self, self.look)
+        try:
+            while True:
+                await self._wake.wait()
+                self._wake.clear()
+                if not await self._pass():
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(RETRY_S):
+                            await self._wake.wait()
+                    self._wake.set()
+        finally:
+            self._ports.choice.forget(self)
+
+    async def _pass(self) -> bool:
+        """Look at every ledger once; False if one that is registered could not be asked or supplied."""
+        wanted = self._wanted()
+        await asyncio.sleep(SETTLE_S)
+        is_done = True
+        for ledger, last in wanted:
+            if ledger not in self._complete:
+                try:
+                    is_done &= await self._repair(ledger, last)
+                except (LedgerError, MetadataError) as error:
+                    log.info("ledger=%d not repaired now: %r", ledger, error)
+                    is_done = False
+        self._complete.intersection_update(ledger for ledger, _ in wanted)
+        return is_done
+
+    async def _repair(self, ledger: LedgerId, last: EntryId | None) -> bool:
+        metadata, _ = await self._ports.ledgers.read(ledger)
+        if metadata.state is LedgerState.CLOSED:
+            last = metadata.last_entry
+        if last is None:
+            return False  # being closed
+        there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
+        held = {}
+        for bookie in there:
+            held[bookie] = await self._ports.bookies.entries(bookie, ledger)
+        missing = missing_copies(metadata, last, held)
+        if missing:
+            await self._copy(metadata, missing)
+        if metadata.state is LedgerState.CLOSED and len(there) == len(bookies_of(metadata)):
+            self._complete.add(ledger)
+        return True
+
+    async def _copy(self, metadata: LedgerMetadata, missing: list[Missing]) -> None:
+        log.info("ledger=%d lacks %d copies", metadata.ledger, len(missing))
+        reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
+        key = master_key(metadata.password)
+        for entry, bookie in missing:
+            found = await reader.read(entry)
+            packet = reader.digest.packet(metadata.ledger, entry, found.lac, found.length, found.payload)
+            await self._add(bookie, metadata.ledger, entry, packet, key)
+            self.copied += 1
+            await asyncio.sleep(len(packet) / self._bytes_per_s)
+
+    async def _add(self, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes) -> None:
+        stored: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
+
+        def done(error: StoreError | None) -> None:
+            if not stored.done():
+                stored.set_result(error)
+
+        self._ports.bookies.add(bookie, ledger, entry, packet, key, True, done)
+        try:
+            async with asyncio.timeout(ADD_TIMEOUT_S):
+                error = await stored
+        except TimeoutError:
+            error = BookieError(f"{bookie}: no answer in time")
+        if error is not None:
+            raise error

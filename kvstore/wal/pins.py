@@ -1,0 +1,78 @@
+"""Pins hold a partition's ledgers against trimming, from one ledger on (docs/protocol.md G6).
+
+A pinner creates its pin, then reads the list, and fails if its ledger is not there. The trimmer changes the list, then
+reads the pins, then deletes what no pin holds. So one of the two always sees the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.errors import NoSuchLedger, NoSuchNode
+from kvstore.meta import codec, paths
+from kvstore.meta.store import MetadataStore, ensure_path
+from kvstore.meta.update import until_known
+from kvstore.types import LedgerId, PartitionId
+from kvstore.wal.lists import LedgerLists
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What a pin's node holds."""
+
+    ledger: LedgerId
+    """This ledger and all after it are held."""
+    deadline_ms: int = 0
+    """Wall clock after which the pin counts no more; 0: it is ephemeral and counts while it is there."""
+
+
+class Pins:
+    """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore, lists: LedgerLists) -> None:
+        self._store = store
+        self._lists = lists
+
+    async def hold(self, partition: PartitionId, name: str, ledger: LedgerId, *, deadline_ms: int = 0) -> None:
+        """Hold `ledger` and what follows, until the deadline or, without one, the end of this session. Raises
+        NoSuchLedger if the list does not name it any more, NodeExists if the pin is there."""
+        path = paths.partition_pin(partition, name)
+        await ensure_path(self._store, paths.parent(path))
+        data = codec.encode(Pin(ledger, deadline_ms))
+        await self._store.create(path, data, ephemeral=not deadline_ms)
+        listed, _ = await self._lists.read(partition, latest=True)
+        if not listed.names(ledger):
+            await self.release(partition, name)
+            raise NoSuchLedger(f"partition {partition}: ledger {ledger} was trimmed")
+
+    async def release(self, partition: PartitionId, name: str) -> None:
+        """Hold nothing any more; no error if the pin is gone."""
+        await until_known(lambda: self._release(paths.partition_pin(partition, name)))
+
+    async def _release(self, path: str) -> None:
+        try:
+            await self._store.delete(path, -1)
+        except NoSuchNode:
+            return
+
+    async def oldest(self, partition: PartitionId, now_ms: int) -> LedgerId | None:
+        """The first ledger that any pin holds. Pins past their deadline are removed."""
+        directory = paths.partition_pins(partition)
+        await self._store.sync(directory)
+        try:
+            names = await self._store.children(directory)
+        except NoSuchNode:
+            return None
+        held = []
+        for name in names:
+            path = paths.join(directory, name)
+            try:
+                data, _ = await self._store.get(path)
+            except NoSuchNode:
+                continue
+            pin = codec.decode(Pin, data, what=path)
+            if pin.deadline_ms and pin.deadline_ms < now_ms:
+                await self.release(partition, name)
+            else:
+                held.append(pin.ledger)
+        return min(held, default=None)

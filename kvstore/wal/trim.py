@@ -1,0 +1,111 @@
+"""Drops old ledgers of a partition's log, and sweeps what crashes have left behind (docs/protocol.md G6, G7)."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import Protocol
+
+from kvstore.env.ports import Clock
+from kvstore.errors import MetadataError, NoSuchLedger, NoSuchNode, VersionConflict
+from kvstore.meta import paths
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.store import Check, Delete, MetadataStore
+from kvstore.types import EntryId, LedgerId, LedgerState, PartitionId, Seq
+from kvstore.wal.creator import owner_of
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.pins import Pins
+
+log = logging.getLogger(__name__)
+
+OWNERS_MAX = 100_000
+"""Ledgers of others that a sweep remembers, to read each one's metadata once."""
+
+
+class ListOwner(Protocol):
+    """The leader's hold on its list."""
+
+    partition: PartitionId
+    listed: LedgerList
+    version: int
+
+    async def drop_first(self, ends: list[EntryId]) -> None:
+        """Take the oldest ledgers, which end at `ends`, out of the list. Raises LedgerFenced if the list is lost."""
+        ...
+
+
+class Trimmer:
+    """Of one leader's log."""
+
+    def __init__(
+        self, owner: ListOwner, *, store: MetadataStore, ledgers: LedgerManager, pins: Pins, clock: Clock
+    ) -> None:
+        self._owner = owner
+        self._store = store
+        self._ledgers = ledgers
+        self._pins = pins
+        self._clock = clock
+        self._of_others: set[LedgerId] = set()
+
+    async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
+        """List first, then pins, then delete; see LeaderLog. Returns how many ledgers left the list."""
+        partition = self._owner.partition
+        now_ms = self._clock.wall_ms()
+        pinned = await self._pins.oldest(partition, now_ms)
+        gone = self._owner.listed.trimmable(durable_seq, pinned)
+        ends = await self._ends(gone, closed_before_ms=now_ms - older_than_ms)
+        if not ends:
+            return 0
+        await self._owner.drop_first(ends)
+        pinned = await self._pins.oldest(partition, now_ms)
+        for ledger in gone[: len(ends)]:
+            if pinned is not None and ledger >= pinned:
+                break  # the sweep takes it when the pin is gone
+            log.info("partition=%s ledger=%d trimmed below seq=%d", partition, ledger, durable_seq + 1)
+            await self._ledgers.remove(ledger, -1)
+        return len(ends)
+
+    async def _ends(self, ledgers: list[LedgerId], closed_before_ms: int) -> list[EntryId]:
+        """Last entries of the first ones that are closed since before then."""
+        ends: list[EntryId] = []
+        for ledger in ledgers:
+            _, stat = await self._store.get(paths.ledger(ledger))
+            metadata, _ = await self._ledgers.read(ledger)
+            if metadata.state is not LedgerState.CLOSED or stat.modified_ms > closed_before_ms:
+                break
+            ends.append(metadata.last_entry)
+        return ends
+
+    async def sweep(self, older_than_ms: int) -> int:
+        """Delete ledgers that were made for this log longer ago and that neither its list nor a pin names; returns how
+        many.
+
+        Each delete checks the list's version in the same transaction, so that a slow leader cannot list what is
+        deleted.
+        """
+        owner = self._owner
+        before_ms = self._clock.wall_ms() - older_than_ms
+        count = 0
+        for ledger in await self._ledgers.list_ids():
+            if ledger in self._of_others or owner.listed.names(ledger):
+                continue
+            with suppress(NoSuchLedger, NoSuchNode, VersionConflict):
+                count += await self._sweep(ledger, before_ms)
+        return count
+
+    async def _sweep(self, ledger: LedgerId, before_ms: int) -> int:
+        owner = self._owner
+        metadata, version = await self._ledgers.read(ledger)
+        if owner_of(metadata) != owner.partition:
+            if len(self._of_others) < OWNERS_MAX:
+                self._of_others.add(ledger)
+            return 0
+        pinned = await self._pins.oldest(owner.partition, self._clock.wall_ms())
+        if metadata.ctime_ms > before_ms or (pinned is not None and ledger >= pinned) or owner.listed.names(ledger):
+            return 0
+        check = Check(paths.partition_log(owner.partition), owner.version)
+        await self._store.multi([check, Delete(paths.ledger(ledger), version)])
+        log.info("partition=%s ledger=%d was an orphan: deleted", owner.partition, ledger)
+        with suppress(MetadataError):
+            await self._ledgers.remove(ledger, -1)  # its empty parents
+        return 1
