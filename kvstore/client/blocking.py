@@ -175,13 +175,15 @@ class BlockingLink:
     def _give_up(self, operation: Operation) -> StoreError:
         """The time is up for a caller who waits for another to send."""
         with self._lock:
-            if operation in self._pending:
-                self._pending.remove(operation)
             waiter: Waiter = operation.waiter
             has_baton = waiter.has_baton
+            if operation in self._pending:
+                self._pending.remove(operation)
+            else:
+                operation.is_sent = True  # or about to be
         if has_baton:
             self._pass_baton()
-        return waiter.answer if waiter.is_answered else Unavailable("the time is up")
+        return waiter.answer if waiter.is_answered else lost(operation, "the time is up")
 
     def _pass_baton(self) -> None:
         with self._lock:

@@ -89,7 +89,8 @@ class Numbering:
 
 
 def failed_for_good(operation: Operation, error: StoreError) -> StoreError | None:
-    """What to raise for a failed attempt; None: try again under the same id."""
+    """What to raise for an attempt that was answered with `error`; None: try again under the same id."""
+    operation.is_sent = False
     if isinstance(error, OutcomeUnknown):
         operation.is_unknown = not operation.is_read
         return None
@@ -117,7 +118,7 @@ def lost(operation: Operation, why: str) -> StoreError:
     """How an attempt ends whose connection is gone."""
     if operation.is_sent and not operation.is_read:
         return OutcomeUnknown(why)
-    return Unavailable(why)
+    return Unavailable(f"{why}; nothing was sent" if not operation.is_sent else why)
 
 
 class Pace:

@@ -12,7 +12,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
-from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, OutcomeUnknown, RequestExpired, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, RequestExpired, StoreError
 from kvstore.partition.commands import Code, Flag, Op, Record, RequestId, Sink
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
@@ -260,23 +260,3 @@ class ModelServer:
             endpoint = self.cluster.endpoints.get(leader) if leader else None
             return NotLeader(owner, leader or "", endpoint.grpc if endpoint else "")
         return self.cluster.partitions[owner].run(op)
-
-
-def lose_answers(count: int, *, apply: bool) -> Callable[[ModelServer], None]:
-    """A server answers the next `count` mutations with OutcomeUnknown, applied or not."""
-    left = count
-
-    def install(server: ModelServer) -> None:
-        def intercept(op: Op, answer: Callable[[Any], None]) -> bool:
-            nonlocal left
-            if not left or op[0] in (Code.GET, Code.META, Code.SCAN):
-                return False
-            left -= 1
-            if apply:
-                server._result(op, None)
-            asyncio.get_running_loop().call_soon(answer, OutcomeUnknown("the connection was lost"))
-            return True
-
-        server.intercept = intercept
-
-    return install

@@ -1,0 +1,274 @@
+"""What clients do when servers fail: every write is applied at most once, and its outcome is told as it is."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from kvstore.client import ClientConfig, Level
+from kvstore.client.config import parse_url
+from kvstore.errors import (
+    ConditionFailed,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    RequestExpired,
+    StoreError,
+    Unavailable,
+)
+from kvstore.partition.commands import Code, Op
+from kvstore.types import PartitionId, ServerId
+from tests.client.faces import FACES, Face
+from tests.client.model import WINDOW_MS, ModelCluster, ModelServer
+from tests.client.serving import Servers, serving
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    async with serving(ModelCluster()) as running:
+        yield running
+
+
+@pytest.fixture(params=FACES.keys())
+async def client(request: pytest.FixtureRequest, servers: Servers) -> AsyncIterator[Face]:
+    face = await FACES[request.param](parse_url(servers.url + "?timeout=4s")).open()
+    yield face
+    await face.close()
+
+
+def server_of(servers: Servers, id: ServerId) -> ModelServer:
+    return next(each for each in servers.cluster.servers if each.id == id)
+
+
+def fail_next(servers: Servers, count: int, error: StoreError, *, applied: bool = False) -> None:
+    """The next `count` mutations end with `error`, at whichever server they arrive."""
+    left = count
+
+    def install(server: ModelServer) -> None:
+        def intercept(op: Op, answer: Any) -> bool:
+            nonlocal left
+            if not left or op[0] in (Code.GET, Code.SCAN, Code.COUNT):
+                return False
+            left -= 1
+            if applied:
+                server._result(op, None)
+            asyncio.get_running_loop().call_soon(answer, error)
+            return True
+
+        server.intercept = intercept
+
+    for each in servers.cluster.servers:
+        install(each)
+
+
+@pytest.mark.parametrize("applied", [True, False])
+async def test_a_write_whose_answer_is_lost_is_applied_once(client: Face, servers: Servers, applied: bool) -> None:
+    fail_next(servers, 2, OutcomeUnknown("lost"), applied=applied)
+    assert await client.call("increment", b"n") == 1
+    assert (await client.call("get", b"n")).value == b"1"
+    assert servers.cluster.doubly_applied() == []
+
+
+@pytest.mark.parametrize("error", [Overloaded("full"), NotLeader("p1"), Unavailable("no leader")])
+async def test_a_refusal_that_may_pass_is_tried_again(client: Face, servers: Servers, error: StoreError) -> None:
+    fail_next(servers, 3, error)
+    assert await client.call("increment", b"n") == 1
+
+
+async def test_a_condition_refused_after_an_unknown_attempt_is_unknown(client: Face, servers: Servers) -> None:
+    """The first attempt may arrive late, when the condition holds."""
+    await client.call("put", b"k", b"v")
+    fail_next(servers, 1, OutcomeUnknown("lost"))
+    with pytest.raises(OutcomeUnknown):
+        await client.call("put", b"k", b"w", if_absent=True)
+
+
+async def test_a_condition_refused_at_the_first_attempt_is_not_done(client: Face, servers: Servers) -> None:
+    await client.call("put", b"k", b"v")
+    fail_next(servers, 1, Overloaded("full"))
+    with pytest.raises(ConditionFailed):
+        await client.call("put", b"k", b"w", if_absent=True)
+
+
+async def test_a_write_without_any_answer_is_unknown_at_its_deadline(client: Face, servers: Servers) -> None:
+    for server in servers.cluster.servers:
+        server.intercept = lambda op, answer: True
+    with pytest.raises(OutcomeUnknown):
+        await client.call("put", b"k", b"v", timeout_s=0.3)
+    with pytest.raises(Unavailable):
+        await client.call("get", b"k", timeout_s=0.3)
+
+
+async def test_a_write_that_was_always_refused_is_not_unknown(client: Face, servers: Servers) -> None:
+    fail_next(servers, 10_000, Overloaded("full"))
+    with pytest.raises(Overloaded):
+        await client.call("put", b"k", b"v", timeout_s=0.3)
+
+
+async def test_a_client_whom_the_store_has_forgotten_gets_another_id(client: Face, servers: Servers) -> None:
+    assert await client.call("increment", b"n") == 1
+    for partition in servers.cluster.partitions.values():
+        partition.now_ms += 2 * WINDOW_MS
+    assert await client.call("increment", b"n") == 2
+    assert servers.cluster.doubly_applied() == []
+
+
+async def test_an_expired_retry_is_unknown(client: Face, servers: Servers) -> None:
+    left = [OutcomeUnknown("lost"), RequestExpired("old")]
+
+    def intercept(op: Op, answer: Any) -> bool:
+        if left and op[0] == Code.PUT:
+            asyncio.get_running_loop().call_soon(answer, left.pop(0))
+            return True
+        return False
+
+    for server in servers.cluster.servers:
+        server.intercept = intercept
+    with pytest.raises(OutcomeUnknown):
+        await client.call("put", b"k", b"v")
+
+
+async def test_the_new_leader_is_asked_after_a_move_of_the_lead(client: Face, servers: Servers) -> None:
+    cluster = servers.cluster
+    for server in cluster.servers:
+        server.forwards = False
+    key = cluster.key_of(P1)
+    await client.call("put", key, b"1")
+    cluster.lead(P1, N3)
+    await client.call("put", key, b"2")
+    assert (await client.call("get", key)).value == b"2"
+
+
+async def test_a_killed_leader_costs_no_acknowledged_write_and_no_double_one(client: Face, servers: Servers) -> None:
+    cluster = servers.cluster
+    key = cluster.key_of(P1)
+    done = 0
+
+    async def write() -> None:
+        nonlocal done
+        for _ in range(30):
+            value = await client.call("increment", key)
+            done = max(done, value)
+
+    writers = [asyncio.ensure_future(write()) for _ in range(5)]
+    await wait_until(lambda: _is(done > 20), what="some writes")
+    cluster.leaders[P1] = None
+    await servers.kill(N1)
+    cluster.lead(P1, N2)
+    await asyncio.gather(*writers)
+    assert int((await client.call("get", key)).value) == done == 150
+    assert cluster.doubly_applied() == []
+
+
+async def _is(value: bool) -> bool:
+    return value
+
+
+async def test_a_cluster_with_one_server_left_is_reached_through_it(client: Face, servers: Servers) -> None:
+    await client.call("put", b"k", b"v")
+    await servers.kill(N1)
+    await servers.kill(N2)
+    for partition in (P1, P2):
+        servers.cluster.lead(partition, N3)
+    assert (await client.call("get", b"k")).value == b"v"
+    await client.call("put", b"k", b"w")
+
+
+async def test_a_server_that_comes_back_is_used_again(client: Face, servers: Servers) -> None:
+    key = servers.cluster.key_of(P1)
+    for id in (N1, N2, N3):
+        await servers.kill(id)
+    with pytest.raises((Unavailable, OutcomeUnknown)):
+        await client.call("put", key, b"v", timeout_s=0.3)
+    for id in (N1, N2, N3):
+        await servers.start(id)
+    await client.call("put", key, b"w")
+    server_of(servers, N1).seen.clear()
+
+    async def asks_the_leader() -> bool:
+        await client.call("put", key, b"x")
+        return bool(server_of(servers, N1).seen)
+
+    await wait_until(asks_the_leader, what="the leader is asked directly")
+
+
+async def test_an_unreachable_cluster_is_unavailable_in_time(client: Face, servers: Servers) -> None:
+    for id in (N1, N2, N3):
+        await servers.kill(id)
+    with pytest.raises(Unavailable):
+        await client.call("get", b"k", timeout_s=0.5)
+
+
+async def test_reads_carry_the_sequence_that_the_client_has_seen(client: Face, servers: Servers) -> None:
+    key = servers.cluster.key_of(P2)
+    version = await client.call("put", key, b"v")
+    for level in (Level.SESSION, Level.LINEARIZABLE):
+        await client.call("get", key, level=level)
+        seen = [op for server in servers.cluster.servers for op in server.seen if op[:3] == (Code.GET, key, level)]
+        assert [op[3] >= version for op in seen] == [True]
+
+
+async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, servers: Servers) -> None:
+    key = servers.cluster.key_of(P1)
+    for _ in range(3):
+        await client.call("put", key, b"v")
+    requests = [op[-1] for server in servers.cluster.servers for op in server.seen if op[0] == Code.PUT]
+    assert [request.sequence for request in requests] == [1, 2, 3]
+    assert [request.first_unacked for request in requests] == [1, 2, 3]
+    assert len({request.client for request in requests}) == 1
+    assert all(request.seen_ms > 0 for request in requests)
+
+
+async def test_a_call_under_way_at_close_ends_with_an_error(client: Face, servers: Servers) -> None:
+    arrived = asyncio.Event()
+
+    def hold(op: Op, answer: Any) -> bool:
+        arrived.set()
+        return True
+
+    for server in servers.cluster.servers:
+        server.intercept = hold
+    call = asyncio.ensure_future(client.call("put", b"k", b"v"))
+    await arrived.wait()
+    await client.close()
+    with pytest.raises(OutcomeUnknown):
+        await asyncio.wait_for(call, 5)
+
+
+@pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
+async def test_more_calls_than_there_is_room_for_wait_their_turn(face: type[Face], servers: Servers) -> None:
+    config = ClientConfig(endpoints=parse_url(servers.url).endpoints)
+    client = await face(config).open()
+    key = servers.cluster.key_of(P1)
+    keys = {key + b"{}" + b"%d" % i: b"v" for i in range(10)}
+    calls = [client.call("put_many", keys) for _ in range(30)]
+    await asyncio.gather(*calls)
+    await client.close()
+
+
+async def test_a_write_given_up_by_its_caller_is_not_sent_twice(servers: Servers) -> None:
+    client = await FACES["async"](parse_url(servers.url)).open()
+    held: list[Any] = []
+
+    def hold(op: Op, answer: Any) -> bool:
+        held.append(answer)
+        return op[0] == Code.PUT
+
+    for server in servers.cluster.servers:
+        server.intercept = hold
+    call = asyncio.ensure_future(client.call("put", b"k", b"v"))
+    await wait_until(lambda: _is(bool(held)), what="the write has arrived")
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    held[0](1)
+    for server in servers.cluster.servers:
+        server.intercept = lambda op, answer: False
+    assert await client.call("put", b"k", b"w") > 0
+    assert client.client.statistics()["operations_under_way"] == 0
+    await client.close()
