@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from random import Random
 
 
 def delays(random: Random, *, first_s: float, cap_s: float, factor: float = 2.0) -> Iterator[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 from kvstore.env.ports import Listener, Stream, StreamHandler
 
@@ -37,9 +38,36 @@ class TcpTransport:
     async def connect(self, address: str, handler: StreamHandler) -> Stream:
         """Raises OSError. The caller sets the deadline."""
         host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        stream, _ = await loop.create_connection(lambda: handler, host, port)  # type: ignore[type-var]
+        opening = _Opening(handler)
+        try:
+            stream, _ = await asyncio.get_running_loop().create_connection(lambda: opening, host, port)
+        except BaseException:
+            opening.give_up()
+            raise
         return stream
+
+
+class _Opening(asyncio.Protocol):
+    """Stands in for a handler until the connection is made, for uvloop makes it even if its caller has given up."""
+
+    def __init__(self, handler: StreamHandler) -> None:
+        self._handler = handler
+        self._stream: Any = None
+        self._is_given_up = False
+
+    def connection_made(self, transport: Any) -> None:
+        if self._is_given_up:
+            transport.abort()
+            return
+        self._stream = transport
+        transport.set_protocol(self._handler)
+        self._handler.connection_made(transport)
+
+    def give_up(self) -> None:
+        """Nobody waits for the connection any more."""
+        self._is_given_up = True
+        if self._stream is not None:
+            self._stream.abort()
 
 
 def split_address(address: str) -> tuple[str, int]:

@@ -31,7 +31,7 @@ class NetworkConfig:
     recut_chance: float = 0.1
     """That a delivery is cut in two at a random byte."""
     window_bytes: int = 256 * 1024
-    """What the kernels of both ends hold of one direction; a single write may go above it."""
+    """What the kernels of both ends hold of one direction; more stays in the buffer of the stream."""
     stall_s: tuple[float, float] = (5.0, 20.0)
     """How long unacknowledged bytes wait before their sender breaks the connection."""
     connect_timeout_s: float = 127.0

@@ -52,14 +52,22 @@ class SimStream:
     # What a handler calls
 
     def write(self, data: bytes) -> None:
-        if self._closing or not data:
+        if not data or (self._closing and not self._backlog):
             return
-        if self._backlog or self.out.unread >= self.network.config.window_bytes:
-            self._backlog.append(bytes(data))
-            self._backlog_bytes += len(data)
-            self._hold_writer()
-        else:
+        room = 0 if self._backlog else self.room
+        if len(data) <= room:
             self.out.send(bytes(data))
+            return
+        if room > 0:
+            self.out.send(bytes(data[:room]))
+        self._backlog.append(bytes(data[max(room, 0) :]))
+        self._backlog_bytes += len(data) - max(room, 0)
+        self._hold_writer()
+
+    @property
+    def room(self) -> int:
+        """Bytes that the kernels take now."""
+        return self.network.config.window_bytes - self.out.unread
 
     def writelines(self, data: Iterable[bytes]) -> None:
         self.write(b"".join(data))
@@ -143,8 +151,11 @@ class SimStream:
 
     def pump(self) -> None:
         """Hand the kernel what it has room for."""
-        while self._backlog and self.out.unread < self.network.config.window_bytes and self.is_open:
+        while self._backlog and self.room > 0 and self.is_open:
             data = self._backlog.popleft()
+            if len(data) > self.room:
+                self._backlog.appendleft(data[self.room :])
+                data = data[: self.room]
             self._backlog_bytes -= len(data)
             self.out.send(data)
         if self._writing_paused and self._backlog_bytes <= self._low and not self._lost_called:
