@@ -1,0 +1,128 @@
+"""`kvstore up`, `down`, `status` and `node run`: the local cluster, and one process of any cluster."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvstore.cli.output import as_json, as_table
+
+if TYPE_CHECKING:
+    from kvstore.server.layout import ClusterFile
+
+DataDir = Annotated[Path, typer.Option(help="Where the cluster keeps its data.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(status)
+    node = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
+    node.command()(run)
+    app.add_typer(node, name="node")
+
+
+def up(
+    nodes: Annotated[int | None, typer.Option(help="How many nodes. Default 3.")] = None,
+    partitions: Annotated[int | None, typer.Option(help="How many partitions. Default 3.")] = None,
+    replicas: Annotated[int | None, typer.Option(help="Replicas of each partition. Default 3.")] = None,
+    data_dir: DataDir = Path("data"),
+    port_offset: Annotated[int | None, typer.Option(help="Added to every port.")] = None,
+    zookeeper: Annotated[str | None, typer.Option(help="Use this ZooKeeper: HOST:PORT/CHROOT.")] = None,
+    detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
+    json: Json = False,
+) -> None:
+    """Start the local cluster, or what is down of it, and wait until it serves."""
+    from kvstore.server.layout import Wish
+    from kvstore.server.local import LocalCluster
+
+    cluster = LocalCluster(data_dir, _say)
+    wish = Wish(
+        data_dir=data_dir,
+        nodes=nodes,
+        partitions=partitions,
+        replicas=replicas,
+        port_offset=port_offset,
+        zookeeper=zookeeper,
+        unsafe=unsafe,
+    )
+    found = cluster.up(wish)
+    print(as_json(found.document()) if json else _welcome(found, data_dir))
+    if not detach:
+        _wait_for_interrupt()
+        cluster.down()
+
+
+def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
+    """Stop every process of the local cluster. Its data stays."""
+    from kvstore.server.local import LocalCluster
+
+    stopped = LocalCluster(data_dir, _say).down()
+    if json:
+        print(as_json({"stopped": stopped}))
+    else:
+        print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+
+
+def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
+    """Show which processes of the local cluster run and are ready."""
+    from kvstore.server.local import LocalCluster
+
+    found = LocalCluster(data_dir).status()
+    if json:
+        print(as_json(found))
+        return
+    print(as_table(found["nodes"]))
+    zookeeper = found["zookeeper"]
+    print(f"\nZooKeeper {zookeeper['address']} {'runs' if zookeeper['running'] else 'is not one of our processes'}")
+
+
+def run(
+    config: Annotated[Path, typer.Option(help="The node's TOML file.")],
+    insecure: Annotated[bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS.")] = False,
+) -> None:
+    """Run one node until it is told to stop (SIGTERM): it hands over what it leads, then exits."""
+    from kvstore.server.node import run_node
+
+    run_node(config, insecure=insecure)
+
+
+def _welcome(found: ClusterFile, data_dir: Path) -> str:
+    first = found.nodes[0]
+    where = "" if data_dir == Path("data") else f" --data-dir {data_dir}"
+    rows = [
+        {"node": node.id, "redis": node.resp, "grpc": node.grpc, "http": f"http://{node.http}", "bookie": node.bookie}
+        for node in found.nodes
+    ]
+    port = first.resp.rpartition(":")[2]
+    servers = ",".join(node.grpc for node in found.nodes)
+    return "\n".join(
+        [
+            "",
+            as_table(rows),
+            f"\nZooKeeper {found.zookeeper}; data and logs in {data_dir}; stop with: kvstore down{where}\n",
+            "Try:",
+            f"  kvstore put{where} greeting hello && kvstore get{where} greeting",
+            f"  curl http://{first.http}/",
+            f"  redis-cli -p {port} set answer 42        # any Redis client, any of the nodes",
+            f"In Python: kvstore.client.Client('kv://{servers}')",
+        ]
+    )
+
+
+def _wait_for_interrupt() -> None:
+    print("\nrunning; Ctrl-C stops it (or use --detach)", file=sys.stderr)
+    with suppress(KeyboardInterrupt):
+        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)

@@ -1,0 +1,53 @@
+"""The `kvstore` command: a tree of subcommands, one module per branch. Errors go to standard error with a non-zero
+exit."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+import typer
+
+from kvstore.errors import StoreError
+
+BRANCHES = ("local", "data", "ring", "ledgers", "snapshots", "bench", "fsck")
+"""Modules of this package; each has `register(app)`, which adds its commands. Their heavy imports are inside the
+commands."""
+
+
+def build() -> typer.Typer:
+    """The whole tree of those branches that are installed."""
+    app = typer.Typer(
+        name="kvstore",
+        help="A distributed key-value store whose only source of truth is a replicated log.",
+        no_args_is_help=True,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(_root)
+    for branch in BRANCHES:
+        name = f"kvstore.cli.{branch}"
+        if importlib.util.find_spec(name) is not None:
+            importlib.import_module(name).register(app)
+    return app
+
+
+def _root() -> None:
+    """Each command finds its cluster by --data-dir (default: data), --zookeeper or --server."""
+
+
+def main() -> None:
+    """Run a command line. Exit codes: 0 done, 1 refused or failed, 2 wrong usage, 130 interrupted."""
+    try:
+        build()()
+    except StoreError as error:
+        fail(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def fail(error: StoreError) -> None:
+    """Say what went wrong on standard error, and end the process."""
+    print(f"kvstore: {error or type(error).__name__}", file=sys.stderr)
+    sys.exit(1)

@@ -1,0 +1,224 @@
+"""The composition root: wires one node from its configuration, its ports and its metadata store. No sockets, no threads
+here.
+
+The simulation runs the same composition; doors that need the real world (gRPC, HTTP) are opened by whoever calls
+`serve`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.node import Bookie
+from kvstore.env import Env
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.entry import is_release
+from kvstore.server.config import NodeConfig, Role
+from kvstore.server.dispatch import Dispatcher
+from kvstore.server.hosting import Hosting, OpenEngine
+from kvstore.server.members import Member
+from kvstore.server.membership import Membership
+from kvstore.server.peer import PeerLinks
+from kvstore.server.peer_server import Handler, PeerServer
+from kvstore.server.resp import RespServer
+from kvstore.server.resp_session import Facts
+from kvstore.types import BookieId, PartitionId, ServerId
+from kvstore.wal.bookies import Bookies
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.log import PartitionLogs
+from kvstore.wal.ports import LocalBookie
+
+log = logging.getLogger(__name__)
+
+VERSION = "0.1.0"
+
+
+class NodePeers:
+    """The replicas' Peers: calls go out over this server's links, and come in from its peer server."""
+
+    def __init__(self, links: PeerLinks, server: PeerServer) -> None:
+        self.call = links.call
+        self.serve: Callable[[PartitionId, Handler], None] = server.serve
+        self.forget = server.forget
+
+
+class Node:
+    """One running node, made by `serve`."""
+
+    def __init__(self, config: NodeConfig, env: Env, store: MetadataStore) -> None:
+        self.config, self.env, self.store = config, env, store
+        self.id = ServerId(config.id)
+        self.is_draining = False
+        self.membership: Membership
+        self.dispatcher: Dispatcher
+        self.hosting: Hosting
+        self.resp: RespServer
+        self.links: PeerLinks
+        self.peers: PeerServer
+        self.bookie: Any = None
+        """None on a node without that role."""
+        self.is_open = False
+
+    def not_ready(self) -> list[str]:
+        """Why clients should use another server; empty if this one will do. An absent metadata store is no reason."""
+        if not self.is_open:
+            return ["starting"]
+        if self.is_draining:
+            return ["draining"]
+        if Role.SERVER not in self.config.roles:
+            return []
+        topology = self.dispatcher.topology
+        return [f"partition {each} has no leader" for each in sorted(topology.ring.partitions) if not self._led(each)]
+
+    def statistics(self) -> dict[str, Mapping[str, Any]]:
+        """Numbers by part."""
+        if not self.is_open:
+            return {}
+        found: dict[str, Mapping[str, Any]] = {}
+        if self.bookie is not None:
+            found["bookie"] = self.bookie.statistics()
+        if Role.SERVER in self.config.roles:
+            found["server"] = {
+                **self.resp.statistics(),
+                **self.dispatcher.statistics(),
+                **self.links.statistics(),
+                **self.peers.statistics(),
+            }
+            found["partitions"] = self.hosting.statistics()
+        return found
+
+    def status(self) -> dict[str, Any]:
+        """For the status page."""
+        shown: dict[str, Any] = {
+            "id": self.config.id,
+            "version": VERSION,
+            "roles": list(self.config.roles),
+            "metadata": self.store.state.name.lower(),
+            "not_ready": self.not_ready(),
+        }
+        if self.is_open and Role.SERVER in self.config.roles:
+            topology = self.dispatcher.topology
+            shown["ring_version"] = topology.ring.version
+            shown["leaders"] = {each: leader[0] for each, leader in sorted(topology.leaders.items())}
+            shown["servers"] = sorted(topology.servers)
+        return {**shown, **self.statistics()}
+
+    def facts(self) -> Facts:
+        """What INFO shows beside the door's own."""
+        topology = self.dispatcher.topology
+        partitions: dict[str, object] = {}
+        for each in sorted(topology.ring.partitions):
+            leader = topology.leaders.get(each)
+            partitions[each] = f"leader={leader[0] if leader else ''}"
+        node = {"node_id": self.config.id, "kvstore_version": VERSION, "ring_version": topology.ring.version}
+        return {"Kvstore": node, "Partitions": partitions}
+
+    def _led(self, partition: PartitionId) -> bool:
+        leader = self.dispatcher.topology.leaders.get(partition)
+        if leader is None:
+            return False
+        return leader[0] != self.id or partition in self.hosting.leads
+
+
+@asynccontextmanager
+async def serve(
+    config: NodeConfig,
+    *,
+    env: Env,
+    store: MetadataStore,
+    open_engine: OpenEngine,
+    doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
+) -> AsyncIterator[Node]:
+    """A running node; leaving the context hands over what it leads and stops it.
+
+    `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an address is
+    taken), MetadataUnavailable.
+    """
+    node = Node(config, env, store)
+    async with AsyncExitStack() as stack:
+        logs = await _open_log(node, stack)
+        if Role.SERVER in config.roles:
+            await _open_server(node, stack)
+            if doors is not None:
+                await doors(node, stack)
+            await _host(node, stack, logs, open_engine)
+        elif doors is not None:
+            await doors(node, stack)
+        node.is_open = True
+        log.info("node=%s is up: %s", config.id, config.listeners())
+        yield node
+        node.is_draining = True
+        log.info("node=%s stops", config.id)
+
+
+async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
+    """The node's own bookie, if it has one, and the door to all logs."""
+    config, env, store = node.config, node.env, node.store
+    own: tuple[BookieId, LocalBookie] | None = None
+    if Role.BOOKIE in config.roles:
+        node.bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie), store)
+        await node.bookie.start()
+        stack.push_async_callback(node.bookie.close)
+        own = (node.bookie.id, node.bookie.storage)
+    view = BookieView(store)
+    await view.start(env.nursery)
+    bookies = Bookies(env, view.address, own=own)
+    stack.callback(bookies.close)
+    choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
+    return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log)
+
+
+async def _open_server(node: Node, stack: AsyncExitStack) -> None:
+    """What takes operations, without the partitions themselves."""
+    config, env = node.config, node.env
+    nonce = env.random.randbytes(8).hex()
+    member = Member(
+        id=config.id,
+        resp=config.resp,
+        grpc=config.grpc,
+        http=config.http,
+        bookie=config.bookie if Role.BOOKIE in config.roles else "",
+        zone=config.zone,
+        roles=tuple(config.roles),
+        version=VERSION,
+        nonce=nonce,
+    )
+    membership = node.membership = Membership(env, node.store, member)
+    stack.push_async_callback(membership.close)
+    membership.start()
+    await membership.wait_ring()
+    dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
+    stack.callback(dispatcher.close)
+    forwarded_max = config.limits.forwarded_max
+    node.peers = PeerServer(env, node.id, dispatcher, 2 * forwarded_max)
+    node.links = PeerLinks(env, node.id, dispatcher, forwarded_max, node.peers.answer)
+    dispatcher.use_links(node.links)
+    stack.push_async_callback(node.peers.close)
+    stack.push_async_callback(node.links.close)
+    node.resp = RespServer(env, dispatcher, config.limits, node.peers.accept, node.facts)
+    await node.resp.open(config.resp)
+    stack.push_async_callback(node.resp.close)
+    await membership.announce()
+    stack.push_async_callback(membership.withdraw)
+
+
+async def _host(node: Node, stack: AsyncExitStack, logs: PartitionLogs, open_engine: OpenEngine) -> None:
+    """The replicas that the ring assigns to this server."""
+    node.hosting = Hosting(
+        node.env,
+        node.id,
+        node.config.partition,
+        node.store,
+        node.membership,
+        node.dispatcher,
+        logs,
+        NodePeers(node.links, node.peers),
+        open_engine,
+    )
+    await node.hosting.start()
+    stack.push_async_callback(node.hosting.stop)

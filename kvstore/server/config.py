@@ -1,0 +1,114 @@
+"""What a node may be told. Decides only; `kvstore.config` reads it from TOML. Every other number is a constant beside
+its use."""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.wal.config import LogConfig
+
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+
+
+class Role(StrEnum):
+    BOOKIE = "bookie"
+    """Stores ledger entries."""
+    SERVER = "server"
+    """Hosts partition replicas and answers clients."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """How much a server takes on before it refuses. All of them are per process."""
+
+    connections_max: int = 10_000
+    """RESP connections; one more is closed with an error."""
+    output_bytes_max: int = 256 << 20
+    """Replies that RESP clients have not read yet, over all connections."""
+    waiting_max: int = 10_000
+    """Operations that wait because their partition's leader is not known."""
+    forwarded_max: int = 20_000
+    """Operations sent to one other server and not yet answered."""
+
+    def __post_init__(self) -> None:
+        faults = [f"{name}: want at least 1, got {value}" for name, value in _numbers(self) if value < 1]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeConfig:
+    """One node: one process that stores ledgers, hosts partitions, or both."""
+
+    id: str
+    """Unique in the cluster; stays with the data directory."""
+    zookeeper: str
+    """`host:port,host:port/chroot`."""
+    data_dir: Path
+    roles: tuple[Role, ...] = (Role.BOOKIE, Role.SERVER)
+    zone: str = ""
+    """Where the machine stands; replicas go to distinct zones where there are any."""
+    bookie: str = "127.0.0.1:3181"
+    resp: str = "127.0.0.1:6401"
+    grpc: str = "127.0.0.1:7401"
+    http: str = "127.0.0.1:8401"
+    log_dir: Path | None = None
+    """Where log files go and rotate; None: standard error."""
+    insecure: bool = False
+    """Allow listeners beyond loopback without TLS."""
+    unsafe: bool = False
+    """Allow what can lose acknowledged writes: an acknowledgement by one bookie."""
+    limits: Limits = field(default_factory=Limits)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+    def __post_init__(self) -> None:
+        faults = []
+        if not _ID.fullmatch(self.id):
+            faults.append(f"id: want lower-case letters, digits and dashes, at most 63, got {self.id!r}")
+        if not self.roles:
+            faults.append("roles: want at least one of bookie, server")
+        if not self.zookeeper.partition("/")[0]:
+            faults.append(f"zookeeper: want host:port/chroot, got {self.zookeeper!r}")
+        for name, address in self.listeners().items():
+            faults += [f"{name}: {fault}" for fault in _address_faults(address, insecure=self.insecure)]
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    def listeners(self) -> dict[str, str]:
+        """The addresses that a node of these roles listens on."""
+        names = ["http"]
+        if Role.BOOKIE in self.roles:
+            names.append("bookie")
+        if Role.SERVER in self.roles:
+            names += ["resp", "grpc"]
+        return {name: getattr(self, name) for name in names}
+
+
+def _address_faults(address: str, *, insecure: bool) -> list[str]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or int(port) > 65535:
+        return [f"want host:port, got {address!r}"]
+    if insecure or is_loopback(host):
+        return []
+    danger = "anybody who reaches it can read and write every key"
+    return [f"{address} is not loopback and has no TLS: {danger}; refused without insecure"]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _numbers(limits: Limits) -> list[tuple[str, int]]:
+    return [(name, getattr(limits, name)) for name in Limits.__slots__]

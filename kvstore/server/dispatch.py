@@ -1,0 +1,319 @@
+"""Sends each operation to the replica that may answer it: here by a plain call, elsewhere in the frames of a peer link.
+
+An operation whose leader is not known, or which its supposed leader refused, waits here, bounded in number and time,
+until
+the topology has changed or the leader says so. What waits for a partition keeps its order, and what comes later waits
+behind it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import insort
+from collections.abc import Callable
+from operator import itemgetter
+from typing import Protocol
+
+from kvstore.env import Env
+from kvstore.errors import Moved, NotLeader, Overloaded, StoreError, Unavailable
+from kvstore.partition.commands import Code, Level, Op, Sink
+from kvstore.server.config import Limits
+from kvstore.server.members import ClusterTopology
+from kvstore.server.membership import Membership
+from kvstore.types import PartitionId, ServerId
+
+WAIT_S = 2.0
+"""How long an operation waits for a leader, all its attempts together."""
+LOOK_AGAIN_S = 0.02
+"""How often what waits is looked at again, beside every change of the topology."""
+ASK_AGAIN_S = 0.1
+"""How long a server that refused as not the leader is left alone while the topology still names it."""
+_ARRIVED = 1 << 60
+"""What was refused elsewhere has smaller numbers than what has only arrived: it was here before."""
+
+_GET, _META, _SCAN = int(Code.GET), int(Code.META), int(Code.SCAN)
+_LEVEL_AT = {
+    _GET: 2,
+    _META: 2,
+    _SCAN: 5,
+    int(Code.SCAN_TOKENS): 3,
+    int(Code.COUNT): 2,
+}
+_KEYLESS = frozenset({_SCAN, int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
+_FOLLOWER_LEVELS = frozenset({int(Level.SESSION), int(Level.STALE)})
+
+
+class LocalReplica(Protocol):
+    """A replica on this node: kvstore.partition.Partition."""
+
+    @property
+    def serving(self) -> bool: ...
+    def submit(self, op: Op, sink: Sink, token: int) -> None: ...
+
+
+Waiting = tuple[int, Op, Sink, int, float, bool]
+"""An operation on its way: (order, operation, sink, token, deadline or 0 before it had to wait, whether another server
+sent it). A plain tuple: each forwarded operation is one."""
+
+
+class Links(Protocol):
+    """Links to other servers: kvstore.server.peer.PeerLinks."""
+
+    def submit(self, server: ServerId, partition: PartitionId, waiting: Waiting) -> bool:
+        """Send an operation. False if there is no address for the server, or its link is down: nothing was sent."""
+        ...
+
+    def is_clear(self, server: ServerId, partition: PartitionId) -> bool:
+        """Whether no operation on the partition is under way to the server."""
+        ...
+
+
+class Dispatcher:
+    """The Backend of every door of this server."""
+
+    def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
+        self._env, self._server, self._membership, self._limits = env, server, membership, limits
+        self._local: dict[PartitionId, LocalReplica] = {}
+        self._links: Links
+        self._topology: ClusterTopology = membership.topology
+        self._partition_of: Callable[[bytes], PartitionId] = self._topology.ring.partition_of
+        self._ring_version = self._topology.ring.version
+        self._waiting: dict[PartitionId, list[Waiting]] = {}
+        self._waiting_count = 0
+        self._refused_by: dict[PartitionId, tuple[ServerId, float]] = {}
+        """Servers that did not lead what the topology said they lead, and until when they are not asked again."""
+        self._arrivals = _ARRIVED
+        self._timer: asyncio.TimerHandle | None = None
+        self._failures: list[tuple[Sink, int, StoreError]] = []
+        self._forget = membership.on_topology(self._on_topology)
+        self.forwarded = 0
+        self.waited = 0
+        self.timed_out = 0
+        self._progress: dict[PartitionId, tuple[int, int]] = {}
+
+    def use_links(self, links: Links) -> None:
+        """The links need the dispatcher, and it needs them: they are given once, before the first operation."""
+        self._links = links
+
+    def close(self) -> None:
+        """Refuse what still waits."""
+        self._forget()
+        if self._timer is not None:
+            self._timer.cancel()
+        for partition in sorted(self._waiting):
+            for _, _, sink, token, _, _ in self._waiting[partition]:
+                self._fail_later(sink, token, Unavailable("this server is stopping"))
+        self._waiting.clear()
+        self._waiting_count = 0
+
+    # ── the Backend that doors see ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def topology(self) -> ClusterTopology:
+        return self._topology
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return self._membership.on_topology(changed)
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        """(sequence, leader's time in ms), no smaller than those of any answer that this server gave."""
+        known = self._progress.get(partition, (0, 0))
+        local = self._local.get(partition)
+        state = getattr(local, "state", None)
+        return known if state is None else (max(known[0], state.seq), max(known[1], state.record_time_ms))
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        """Carry out an operation on the partition that owns its key, or on `partition`. `sink.complete(token, …)`
+        follows,
+        once, never from inside this call. An operation that names a later ring than the one known here waits for it."""
+        if partition is None:
+            partition = self._partition_of(op[1])
+        local = self._local.get(partition)
+        if local is None or not local.serving or ring_version > self._ring_version or partition in self._waiting:
+            self._submit_elsewhere(partition, op, sink, token, ring_version)
+        else:
+            local.submit(op, sink, token)
+
+    # ── what links and replicas tell ──────────────────────────────────────────────────────────────────────────────────
+
+    def host(self, partition: PartitionId, replica: LocalReplica | None) -> None:
+        """A replica of the partition is here from now on, or not any more."""
+        if replica is None:
+            self._local.pop(partition, None)
+        else:
+            self._local[partition] = replica
+
+    def submit_here(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
+        """An operation that another server sent: done here or refused, never sent on."""
+        local = self._local.get(partition)
+        if local is None:
+            self._fail_later(sink, token, self._not_leader(partition))
+        elif ring_version != self._ring_version and not self._owns(partition, op):
+            self._fail_later(sink, token, Moved(self._partition_of(op[1]), self._ring_version))
+        elif local.serving and partition not in self._waiting:
+            local.submit(op, sink, token)
+        elif self._leads_soon(partition):
+            self._arrivals += 1
+            self._wait(partition, (self._arrivals, op, sink, token, self._now() + WAIT_S, True))
+        else:
+            self._fail_later(sink, token, self._not_leader(partition))
+
+    def take_back(self, partition: PartitionId, waiting: Waiting, error: StoreError, server: ServerId) -> None:
+        """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
+        order, op, sink, token, deadline, _ = waiting
+        now = self._now()
+        if isinstance(error, Moved):
+            self._membership.suspect_ring()
+        elif isinstance(error, NotLeader):
+            self._refused_by[partition] = (server, now + ASK_AGAIN_S)
+            self._membership.suspect(partition)
+        if isinstance(error, NotLeader | Moved | Unavailable) and not now >= deadline > 0:
+            self._wait(partition, (order, op, sink, token, deadline or now + WAIT_S, False))
+        else:
+            self._fail_later(sink, token, error)
+
+    def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
+        """An answer of this or an earlier progress went out through this server."""
+        known = self._progress.get(partition, (0, 0))
+        self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "forwarded_total": self.forwarded,
+            "waited_for_leader_total": self.waited,
+            "waiting_for_leader": self._waiting_count,
+            "leader_wait_timeouts_total": self.timed_out,
+        }
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _submit_elsewhere(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
+        level_at = _LEVEL_AT.get(op[0])
+        if level_at is not None and op[level_at] in _FOLLOWER_LEVELS and (local := self._local.get(partition)):
+            local.submit(op, sink, token)
+            return
+        if ring_version > self._ring_version:
+            self._membership.suspect_ring()
+        elif partition not in self._waiting:
+            self._arrivals += 1
+            if self._send(partition, (self._arrivals, op, sink, token, 0.0, False)):
+                return
+        self._arrivals += 1
+        self._wait(partition, (self._arrivals, op, sink, token, self._now() + WAIT_S, False))
+
+    def _send(self, partition: PartitionId, waiting: Waiting) -> bool:
+        """Give the operation to whoever leads. False if nobody is known to."""
+        local = self._local.get(partition)
+        if local is not None and local.serving:
+            local.submit(waiting[1], waiting[2], waiting[3])
+            return True
+        leader = self._topology.leaders.get(partition)
+        if leader is None or leader[0] == self._server or partition in self._refused_by:
+            return False
+        if waiting[5]:
+            self._fail_later(waiting[2], waiting[3], self._not_leader(partition))
+            return True
+        if not self._links.submit(leader[0], partition, waiting):
+            return False
+        self.forwarded += 1
+        return True
+
+    def _wait(self, partition: PartitionId, waiting: Waiting) -> None:
+        if self._waiting_count >= self._limits.waiting_max:
+            error = Overloaded(f"{self._waiting_count} operations wait for leaders")
+            self._fail_later(waiting[2], waiting[3], error)
+            return
+        self.waited += 1
+        self._waiting_count += 1
+        insort(self._waiting.setdefault(partition, []), waiting, key=itemgetter(0))
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._drain()
+        if self._waiting:
+            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._on_timer)
+
+    def _on_topology(self) -> None:
+        before, self._topology = self._topology, self._membership.topology
+        self._partition_of = self._topology.ring.partition_of
+        self._ring_version = self._topology.ring.version
+        for partition in sorted(self._refused_by):
+            if self._topology.leaders.get(partition) != before.leaders.get(partition):
+                del self._refused_by[partition]
+        if self._topology.ring.version != before.ring.version:
+            self._file_again()
+        if self._waiting:
+            self._drain()
+
+    def _drain(self) -> None:
+        """Send what can be sent, in order; refuse what has waited too long."""
+        now = self._now()
+        for partition in sorted(self._waiting):
+            waiting = self._waiting.pop(partition)
+            self._waiting_count -= len(waiting)
+            left = self._drain_partition(partition, waiting, now)
+            if left:
+                self._waiting[partition] = left + self._waiting.pop(partition, [])
+                self._waiting_count += len(left)
+
+    def _drain_partition(self, partition: PartitionId, waiting: list[Waiting], now: float) -> list[Waiting]:
+        refused = self._refused_by.get(partition)
+        # Not before everything that it refused has come back: until then the order is not whole.
+        if refused is not None and refused[1] <= now and self._links.is_clear(refused[0], partition):
+            del self._refused_by[partition]
+        for place, each in enumerate(waiting):
+            if each[4] <= now:
+                self.timed_out += 1
+                self._fail_later(each[2], each[3], self._nobody(partition))
+            elif not self._send(partition, each):
+                return waiting[place:]
+        return []
+
+    def _file_again(self) -> None:
+        """The ring has changed: what waits for a key's partition waits for its new one."""
+        filed, self._waiting = self._waiting, {}
+        for partition in sorted(filed):
+            for each in filed[partition]:
+                owner = partition if each[1][0] in _KEYLESS else self._partition_of(each[1][1])
+                insort(self._waiting.setdefault(owner, []), each, key=itemgetter(0))
+
+    def _nobody(self, partition: PartitionId) -> StoreError:
+        leader = self._topology.leaders.get(partition)
+        if leader is None:
+            return Unavailable(f"partition {partition} has no leader")
+        return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")
+
+    def _owns(self, partition: PartitionId, op: Op) -> bool:
+        return op[0] in _KEYLESS or self._partition_of(op[1]) == partition
+
+    def _leads_soon(self, partition: PartitionId) -> bool:
+        leader = self._topology.leaders.get(partition)
+        return leader is not None and leader[0] == self._server
+
+    def _not_leader(self, partition: PartitionId) -> NotLeader:
+        leader = self._topology.leaders.get(partition)
+        if leader is None:
+            return NotLeader(partition)
+        member = self._topology.servers.get(leader[0])
+        return NotLeader(partition, leader[0], member.grpc if member else "")
+
+    def _fail_later(self, sink: Sink, token: int, error: StoreError) -> None:
+        if not self._failures:
+            asyncio.get_running_loop().call_soon(self._fail_now)
+        self._failures.append((sink, token, error))
+
+    def _fail_now(self) -> None:
+        failures, self._failures = self._failures, []
+        sinks: dict[int, Sink] = {}
+        for sink, token, error in failures:
+            sink.complete(token, error)
+            sinks[id(sink)] = sink
+        for sink in sinks.values():
+            sink.flush()
+
+    def _now(self) -> float:
+        return self._env.clock.now()

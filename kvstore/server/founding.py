@@ -1,0 +1,37 @@
+"""Makes a new cluster in an empty metadata store: BookKeeper's layout and the first ring. Running it again changes
+nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from kvstore.errors import ConfigError, NodeExists
+from kvstore.meta import paths
+from kvstore.meta.layout import LayoutManager
+from kvstore.meta.store import MetadataStore
+from kvstore.meta.update import until_known
+from kvstore.ring import codec
+from kvstore.ring.builder import new_ring
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId, ServerId
+
+
+async def found(
+    store: MetadataStore, servers: Mapping[ServerId, str], *, partitions: int, replicas: int, instance_id: str
+) -> Ring:
+    """The cluster's ring, made now if there is none: partitions p1 to p<n> on `servers` (id → zone).
+
+    Raises ConfigError for numbers that do not fit or a layout that is not ours, MetadataUnavailable.
+    """
+    await LayoutManager(store).ensure(instance_id)
+    ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]
+    try:
+        ring = new_ring(ids, servers, replicas)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    try:
+        await until_known(lambda: store.create(paths.RING, codec.encode(ring)))
+    except NodeExists:
+        data, _ = await store.get(paths.RING)
+        ring = codec.decode(data)
+    return ring

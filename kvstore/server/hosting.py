@@ -1,0 +1,120 @@
+"""The partition replicas of this server: started and stopped so that they are those that the ring assigns to it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine import Engine
+from kvstore.partition.partition import Partition
+from kvstore.partition.ports import Peers
+from kvstore.server.dispatch import Dispatcher
+from kvstore.server.membership import Membership
+from kvstore.types import PartitionId, ServerId
+from kvstore.wal.ports import Logs
+
+log = logging.getLogger(__name__)
+
+OpenEngine = Callable[[PartitionId], Engine]
+
+
+class Hosting:
+    """Follows the ring. `stop` hands over what is led here."""
+
+    def __init__(
+        self,
+        env: Env,
+        server: ServerId,
+        config: PartitionConfig,
+        store: MetadataStore,
+        membership: Membership,
+        dispatcher: Dispatcher,
+        logs: Logs,
+        peers: Peers,
+        open_engine: OpenEngine,
+    ) -> None:
+        self._env, self._server, self._config, self._store = env, server, config, store
+        self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
+        self._open_engine = open_engine
+        self._nursery = env.nursery.child("hosting")
+        self._hosted: dict[PartitionId, Partition] = {}
+        self._changed = asyncio.Event()
+        self._forget: Callable[[], None] | None = None
+
+    async def start(self) -> None:
+        """Start what the ring assigns now, and follow its changes."""
+        self._forget = self._membership.on_topology(self._changed.set)
+        await self._reconcile()
+        self._nursery.spawn(self._follow(), name="follow the ring")
+
+    async def stop(self) -> None:
+        """Hand over what is led here, and stop every replica; its state is synced."""
+        if self._forget is not None:
+            self._forget()
+        await self._nursery.close()
+        stopping = self._env.nursery.child("stopping")
+        tasks = [stopping.spawn(self._stop(partition), name=f"stop {partition}") for partition in sorted(self._hosted)]
+        for task in tasks:
+            await task
+        await stopping.close()
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        return {partition: replica.statistics() for partition, replica in sorted(self._hosted.items())}
+
+    @property
+    def leads(self) -> list[PartitionId]:
+        """The partitions that this server leads and answers for."""
+        return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
+
+    async def _follow(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            await self._reconcile()
+
+    async def _reconcile(self) -> None:
+        ring = self._membership.topology.ring
+        assigned = [each for each in sorted(ring.partitions) if self._server in ring.partitions[each].replicas]
+        for partition in sorted(set(self._hosted) - set(assigned)):
+            await self._stop(partition)
+        for partition in assigned:
+            if partition not in self._hosted:
+                await self._begin(partition)
+
+    async def _begin(self, partition: PartitionId) -> None:
+        replica = Partition(
+            self._env,
+            self._config,
+            partition,
+            self._server,
+            self._store,
+            self._logs,
+            self._peers,
+            self._open_engine(partition),
+            lambda: self._replicas_of(partition),
+            self._membership.note_leader,
+        )
+        self._hosted[partition] = replica
+        self._dispatcher.host(partition, replica)
+        await replica.start()
+        log.info("partition=%s starts here", partition)
+
+    async def _stop(self, partition: PartitionId) -> None:
+        replica = self._hosted[partition]
+        try:
+            await replica.stop(hand_over=True)
+        except StoreError as error:
+            log.warning("partition=%s could not be handed over: %s", partition, error)
+        self._dispatcher.host(partition, None)
+        del self._hosted[partition]
+        log.info("partition=%s has stopped here", partition)
+
+    def _replicas_of(self, partition: PartitionId) -> tuple[ServerId, ...]:
+        member = self._membership.topology.ring.partitions.get(partition)
+        return member.replicas if member is not None else ()

@@ -1,0 +1,149 @@
+"""Walking over the keys of all partitions: in the order of the ring for SCAN, partition by partition for KEYS and
+DBSIZE."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvstore.partition.commands import Code, Level, Op
+from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId
+
+Ask = Callable[[Op, PartitionId], Awaitable[Any]]
+
+PAGE_KEYS_MAX = 1000
+RANGES_MAX = 32
+"""Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
+_SCAN_TOKENS, _COUNT = int(Code.SCAN_TOKENS), int(Code.COUNT)
+
+
+async def scan(
+    ask: Ask, ring: Ring, cursor: int, count: int, level: int = Level.LINEARIZABLE
+) -> tuple[int, list[bytes]]:
+    """(next cursor, keys): the keys whose tokens are at or after `cursor`, `count` or somewhat more; cursor 0 is the
+    start, and the end.
+
+    The cursor is a token, so it means the same at each server and after each change of the ring: a key that is there
+    during the whole scan is returned. Raises StoreError.
+    """
+    keys: list[bytes] = []
+    token = cursor
+    for _ in range(RANGES_MAX):
+        owner, end = range_at(ring, token)
+        limit = max(1, min(count - len(keys), PAGE_KEYS_MAX))
+        items, after = await ask((_SCAN_TOKENS, token, limit, int(level)), owner)
+        # What the partition holds beyond this range belongs to a later part of the walk.
+        keys += [key for key, _ in items if token_of(key) <= end]
+        token = after if after is not None and after <= end else end + 1
+        if token >= TOKENS:
+            return 0, keys
+        if len(keys) >= count:
+            break
+    return token, keys
+
+
+def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
+    """Who owns `token`, and the last token up to which it owns all."""
+    place = ring.tokens.bisect_left(token)
+    end = ring.tokens.keys()[place] if place < len(ring.tokens) else TOKENS - 1
+    return ring.owner_of(token), int(end)
+
+
+async def all_keys(ask: Ask, ring: Ring, level: int = Level.LINEARIZABLE) -> list[bytes]:
+    """Every key. Raises StoreError."""
+    keys: list[bytes] = []
+    for partition in sorted(ring.partitions):
+        token: int | None = 0
+        while token is not None:
+            items, token = await ask((_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level)), partition)
+            keys += [key for key, _ in items]
+    return keys
+
+
+async def count_keys(ask: Ask, ring: Ring, level: int = Level.LINEARIZABLE) -> int:
+    """How many keys there are. Raises StoreError."""
+    total = 0
+    for partition in sorted(ring.partitions):
+        total += await ask((_COUNT, b"", int(level)), partition)
+    return total
+
+
+def matcher(pattern: bytes) -> Callable[[bytes], bool]:
+    """Redis's glob: `*`, `?`, `[a-c]`, `[^a]`, and a backslash before what is meant literally.
+
+    Each star takes as little as it can and never gives back (an atomic group), so no pattern takes more than the
+    product of the two lengths.
+    """
+    if pattern == b"*":
+        return lambda _: True
+    chunks = [b""]
+    at = 0
+    while at < len(pattern):
+        piece, at = _piece(pattern, at)
+        if piece is None:
+            chunks.append(b"")
+        else:
+            chunks[-1] += piece
+    first, *rest = chunks
+    if not rest:
+        compiled = re.compile(first, re.DOTALL)
+        return lambda key: compiled.fullmatch(key) is not None
+    middle = b"".join(b"(?>.*?%b)" % chunk for chunk in rest[:-1] if chunk)
+    head = re.compile(first + middle, re.DOTALL)
+    # The last chunk ends the key, wherever that is: it is looked for from the end.
+    tail = re.compile(b"(?:%b)" % rest[-1], re.DOTALL)
+    width = _width(rest[-1])
+
+    def matches(key: bytes) -> bool:
+        found = head.match(key)
+        start = len(key) - width
+        return found is not None and start >= found.end() and tail.fullmatch(key, start) is not None
+
+    return matches
+
+
+def _piece(pattern: bytes, at: int) -> tuple[bytes | None, int]:
+    """One element as a regular expression, None for a star, and where the next one starts."""
+    char = pattern[at : at + 1]
+    if char == b"*":
+        return None, at + 1
+    if char == b"?":
+        return b".", at + 1
+    if char == b"\\" and at + 1 < len(pattern):
+        return re.escape(pattern[at + 1 : at + 2]), at + 2
+    if char == b"[":
+        return _class(pattern, at + 1)
+    return re.escape(char), at + 1
+
+
+def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
+    negated = pattern[at : at + 1] == b"^"
+    at += negated
+    members: set[int] = set()
+    while at < len(pattern) and pattern[at : at + 1] != b"]":
+        if pattern[at : at + 1] == b"\\" and at + 1 < len(pattern):
+            at += 1
+        low = pattern[at]
+        if pattern[at + 1 : at + 2] == b"-" and at + 2 < len(pattern) and pattern[at + 2 : at + 3] != b"]":
+            low, high = sorted((low, pattern[at + 2]))
+            members.update(range(low, high + 1))
+            at += 3
+        else:
+            members.add(low)
+            at += 1
+    if negated:
+        members = set(range(256)) - members
+    if not members:
+        return b"(?!)", at + 1
+    return b"[" + b"".join(b"\\x%02x" % member for member in sorted(members)) + b"]", at + 1
+
+
+_ELEMENT = re.compile(rb"\[[^]]*\]|\(\?!\)|\\.|.", re.DOTALL)
+
+
+def _width(expression: bytes) -> int:
+    """How many bytes a chunk matches: one per element."""
+    return len(_ELEMENT.findall(expression))

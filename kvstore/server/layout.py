@@ -1,0 +1,174 @@
+"""The local cluster on paper: which node has which addresses and directories. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvstore.errors import ConfigError
+from kvstore.server.config import NodeConfig
+
+ZOOKEEPER_PORT = 2181
+PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
+"""Node i of the local cluster listens on these plus i."""
+NODES_MAX = 99
+SAFE_NODES_MIN = 3
+"""Fewer bookies cannot lose one and go on: an entry is acknowledged by two."""
+OFFSET_SMALL_MAX = 99
+OFFSET_LARGE_MIN = 20_000
+OFFSET_LARGE_MAX = 56_900
+
+
+@dataclass(frozen=True, slots=True)
+class NodePlace:
+    """A node of the local cluster, as `cluster.json` describes it."""
+
+    id: str
+    pid: int | None
+    grpc: str
+    resp: str
+    http: str
+    bookie: str
+    data_dir: str
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterFile:
+    """What `<data-dir>/cluster.json` holds."""
+
+    zookeeper: str
+    """host:port/chroot."""
+    zookeeper_pid: int | None
+    """None if the ZooKeeper is not ours."""
+    nodes: tuple[NodePlace, ...]
+    partitions: int = 3
+    replicas: int = 3
+    port_offset: int = 0
+    own_zookeeper: bool = True
+    """Whether `up` starts the ZooKeeper."""
+    unsafe: bool = False
+
+    def document(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_document(cls, document: dict[str, Any]) -> ClusterFile:
+        """Raises ConfigError for what is not a cluster file."""
+        try:
+            nodes = tuple(NodePlace(**node) for node in document["nodes"])
+            return cls(**{**document, "nodes": nodes})
+        except (KeyError, TypeError) as error:
+            raise ConfigError(f"cluster.json: not a cluster file: {error}") from error
+
+    def with_pids(self, pids: dict[str, int | None], zookeeper_pid: int | None) -> ClusterFile:
+        """The same cluster with other processes."""
+        nodes = tuple(replace(node, pid=pids.get(node.id)) for node in self.nodes)
+        return replace(self, nodes=nodes, zookeeper_pid=zookeeper_pid)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wish:
+    """What `kvstore up` was asked for; None where nothing was said."""
+
+    data_dir: Path
+    nodes: int | None = None
+    partitions: int | None = None
+    replicas: int | None = None
+    port_offset: int | None = None
+    zookeeper: str | None = None
+    """An existing one to use instead of a local one."""
+    unsafe: bool = False
+
+
+def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
+    """The cluster to run: as it was recorded, or a new one. Raises ConfigError, naming what is refused."""
+    if found is not None:
+        _refuse_changes(wish, found)
+        return found
+    count = 3 if wish.nodes is None else wish.nodes
+    offset = wish.port_offset or 0
+    _check_offset(offset)
+    if not 1 <= count <= NODES_MAX:
+        raise ConfigError(f"--nodes: want 1 to {NODES_MAX}, got {count}")
+    if count < SAFE_NODES_MIN and not wish.unsafe:
+        raise ConfigError(
+            f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and go on; give --unsafe if that is "
+            "meant"
+        )
+    replicas = min(3, count) if wish.replicas is None else wish.replicas
+    partitions = 3 if wish.partitions is None else wish.partitions
+    if not 1 <= replicas <= count:
+        raise ConfigError(f"--replicas: want 1 to {count}, one per node at most, got {replicas}")
+    if not 1 <= partitions <= 1024:
+        raise ConfigError(f"--partitions: want 1 to 1024, got {partitions}")
+    return ClusterFile(
+        zookeeper=wish.zookeeper or f"127.0.0.1:{ZOOKEEPER_PORT + offset}/kvstore",
+        zookeeper_pid=None,
+        nodes=tuple(_node(i, offset, wish.data_dir) for i in range(1, count + 1)),
+        partitions=partitions,
+        replicas=replicas,
+        port_offset=offset,
+        own_zookeeper=wish.zookeeper is None,
+        unsafe=wish.unsafe,
+    )
+
+
+def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
+    """What the node's process is told."""
+    return NodeConfig(
+        id=node.id,
+        zookeeper=cluster.zookeeper,
+        data_dir=Path(node.data_dir),
+        bookie=node.bookie,
+        resp=node.resp,
+        grpc=node.grpc,
+        http=node.http,
+        log_dir=data_dir / "logs",
+        unsafe=cluster.unsafe,
+    )
+
+
+def listeners(cluster: ClusterFile, ids: set[str]) -> Iterator[tuple[str, str]]:
+    """(what it is for, address) of each port that these nodes need."""
+    for node in cluster.nodes:
+        if node.id in ids:
+            for name in PORTS:
+                yield f"{name} of node {node.id}", getattr(node, name)
+
+
+def _node(number: int, offset: int, data_dir: Path) -> NodePlace:
+    name = f"n{number}"
+    ports = {what: f"127.0.0.1:{base + number + offset}" for what, base in PORTS.items()}
+    home = data_dir / name
+    return NodePlace(id=name, pid=None, data_dir=str(home), config=str(home / "node.toml"), **ports)
+
+
+def _check_offset(offset: int) -> None:
+    if 0 <= offset <= OFFSET_SMALL_MAX:
+        return
+    if not (OFFSET_LARGE_MIN <= offset <= OFFSET_LARGE_MAX and offset % 100 == 0):
+        raise ConfigError(
+            f"--port-offset: want 0 to {OFFSET_SMALL_MAX}, or a multiple of 100 from {OFFSET_LARGE_MIN} to "
+            f"{OFFSET_LARGE_MAX} (others would put one node's ports on another's), got {offset}"
+        )
+
+
+def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
+    recorded = {
+        "nodes": len(found.nodes),
+        "partitions": found.partitions,
+        "replicas": found.replicas,
+        "port_offset": found.port_offset,
+        "zookeeper": found.zookeeper,
+    }
+    for name, value in recorded.items():
+        wanted = getattr(wish, name)
+        if wanted is not None and wanted != value:
+            option = name.replace("_", "-")
+            raise ConfigError(
+                f"--{option} {wanted}: the cluster in {wish.data_dir} was made with {value}; leave the option out, or "
+                f"choose another --data-dir"
+            )

@@ -1,0 +1,284 @@
+"""Starts and stops the processes of a local cluster: a real ZooKeeper and some nodes. Real processes, real time,
+blocking."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import psutil
+
+from kvstore import config as toml
+from kvstore.errors import ConfigError, Unavailable
+from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.server import founding, layout, zookeeper
+from kvstore.server.layout import ClusterFile, NodePlace, Wish
+from kvstore.types import ServerId
+
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 15
+POLL_S = 0.05
+OUTPUT_BYTES_MAX = 1 << 20
+"""What a process wrote to its standard output and error in earlier runs is kept up to this size."""
+
+Progress = Callable[[str], None]
+
+
+class LocalCluster:
+    """The local cluster of one data directory."""
+
+    def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
+        self.data_dir = data_dir.absolute()
+        self._progress = progress
+        self._path = self.data_dir / "cluster.json"
+
+    def load(self) -> ClusterFile:
+        """What was recorded. Raises ConfigError if there is no cluster here."""
+        found = self._load_or_none()
+        if found is None:
+            raise ConfigError(f"no cluster in {self.data_dir}: start one with `kvstore up --data-dir {self.data_dir}`")
+        return found
+
+    def up(self, wish: Wish) -> ClusterFile:
+        """Start what is down, and return when every partition serves. Raises ConfigError, Unavailable."""
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        with self._lock():
+            cluster = layout.plan(replace(wish, data_dir=self.data_dir), self._load_or_none())
+            self._refuse_taken_ports(cluster)
+            cluster = self._start(cluster)
+        self._wait_ready(cluster)
+        return cluster
+
+    def down(self) -> list[str]:
+        """Stop every process of the cluster, and return their names. Its data stays."""
+        found = self._load_or_none()
+        if found is None:
+            return []
+        with self._lock():
+            stopped = self._stop_nodes(found)
+            own = zookeeper.find_running(self._zookeeper_dir()) if found.own_zookeeper else None
+            if own is not None:
+                self._progress("stopping ZooKeeper")
+                own.stop()
+                stopped.append("zookeeper")
+            self._save(found.with_pids({}, None))
+        return stopped
+
+    def status(self) -> dict[str, Any]:
+        """Which processes run, and whether they say they are ready."""
+        found = self.load()
+        nodes = [
+            {
+                "id": node.id,
+                "running": self._runs(node),
+                "ready": self._runs(node) and _http_ok(node.http, "/readyz"),
+                "pid": node.pid if self._runs(node) else None,
+                "resp": node.resp,
+                "grpc": node.grpc,
+                "http": node.http,
+                "bookie": node.bookie,
+            }
+            for node in found.nodes
+        ]
+        runs = self._zookeeper_runs(found)
+        pid = found.zookeeper_pid if runs else None
+        return {"zookeeper": {"address": found.zookeeper, "running": runs, "pid": pid}, "nodes": nodes}
+
+    def start_node(self, cluster: ClusterFile, node: NodePlace) -> int:
+        """Start one node's process; returns its pid at once."""
+        config = Path(node.config)
+        config.parent.mkdir(parents=True, exist_ok=True)
+        if not config.exists():
+            config.write_text(toml.to_toml(layout.node_config(cluster, node, self.data_dir)), encoding="utf-8")
+        command = [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
+        return self.spawn(node.id, command)
+
+    def spawn(self, name: str, command: list[str]) -> int:
+        """Start a process of the cluster that outlives this one."""
+        logs = self.data_dir / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        path = logs / f"{name}.out"
+        if path.exists() and path.stat().st_size > OUTPUT_BYTES_MAX:
+            path.rename(path.with_suffix(".out.1"))
+        with path.open("ab") as output:
+            process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+            )
+        return process.pid
+
+    def _start(self, cluster: ClusterFile) -> ClusterFile:
+        zookeeper_pid = cluster.zookeeper_pid
+        if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
+            self._progress(f"starting ZooKeeper at {cluster.zookeeper}")
+            zookeeper_pid = self._start_zookeeper(cluster)
+        pids: dict[str, int | None] = {node.id: node.pid for node in cluster.nodes}
+        self._save(cluster.with_pids(pids, zookeeper_pid))
+        asyncio.run(_found(cluster))
+        for node in cluster.nodes:
+            if not self._runs(node):
+                self._progress(f"starting node {node.id}")
+                pids[node.id] = self.start_node(cluster, node)
+                self._save(cluster.with_pids(pids, zookeeper_pid))
+        return self.load()
+
+    def _stop_nodes(self, cluster: ClusterFile) -> list[str]:
+        running = [node for node in cluster.nodes if self._runs(node)]
+        if running:
+            self._progress(f"stopping {', '.join(node.id for node in running)}")
+        _end([node.pid for node in running if node.pid is not None], signal.SIGTERM, STOP_TIMEOUT_S)
+        return [node.id for node in running]
+
+    def _wait_ready(self, cluster: ClusterFile) -> None:
+        for node in cluster.nodes:
+            self._progress(f"waiting for node {node.id} at http://{node.http}")
+            self._wait(partial(_http_ok, node.http, "/readyz"), node)
+
+    def _wait(self, condition: Callable[[], bool], node: NodePlace) -> None:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while not condition():
+            if not self._runs(node):
+                raise Unavailable(f"node {node.id} ended while starting; it said:\n{self._last_words(node.id)}")
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"node {node.id} is not ready after {START_TIMEOUT_S} s; see {self.data_dir}/logs/{node.id}.log"
+                )
+            time.sleep(POLL_S)
+
+    def _last_words(self, name: str) -> str:
+        texts = [
+            path.read_text(encoding="utf-8", errors="replace")
+            for path in (self.data_dir / "logs" / f"{name}.log", self.data_dir / "logs" / f"{name}.out")
+            if path.exists()
+        ]
+        return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts) or "nothing"
+
+    def _runs(self, node: NodePlace) -> bool:
+        return node.pid is not None and _is_ours(node.pid, node.config)
+
+    def _zookeeper_dir(self) -> Path:
+        return self.data_dir / "zookeeper"
+
+    def _zookeeper_runs(self, cluster: ClusterFile) -> bool:
+        return cluster.own_zookeeper and zookeeper.find_running(self._zookeeper_dir()) is not None
+
+    def _start_zookeeper(self, cluster: ClusterFile) -> int:
+        port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
+        return zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True).pid
+
+    def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
+        down = {node.id for node in cluster.nodes if not self._runs(node)}
+        wanted = list(layout.listeners(cluster, down))
+        if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
+            wanted.append(("ZooKeeper", cluster.zookeeper.partition("/")[0]))
+        taken = [f"{address} ({what})" for what, address in wanted if not _is_free(address)]
+        if taken:
+            raise ConfigError(
+                f"taken by another process: {', '.join(taken)}; choose others with --port-offset, for example 20000"
+            )
+
+    def _load_or_none(self) -> ClusterFile | None:
+        try:
+            return ClusterFile.from_document(json.loads(self._path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+        except ValueError as error:
+            raise ConfigError(f"{self._path}: not JSON: {error}") from error
+
+    def _save(self, cluster: ClusterFile) -> None:
+        draft = self._path.with_suffix(".json.new")
+        draft.write_text(json.dumps(cluster.document(), indent=2) + "\n", encoding="utf-8")
+        draft.replace(self._path)
+
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Two calls of `up` at once would start everything twice."""
+        with (self.data_dir / "up.lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+
+async def _found(cluster: ClusterFile) -> None:
+    store = await ZooKeeperStore.connect(cluster.zookeeper)
+    try:
+        await founding.found(
+            store,
+            {ServerId(node.id): "" for node in cluster.nodes},
+            partitions=cluster.partitions,
+            replicas=cluster.replicas,
+            instance_id=str(uuid.uuid4()),
+        )
+    finally:
+        await store.close()
+
+
+def _is_ours(pid: int, argument: str) -> bool:
+    """Whether `pid` is alive and was started with `argument`: numbers are used again for other processes."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and any(argument in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _end(pids: list[int], how: signal.Signals, timeout_s: float) -> None:
+    """Signal the processes, wait until they are gone, and kill what is left."""
+    for pid in pids:
+        _signal(pid, how)
+    deadline = time.monotonic() + timeout_s
+    left = set(pids)
+    while left and time.monotonic() < deadline:
+        left = {pid for pid in left if _is_alive(pid)}
+        time.sleep(POLL_S)
+    for pid in sorted(left):
+        _signal(pid, signal.SIGKILL)
+
+
+def _signal(pid: int, how: signal.Signals) -> None:
+    try:
+        os.kill(pid, how)
+    except ProcessLookupError:
+        return
+
+
+def _is_alive(pid: int) -> bool:
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
+
+
+def _is_free(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, int(port)))
+        except OSError:
+            return False
+    return True
+
+
+def _http_ok(address: str, path: str) -> bool:
+    try:
+        with urlopen(f"http://{address}{path}", timeout=2) as answer:
+            return bool(answer.status == 200)
+    except (URLError, OSError):
+        return False

@@ -1,0 +1,64 @@
+"""What a server knows of its cluster: the ring, who leads, who is up. Immutable values and their znodes' bytes. Decides
+only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+
+import orjson
+
+from kvstore.errors import Corrupted
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId, ServerId
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A server that is up, as its znode `/servers/<id>` says."""
+
+    id: str
+    resp: str
+    grpc: str = ""
+    http: str = ""
+    bookie: str = ""
+    zone: str = ""
+    roles: tuple[str, ...] = ()
+    version: str = ""
+    """Of the software."""
+    nonce: str = ""
+    """Of the process: tells a restarted one from the one before."""
+
+    def encode(self) -> bytes:
+        return orjson.dumps({"format": FORMAT, **asdict(self)})
+
+    @staticmethod
+    def decode(data: bytes) -> Member:
+        """Raises Corrupted for an unknown format, by number, and for anything that is not a member."""
+        try:
+            document = orjson.loads(data)
+            if document.pop("format") != FORMAT:
+                raise Corrupted(f"server znode: want format {FORMAT}, got {orjson.loads(data)['format']}")
+            known = {name: document[name] for name in Member.__slots__ if name in document}
+            return Member(**{**known, "roles": tuple(document.get("roles", ()))})
+        except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
+            raise Corrupted(f"server znode: {error!r}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopology:
+    """One state of the cluster as this server has seen it; a change makes another."""
+
+    ring: Ring
+    leaders: Mapping[PartitionId, tuple[ServerId, int]] = field(default_factory=dict)
+    """Leader, and the epoch that it had seen when it claimed; partitions without a leader are absent."""
+    servers: Mapping[ServerId, Member] = field(default_factory=dict)
+
+    def with_leader(self, partition: PartitionId, leader: tuple[ServerId, int] | None) -> ClusterTopology:
+        """The same with another leader of one partition, or none."""
+        leaders = {each: found for each, found in self.leaders.items() if each != partition}
+        if leader is not None:
+            leaders[partition] = leader
+        return replace(self, leaders=leaders)

@@ -1,0 +1,217 @@
+"""Keeps this server's znode in place, and what it knows of the cluster fresh. Watches are hints; all is read again
+every 10 s."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+
+from kvstore.env import Env
+from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.ephemeral import KeptEphemeral
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.partition.election import LeaderRecord
+from kvstore.ring import codec
+from kvstore.ring.ring import Ring
+from kvstore.server.members import ClusterTopology, Member
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 10.0
+RETRY_S = 0.2
+
+
+class Membership:
+    """`topology` is replaced whole at each change; whoever asked by `on_topology` is told after it."""
+
+    def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
+        self._env, self._store, self._member = env, store, member
+        self._nursery = env.nursery.child("membership")
+        self._topology: ClusterTopology | None = None
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._last_listener = 0
+        self._wanted: set[str] = set()
+        """Paths to read again."""
+        self._hint = asyncio.Event()
+        self._watches: dict[str, Watch] = {}
+        self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
+        self._failed = False
+
+    @property
+    def topology(self) -> ClusterTopology:
+        assert self._topology is not None, "the topology is asked for before `wait_ring` has returned"
+        return self._topology
+
+    def start(self) -> None:
+        """Begin to read; keeps the server's znode once `announce` is called."""
+        for path in (paths.RING, paths.SERVERS):
+            self._watch(path)
+        self._nursery.spawn(self._keep_fresh(), name="read")
+
+    async def wait_ring(self) -> Ring:
+        """The ring, once there is one."""
+        ready = asyncio.Event()
+        forget = self.on_topology(ready.set)
+        while self._topology is None:
+            await ready.wait()
+            ready.clear()
+        forget()
+        return self._topology.ring
+
+    async def announce(self) -> None:
+        """Let the cluster know that this server is up. It stays announced over lost sessions."""
+        self._kept.start(self._nursery)
+        try:
+            await self._kept.publish(self._member.encode())
+        except NodeExists:
+            log.warning("another process announces itself as server=%s; waiting until it is gone", self._member.id)
+        except MetadataError as error:
+            log.warning("server=%s is not announced yet: %s", self._member.id, error)
+
+    async def withdraw(self) -> None:
+        """Let the cluster know that this server is leaving. Errors are logged: the session's end does it too."""
+        try:
+            await self._kept.publish(None)
+        except MetadataError as error:
+            log.warning("server=%s could not be withdrawn: %s", self._member.id, error)
+
+    async def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+        await self._nursery.close()
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each change; returns what ends that."""
+        self._last_listener += 1
+        number = self._last_listener
+        self._listeners[number] = changed
+        return lambda: void(self._listeners.pop(number, None))
+
+    def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
+        """A replica here has learnt who leads; its znode is read again all the same."""
+        found = self._topology
+        if found is not None and partition in found.ring.partitions:
+            known = found.leaders.get(partition)
+            if server is None or known is None or known[0] != server:
+                epoch = known[1] if known else 0
+                self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
+        self.suspect(partition)
+
+    def suspect(self, partition: PartitionId) -> None:
+        """The leader known for the partition is not, or not any more: read again."""
+        self._want(paths.partition_leader(partition))
+
+    def suspect_ring(self) -> None:
+        """Somebody has seen a later ring: read again."""
+        self._want(paths.RING)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_our_former(self, data: bytes) -> bool:
+        """Whoever announced this server at this address before is gone: this process listens there."""
+        try:
+            former = Member.decode(data)
+        except Corrupted:
+            return True
+        return (former.id, former.resp) == (self._member.id, self._member.resp)
+
+    def _watch(self, path: str) -> None:
+        if path not in self._watches:
+            self._watches[path] = self._store.watch(path, lambda: self._want(path))
+
+    def _want(self, path: str) -> None:
+        self._wanted.add(path)
+        self._hint.set()
+
+    async def _keep_fresh(self) -> None:
+        while True:
+            wanted, self._wanted = sorted(self._wanted), set()
+            self._hint.clear()
+            try:
+                await self._read_all() if self._is_everything(wanted) else await self._read_leaders(wanted)
+                self._failed = False
+            except (MetadataError, Corrupted) as error:
+                if not self._failed:
+                    log.warning("cannot read the cluster's state, going on with what is known: %s", error)
+                self._failed = True
+                self._wanted.update(wanted or [paths.RING])
+                await asyncio.sleep(RETRY_S)
+                continue
+            try:
+                async with asyncio.timeout(REREAD_S):
+                    await self._hint.wait()
+            except TimeoutError:
+                self._wanted.add(paths.RING)
+
+    def _is_everything(self, wanted: list[str]) -> bool:
+        return self._topology is None or paths.RING in wanted or paths.SERVERS in wanted
+
+    async def _read_all(self) -> None:
+        try:
+            data, _ = await self._store.get(paths.RING)
+        except NoSuchNode:
+            if self._topology is None:
+                return  # a cluster that is only being made
+            raise
+        ring = codec.decode(data)
+        if self._topology is not None and ring.version < self._topology.ring.version:
+            ring = self._topology.ring  # a metadata server that lags behind
+        servers = await self._read_servers()
+        leaders = {}
+        for partition in sorted(ring.partitions):
+            found = await self._read_leader(partition)
+            if found is not None:
+                leaders[partition] = found
+        self._replace(ClusterTopology(ring, leaders, servers))
+
+    async def _read_leaders(self, wanted: list[str]) -> None:
+        changed = self.topology
+        for partition in sorted(changed.ring.partitions):
+            if paths.partition_leader(partition) in wanted:
+                leader = await self._read_leader(partition)
+                changed = replace(self.topology.with_leader(partition, leader))
+                self._replace(changed)
+
+    async def _read_leader(self, partition: PartitionId) -> tuple[ServerId, int] | None:
+        path = paths.partition_leader(partition)
+        self._watch(path)
+        try:
+            data, _ = await self._store.get(path)
+        except NoSuchNode:
+            return None
+        record = LeaderRecord.decode(data)
+        return record.server, record.epoch
+
+    async def _read_servers(self) -> dict[ServerId, Member]:
+        found: dict[ServerId, Member] = {}
+        try:
+            names = await self._store.children(paths.SERVERS)
+        except NoSuchNode:
+            return found
+        for name in names:
+            server = ServerId(name)
+            try:
+                data, _ = await self._store.get(paths.server(server))
+                found[server] = Member.decode(data)
+            except NoSuchNode:
+                continue
+        return found
+
+    def _replace(self, topology: ClusterTopology) -> None:
+        before, self._topology = self._topology, topology
+        if before is not None and _same(before, topology):
+            return
+        for changed in list(self._listeners.values()):
+            changed()
+
+
+def _same(one: ClusterTopology, other: ClusterTopology) -> bool:
+    return one.ring.version == other.ring.version and one.leaders == other.leaders and one.servers == other.servers
+
+
+def void(_: object) -> None:
+    """For lambdas whose result nobody wants."""

@@ -1,0 +1,148 @@
+"""One node as a process of its own: reads its configuration, opens the real ports and doors, and runs until it is told
+to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import logging.handlers
+import os
+import signal
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvstore import config as toml
+from kvstore.env.disk import lock_dir
+from kvstore.env.ports import Env
+from kvstore.env.real import end_process, real_env, run
+from kvstore.errors import ConfigError, MetadataUnavailable
+from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.partition.engine import Engine
+from kvstore.partition.engine_rocks import RocksEngine
+from kvstore.server.app import Node, serve
+from kvstore.server.config import NodeConfig, Role
+from kvstore.server.http import HttpDoor
+from kvstore.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+LOG_BYTES_MAX = 16 << 20
+LOG_FILES = 4
+STOP_TIMEOUT_S = 12.0
+"""Handing over takes less; what takes longer is ended."""
+
+
+def run_node(path: Path, *, insecure: bool = False) -> None:
+    """Run the node of a configuration file until SIGTERM or SIGINT. Raises ConfigError, OSError."""
+    config = toml.read(path, NodeConfig, {"insecure": True} if insecure else {})
+    config = replace(config, data_dir=config.data_dir.absolute())
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    _log_to(config)
+    lock = lock_dir(config.data_dir)
+    try:
+        run(_run(config))
+    finally:
+        lock.close()
+        logging.shutdown()
+
+
+class Process:
+    """What the HTTP door shows while the node starts, runs and stops."""
+
+    def __init__(self, config: NodeConfig) -> None:
+        self._config = config
+        self.node: Node | None = None
+
+    def not_ready(self) -> list[str]:
+        return ["starting"] if self.node is None else self.node.not_ready()
+
+    def status(self) -> dict[str, Any]:
+        if self.node is None:
+            return {"id": self._config.id, "not_ready": self.not_ready()}
+        return self.node.status()
+
+    def statistics(self) -> dict[str, Any]:
+        own = {"process": {"ready": not self.not_ready(), "pid": os.getpid()}}
+        return own if self.node is None else {**own, **self.node.statistics()}
+
+
+async def _run(config: NodeConfig) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for which in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(which, stop.set)
+    env = real_env(config.data_dir, name=config.id, on_error=_task_failed)
+    process = Process(config)
+    http = HttpDoor(process)
+    await http.open(config.http)
+    try:
+        stopping = env.nursery.spawn(_serve(config, env, process, stop), name="serve")
+        await stopping
+    finally:
+        await http.close()
+        await env.nursery.close()
+
+
+async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.Event) -> None:
+    store = await _connect(config, stop)
+    if store is None:
+        return
+    loop = asyncio.get_running_loop()
+    try:
+        async with serve(config, env=env, store=store, open_engine=_engines(config, env), doors=_doors) as node:
+            process.node = node
+            await stop.wait()
+            loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+    finally:
+        await store.close()
+
+
+async def _connect(config: NodeConfig, stop: asyncio.Event) -> ZooKeeperStore | None:
+    """The metadata store, as soon as it answers; None if the node is stopped before."""
+    while not stop.is_set():
+        try:
+            return await ZooKeeperStore.connect(config.zookeeper)
+        except MetadataUnavailable as error:
+            log.warning("%s; trying again", error)
+    return None
+
+
+async def _doors(node: Node, stack: AsyncExitStack) -> None:
+    """The gRPC door."""
+    if Role.SERVER not in node.config.roles:
+        return
+
+
+def _engines(config: NodeConfig, env: Env) -> Any:
+    def open_engine(partition: PartitionId) -> Engine:
+        path = f"partitions/{partition}/engine"
+        env.disk.mkdir(path)
+        return RocksEngine(
+            env.disk.real_path(path),
+            write_buffer_bytes=config.partition.write_buffer_bytes,
+            block_cache_bytes=config.partition.block_cache_bytes,
+        )
+
+    return open_engine
+
+
+def _task_failed(name: str, error: BaseException) -> None:
+    """An error that nobody expected has ended a task: what that task kept true is not kept any more."""
+    end_process(f"task {name} failed: {error!r}")
+
+
+def _log_to(config: NodeConfig) -> None:
+    handler: logging.Handler = logging.StreamHandler()
+    if config.log_dir is not None:
+        config.log_dir.mkdir(parents=True, exist_ok=True)
+        path = config.log_dir / f"{config.id}.log"
+        handler = logging.handlers.RotatingFileHandler(path, maxBytes=LOG_BYTES_MAX, backupCount=LOG_FILES)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
+    logging.getLogger("kazoo").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+
+
+__all__ = ["ConfigError", "run_node"]

@@ -1,0 +1,130 @@
+"""Links to the other servers: who has one, how it is made, and the calling half of the replicas' Peers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
+from kvstore.server import peer_frames as frames
+from kvstore.server.dispatch import Dispatcher, Waiting
+from kvstore.server.peer_frames import FrameError
+from kvstore.server.peer_link import Link
+from kvstore.types import PartitionId, ServerId
+
+CONNECT_TIMEOUT_S = 2.0
+CONNECT_AGAIN_S = 0.1
+
+
+class PeerLinks:
+    """The links to all other servers: the dispatcher's Links, and the calling half of the replicas' Peers."""
+
+    def __init__(
+        self,
+        env: Env,
+        server: ServerId,
+        dispatcher: Dispatcher,
+        forwarded_max: int,
+        serve_here: Callable[[ServerId, PartitionId, str, bytes], Awaitable[bytes]],
+    ) -> None:
+        self.server, self.dispatcher, self.forwarded_max = server, dispatcher, forwarded_max
+        self._env = env
+        self._serve_here = serve_here
+        self._nursery = env.nursery.child("peer links")
+        self._links: dict[ServerId, Link] = {}
+        self._addresses: dict[ServerId, str] = {}
+        """The last ones known: a server whose znode is gone may still be there."""
+        self._refused_at: dict[ServerId, float] = {}
+        self.lost_links = 0
+
+    # ── for the dispatcher ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, server: ServerId, partition: PartitionId, waiting: Waiting) -> bool:
+        """Send an operation to the server. False if it cannot be sent just now; a connection is being made."""
+        link = self._links.get(server)
+        if link is None:
+            self._open(server)
+            return False
+        if not link.is_open or not link.has_room():
+            return False
+        link.submit(partition, waiting)
+        return True
+
+    def is_clear(self, server: ServerId, partition: PartitionId) -> bool:
+        """Whether no operation on the partition is under way to the server."""
+        link = self._links.get(server)
+        return link is None or not link.in_flight_of(partition)
+
+    # ── for the replicas ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        """See kvstore.partition.ports.Peers."""
+        if len(body) > frames.BODY_BYTES_MAX:
+            raise InvalidRequest(f"a call of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
+        if server == self.server:
+            return await self._serve_here(server, partition, method, body)
+        link = self._links.get(server) or self._open(server, at_once=True)
+        if link is None:
+            raise Unavailable(f"no address is known for server {server}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(link.opened)
+        except ConnectionRefusedError as error:
+            raise PeerRefused(f"{server} refuses connections: {error}") from error
+        except (OSError, FrameError, TimeoutError) as error:
+            raise Unavailable(f"{server} cannot be reached: {error or 'no answer in time'}") from error
+        return await link.call(partition, method, body, timeout_s)
+
+    # ── for links ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def lost(self, link: Link) -> None:
+        """The link is gone; another one is made when it is needed."""
+        if self._links.get(link.server) is link:
+            del self._links[link.server]
+            self.lost_links += 1
+
+    def now(self) -> float:
+        return self._env.clock.now()
+
+    def ring_version(self) -> int:
+        return self.dispatcher.topology.ring.version
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "peer_links": sum(link.is_open for link in self._links.values()),
+            "peer_links_lost_total": self.lost_links,
+            "peer_operations_in_flight": sum(len(link) for link in self._links.values()),
+        }
+
+    async def close(self) -> None:
+        """End every link; what is under way on them is answered as on a loss."""
+        for server in sorted(self._links):
+            self._links[server].close()
+        await self._nursery.close()
+
+    def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
+        """Begin to connect. None if no address is known, or the last attempt failed a moment ago."""
+        address = self._address_of(server)
+        if address is None or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S):
+            return None
+        link = self._links[server] = Link(self, server)
+        self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
+        return link
+
+    def _address_of(self, server: ServerId) -> str | None:
+        member = self.dispatcher.topology.servers.get(server)
+        if member is not None:
+            self._addresses[server] = member.resp
+        return self._addresses.get(server)
+
+    async def _connect(self, link: Link, address: str) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._env.transport.connect(address, link)
+                await asyncio.shield(link.opened)
+        except (OSError, FrameError) as error:
+            link.fail_opening(error if not isinstance(error, TimeoutError) else ConnectionError("no answer in time"))
+            self._refused_at[link.server] = self.now()
+            link.close()
+            self.lost(link)

@@ -1,0 +1,325 @@
+"""One link to another server: a connection for operations that it leads and for the calls between replicas.
+
+What is submitted in one turn of the event loop leaves as one frame, and results come back in frames. When a link
+breaks,
+what had not been sent, and reads, go back to the dispatcher; a mutation that had been sent is OutcomeUnknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from kvstore.env import Stream
+from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.partition.commands import Code, Sink
+from kvstore.server import peer_frames as frames
+from kvstore.server.dispatch import Waiting
+from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Lane, Operations, Ping, Results
+from kvstore.types import PartitionId, ServerId
+
+if TYPE_CHECKING:
+    from kvstore.server.peer import PeerLinks
+
+log = logging.getLogger(__name__)
+
+OPERATION_TIMEOUT_S = 5.0
+SILENCE_S = 3.0
+"""A link that owes answers and says nothing for so long is broken."""
+SWEEP_S = 0.5
+BYTES_IN_FLIGHT_MAX = 64 << 20
+WRITE_HIGH_BYTES = 4 << 20
+CALLS_MAX = 64
+"""Calls between replicas under way on one link, whatever else is."""
+
+_GET, _META, _PUT = int(Code.GET), int(Code.META), int(Code.PUT)
+_READS = frozenset({_GET, _META, int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)})
+
+
+class Link:
+    """One connection to another server, from its connect to its loss; a StreamHandler. Not used again after that."""
+
+    def __init__(self, links: PeerLinks, server: ServerId) -> None:
+        self.server = server
+        self.is_open = False
+        self.is_full = False
+        self._links = links
+        self._stream: Stream | None = None
+        self._greeting = b""
+        self._frames = Frames()
+        self._count = 0
+        self._pending: dict[int, tuple[PartitionId, Waiting]] = {}
+        self._pending_bytes = 0
+        self._lanes: dict[PartitionId, Lane] = {}
+        self._unsent = 0
+        """How many of the last pending ones are only in `_lanes`."""
+        self._marks: deque[tuple[float, int]] = deque()
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._heard_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the link can be used; OSError or FrameError when it will never be."""
+
+    # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, partition: PartitionId, waiting: Waiting) -> None:
+        """Send an operation with this turn's frame."""
+        number = self._count = self._count + 1
+        self._pending[number] = (partition, waiting)
+        op = waiting[1]
+        lane = self._lanes.get(partition)
+        if lane is None:
+            if not self._lanes:
+                asyncio.get_running_loop().call_soon(self._send_operations)
+            lane = self._lanes[partition] = Lane(partition, [], [], [])
+        if op[0] == _GET:
+            lane.gets.append((number, op))
+        elif op[0] == _PUT:
+            self._pending_bytes += len(op[2])
+            lane.puts.append((number, op))
+        else:
+            lane.others.append((number, op))
+        self._unsent += 1
+
+    def has_room(self) -> bool:
+        return (
+            not self.is_full
+            and len(self._pending) < self._links.forwarded_max
+            and self._pending_bytes < BYTES_IN_FLIGHT_MAX
+        )
+
+    def in_flight_of(self, partition: PartitionId) -> int:
+        return sum(1 for each, _ in self._pending.values() if each == partition)
+
+    def __len__(self) -> int:
+        return len(self._pending)
+
+    async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        """One call between replicas. Raises Overloaded, OutcomeUnknown, and what the other side raised."""
+        if len(self._calls) >= CALLS_MAX:
+            raise Overloaded(f"{CALLS_MAX} calls to {self.server} are under way")
+        self._count += 1
+        number = self._count
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        try:
+            self._write(frames.encode(Call(number, partition, method, body)))
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise OutcomeUnknown(f"{self.server} did not answer {method} within {timeout_s} s") from None
+        finally:
+            del self._calls[number]
+
+    def close(self) -> None:
+        if self._stream is not None:
+            self._stream.abort()
+
+    # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: Stream) -> None:
+        self._stream = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        words = [b"KVSTORE.PEER", b"%d" % frames.VERSION, self._links.server.encode(), self.server.encode()]
+        hello = b"*4\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+        transport.write(hello)
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._links.now()
+        try:
+            if not self.is_open:
+                data = self._greet(data)
+            if data:
+                for body in self._frames.feed(data):
+                    self._take(frames.decode(body))
+        except FrameError as error:
+            log.warning("server=%s sent what is no frame, closing the link: %s", self.server, error)
+            self.fail_opening(error)
+            self.close()
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail_opening(exc or ConnectionResetError(f"{self.server} closed the connection"))
+        self.is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._links.lost(self)
+        self._give_up()
+
+    def pause_writing(self) -> None:
+        self.is_full = True
+
+    def resume_writing(self) -> None:
+        self.is_full = False
+
+    def _greet(self, data: bytes) -> bytes:
+        """Wait for the other side's consent; what follows it."""
+        self._greeting += data
+        line, end, rest = self._greeting.partition(b"\r\n")
+        if not end:
+            if len(line) > 1024:
+                raise FrameError("no greeting")
+            return b""
+        if line != b"+OK":
+            raise FrameError(f"the link was refused: {line[:200].decode('utf-8', 'replace')}")
+        self.is_open = True
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        if not self.opened.done():
+            self.opened.set_result(None)
+        return rest
+
+    def fail_opening(self, error: Exception) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # nobody has to wait for it
+
+    def _write(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._stream.write(data)
+
+    def _send_operations(self) -> None:
+        if not self._lanes or not self.is_open:
+            return
+        lanes, self._lanes = self._lanes, {}
+        self._unsent = 0
+        try:
+            self._write(frames.encode(Operations(self._links.ring_version(), list(lanes.values()))))
+        except FrameError:
+            for lane in lanes.values():
+                self._send_singly(lane)
+
+    def _send_singly(self, lane: Lane) -> None:
+        """Too much for one frame: one frame for each."""
+        for number, op in sorted([*lane.gets, *lane.puts, *lane.others]):
+            single = Lane(lane.partition, [], [], [(number, op)])
+            self._write(frames.encode(Operations(self._links.ring_version(), [single])))
+
+    # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: frames.Message) -> None:
+        match message:
+            case Results():
+                self._take_results(message)
+            case Answer(number, body, error):
+                self._take_answer(number, body, error)
+            case Ping():
+                pass
+            case _:
+                raise FrameError(f"a {type(message).__name__} from the answering side")
+
+    def _take_results(self, results: Results) -> None:
+        pop, sinks = self._pending.pop, dict[int, Sink]()
+        for partition, seq, time_ms in results.progress:
+            self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
+        for number, result in [*results.numbers, *results.records]:
+            entry = pop(number, None)
+            if entry is not None:
+                _, op, sink, token, _, _ = entry[1]
+                if op[0] == _PUT:
+                    self._pending_bytes -= len(op[2])
+                sink.complete(token, result)
+                sinks[id(sink)] = sink
+        for number in results.absent:
+            entry = pop(number, None)
+            if entry is not None:
+                entry[1][2].complete(entry[1][3], None)
+                sinks[id(entry[1][2])] = entry[1][2]
+        for number, result in sorted(results.others, key=lambda each: each[0]) if results.others else ():
+            entry = pop(number, None)
+            if entry is not None:
+                self._take_other(entry, result, sinks)
+        for sink in sinks.values():
+            sink.flush()
+
+    def _take_other(self, entry: tuple[PartitionId, Waiting], result: Any, sinks: dict[int, Sink]) -> None:
+        partition, waiting = entry
+        op, sink, token = waiting[1], waiting[2], waiting[3]
+        if op[0] == _PUT:
+            self._pending_bytes -= len(op[2])
+        if isinstance(result, NotLeader | Moved):
+            self._links.dispatcher.take_back(partition, waiting, result, self.server)
+        else:
+            sink.complete(token, result)
+            sinks[id(sink)] = sink
+
+    def _take_answer(self, number: int, body: bytes, error: Any) -> None:
+        waiter = self._calls.get(number)
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(body)
+        elif isinstance(error, StoreError):
+            waiter.set_exception(error)
+        else:
+            raise FrameError("an answer whose error is none")
+
+    # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _give_up(self) -> None:
+        """The connection is gone: reads and what was not sent can go elsewhere, sent mutations are unknown."""
+        first_unsent = self._count + 1
+        if self._unsent:
+            first_unsent = min(number for lane in self._lanes.values() for number in _numbers(lane))
+        pending, self._pending = self._pending, {}
+        self._lanes = {}
+        self._pending_bytes = self._unsent = 0
+        sinks: dict[int, Sink] = {}
+        for number, (partition, waiting) in pending.items():
+            if number >= first_unsent or waiting[1][0] in _READS:
+                error = Unavailable(f"the link to {self.server} broke before it was asked")
+                self._links.dispatcher.take_back(partition, waiting, error, self.server)
+            else:
+                self._unknown(waiting, f"the link to {self.server} broke before it answered", sinks)
+        for sink in sinks.values():
+            sink.flush()
+        for waiter in self._calls.values():
+            if not waiter.done():
+                waiter.set_exception(OutcomeUnknown(f"the link to {self.server} broke before it answered"))
+
+    def _unknown(self, waiting: Waiting, reason: str, sinks: dict[int, Sink]) -> None:
+        _, op, sink, token, _, _ = waiting
+        is_read = op[0] in _READS
+        sink.complete(token, Unavailable(reason) if is_read else OutcomeUnknown(reason))
+        sinks[id(sink)] = sink
+
+    def _sweep(self) -> None:
+        """End what has waited too long, and a link that owes answers and is silent."""
+        now = self._links.now()
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        owes = bool(self._pending or self._calls)
+        if owes and now - self._heard_at > SILENCE_S:
+            log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)
+            self.close()
+            return
+        if not owes:
+            self._heard_at = now
+        elif now - self._heard_at > SILENCE_S / 3:
+            self._write(frames.encode(Ping(0)))
+        self._marks.append((now, self._count))
+        expired = 0
+        while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:
+            expired = self._marks.popleft()[1]
+        self._expire(expired)
+
+    def _expire(self, up_to: int) -> None:
+        sinks: dict[int, Sink] = {}
+        overdue = []
+        for number in self._pending:
+            if number > up_to:
+                break
+            overdue.append(number)
+        for number in overdue:
+            _, waiting = self._pending.pop(number)
+            if waiting[1][0] == _PUT:
+                self._pending_bytes -= len(waiting[1][2])
+            self._unknown(waiting, f"{self.server} did not answer within {OPERATION_TIMEOUT_S} s", sinks)
+        for sink in sinks.values():
+            sink.flush()
+
+
+def _numbers(lane: Lane) -> list[int]:
+    return [number for column in (lane.gets, lane.puts, lane.others) for number, _ in column]

@@ -1,0 +1,224 @@
+"""The answering side of the links between servers: operations for what this server leads, and calls to its replicas."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvstore.env import Env, Stream, StreamHandler
+from kvstore.errors import InvalidRequest, NotLeader, Overloaded, StoreError
+from kvstore.partition.commands import Record
+from kvstore.server import peer_frames as frames
+from kvstore.server.dispatch import Dispatcher
+from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Operations, Ping, Results
+from kvstore.server.resp_commands import CommandError
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+CALLS_MAX = 128
+"""Calls from one server that are being answered at once."""
+OUTPUT_BYTES_MAX = 64 << 20
+"""What another server has not read of its answers; beyond it the link ends."""
+RESULT_BYTES = 4 << 20
+"""A frame of results leaves when its values are this large together."""
+
+Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
+
+
+class PeerServer:
+    """Takes over connections on which another server has introduced itself. The serving half of the replicas' Peers."""
+
+    def __init__(self, env: Env, server: ServerId, dispatcher: Dispatcher, operations_max: int) -> None:
+        self.dispatcher, self.operations_max = dispatcher, operations_max
+        self._server = server
+        self._nursery = env.nursery.child("peer server")
+        self._handlers: dict[PartitionId, Handler] = {}
+        self._sessions: dict[PeerSession, None] = {}
+        self.operations = 0
+
+    def serve(self, partition: PartitionId, handler: Handler) -> None:
+        """See kvstore.partition.ports.Peers."""
+        self._handlers[partition] = handler
+
+    def forget(self, partition: PartitionId) -> None:
+        self._handlers.pop(partition, None)
+
+    async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
+        """What the replica here says to a call. Raises StoreError."""
+        handler = self._handlers.get(partition)
+        if handler is None:
+            raise NotLeader(partition)
+        return await handler(server, method, body)
+
+    def accept(self, words: list[bytes], stream: Stream) -> StreamHandler:
+        """Take over a connection that began with `KVSTORE.PEER version from to`. Raises CommandError."""
+        version, other, wanted = (word.decode("utf-8", "replace") for word in words[1:])
+        if version != str(frames.VERSION):
+            raise CommandError(f"ERR peer version: want {frames.VERSION}, got {version[:32]}")
+        if wanted != self._server:
+            raise CommandError(f"ERR this is server {self._server}, not {wanted[:64]}")
+        session = PeerSession(self, ServerId(other), stream)
+        self._sessions[session] = None
+        stream.write(b"+OK\r\n")
+        return session
+
+    def ended(self, session: PeerSession) -> None:
+        self._sessions.pop(session, None)
+
+    def spawn_answer(self, session: PeerSession, call: Call) -> None:
+        self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
+
+    def statistics(self) -> dict[str, int]:
+        return {"peer_sessions": len(self._sessions), "peer_operations_total": self.operations}
+
+    async def close(self) -> None:
+        """End every link."""
+        for session in list(self._sessions):
+            session.close()
+        await self._nursery.close()
+
+
+class PeerSession:
+    """One other server's connection: a StreamHandler, and the Sink of its operations."""
+
+    def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:
+        self._owner, self._server, self._stream = owner, server, stream
+        self._frames = Frames()
+        self._calls = 0
+        self._in_flight = 0
+        self._partitions: dict[PartitionId, None] = {}
+        self._is_lost = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: list[tuple[int, int]] = []
+        self._records: list[tuple[int, Any]] = []
+        self._absent: list[int] = []
+        self._others: list[tuple[int, Any]] = []
+        self._bytes = 0
+
+    # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: Stream) -> None:
+        raise AssertionError("the connection was made before it was taken over")
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._take(frames.decode(body))
+        except FrameError as error:
+            log.warning("server=%s sent what is no frame, closing the link: %s", self._server, error)
+            self.close()
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._owner.ended(self)
+
+    def pause_writing(self) -> None:
+        """The other server reads too slowly: take nothing more from it."""
+        self._stream.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._stream.resume_reading()
+
+    def close(self) -> None:
+        self._stream.abort()
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: frames.Message) -> None:
+        match message:
+            case Operations(ring_version, lanes):
+                for lane in lanes:
+                    self._submit(PartitionId(lane.partition), lane.in_order(), ring_version)
+            case Call():
+                self._take_call(message)
+            case Ping():
+                self._write(frames.encode(message))
+            case _:
+                raise FrameError(f"a {type(message).__name__} from the asking side")
+
+    def _submit(self, partition: PartitionId, ops: list[tuple[int, Any]], ring_version: int) -> None:
+        dispatcher = self._owner.dispatcher
+        self._partitions[partition] = None
+        self._owner.operations += len(ops)
+        if self._in_flight + len(ops) > self._owner.operations_max:
+            for number, _ in ops:
+                self._others.append((number, Overloaded("too many operations on one link")))
+            self._send_results()
+            return
+        self._in_flight += len(ops)
+        for number, op in ops:
+            dispatcher.submit_here(partition, op, self, number, ring_version)
+
+    def _take_call(self, call: Call) -> None:
+        if self._calls >= CALLS_MAX:
+            self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
+            return
+        self._calls += 1
+        self._owner.spawn_answer(self, call)
+
+    async def answer(self, call: Call) -> None:
+        """Answer one call with what its replica says."""
+        try:
+            body = await self._owner.answer(self._server, PartitionId(call.partition), call.method, call.body)
+            if len(body) > frames.BODY_BYTES_MAX:
+                raise InvalidRequest(f"an answer of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
+            reply = Answer(call.number, body)
+        except StoreError as error:
+            reply = Answer(call.number, b"", error)
+        finally:
+            self._calls -= 1
+        self._write(frames.encode(reply))
+
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def complete(self, token: int, result: Any) -> None:
+        self._in_flight -= 1
+        kind = result.__class__
+        if kind is int:
+            self._numbers.append((token, result))
+        elif kind is Record:
+            self._records.append((token, result))
+            self._bytes += len(result[0])
+            if self._bytes > RESULT_BYTES:
+                self._send_results()
+        elif result is None:
+            self._absent.append(token)
+        else:
+            self._others.append((token, result))
+
+    def flush(self) -> None:
+        self._send_results()
+
+    def _send_results(self) -> None:
+        numbers, records, absent, others = self._numbers, self._records, self._absent, self._others
+        if not (numbers or records or absent or others):
+            return
+        self._clear()
+        progress = [(str(each), *self._owner.dispatcher.progress(each)) for each in self._partitions]
+        try:
+            self._write(frames.encode(Results(numbers, records, absent, others, progress)))
+        except FrameError:
+            self._write(frames.encode(Results(numbers, records, absent, [], progress)))
+            for number, result in others:
+                self._send_singly(number, result)
+
+    def _send_singly(self, number: int, result: Any) -> None:
+        try:
+            self._write(frames.encode(Results(others=[(number, result)])))
+        except FrameError as error:
+            self._write(frames.encode(Results(others=[(number, InvalidRequest(f"the result is {error}"))])))
+
+    def _write(self, data: bytes) -> None:
+        if self._is_lost:
+            return
+        self._stream.write(data)
+        if self._stream.get_write_buffer_size() > OUTPUT_BYTES_MAX:
+            log.warning("server=%s does not read its answers, closing the link", self._server)
+            self.close()

@@ -1,0 +1,148 @@
+"""The door for Redis clients: accepts connections, bounds them, and tells them what they ask about the server."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from kvstore.env import Env, Listener, Stream, StreamHandler
+from kvstore.partition.commands import Op
+from kvstore.ring.ring import Ring
+from kvstore.server.ask import Asks
+from kvstore.server.backend import Backend
+from kvstore.server.config import Limits
+from kvstore.server.resp_connection import OUTPUT_BYTES_MAX, RespConnection
+from kvstore.server.resp_session import REDIS_VERSION, Facts
+from kvstore.types import PartitionId
+
+INPUT_BYTES_MAX = 256 << 20
+"""Incomplete commands, over all connections."""
+SPECIALS_MAX = 64
+"""Scans and the like under way at once, over all connections."""
+
+AcceptPeer = Callable[[list[bytes], Stream], StreamHandler]
+
+
+class RespServer:
+    """Listens once `open` is called. `accept_peer` takes over connections of other servers."""
+
+    def __init__(
+        self, env: Env, backend: Backend, limits: Limits, accept_peer: AcceptPeer, facts: Callable[[], Facts]
+    ) -> None:
+        self.backend = backend
+        self.commands = 0
+        """Received since the start."""
+        self.connections_refused = 0
+        self.slow_readers_closed = 0
+        self._env, self._limits = env, limits
+        self._accept_peer, self._facts = accept_peer, facts
+        self._asks = Asks(backend)
+        self._nursery = env.nursery.child("resp")
+        self._connections: dict[RespConnection, None] = {}
+        self._input: dict[RespConnection, int] = {}
+        self._input_bytes = 0
+        self._full: dict[RespConnection, None] = {}
+        self._specials = 0
+        self._last_id = 0
+        self._listener: Listener | None = None
+
+    async def open(self, address: str) -> str:
+        """Accept connections; returns the bound address. Raises OSError."""
+        self._listener = await self._env.transport.listen(address, lambda: RespConnection(self))
+        return self._listener.address
+
+    async def close(self) -> None:
+        """Accept nothing more, answer what is under way, and close every connection."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close_soon()
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "resp_connections": len(self._connections),
+            "resp_commands_total": self.commands,
+            "resp_connections_refused_total": self.connections_refused,
+            "resp_slow_readers_closed_total": self.slow_readers_closed,
+            "resp_input_bytes": self._input_bytes,
+        }
+
+    # ── what connections ask ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def admit(self, connection: RespConnection) -> bool:
+        """Whether there is room for one more."""
+        if len(self._connections) >= self._limits.connections_max:
+            self.connections_refused += 1
+            return False
+        self._connections[connection] = None
+        return True
+
+    def forget(self, connection: RespConnection) -> None:
+        self._connections.pop(connection, None)
+        self._full.pop(connection, None)
+        self._input_bytes -= self._input.pop(connection, 0)
+
+    def note_input(self, connection: RespConnection, size: int) -> None:
+        """`connection` holds `size` bytes of an incomplete command."""
+        held = self._input.get(connection, 0)
+        if size == held:
+            return
+        self._input_bytes += size - held
+        if size:
+            self._input[connection] = size
+        else:
+            del self._input[connection]
+        if self._input_bytes > INPUT_BYTES_MAX and size > held:
+            connection.end_for("ERR too many large commands at once")
+
+    def note_output(self, connection: RespConnection) -> None:
+        """`connection` has more to send than its client reads."""
+        self._full[connection] = None
+        size = connection.output_bytes
+        if size <= OUTPUT_BYTES_MAX:
+            total = sum(each.output_bytes for each in self._full)
+            if total <= self._limits.output_bytes_max:
+                return
+        self.slow_readers_closed += 1
+        connection.end_slow_reader()
+
+    def now_ms(self) -> int:
+        return self._env.clock.wall_ms()
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._nursery.spawn(work, name="special")
+
+    @property
+    def ring(self) -> Ring:
+        return self.backend.topology.ring
+
+    def owner_of(self, key: bytes) -> PartitionId:
+        return self.ring.partition_of(key)
+
+    def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
+        return self._asks.ask(op, partition)
+
+    def accept_peer(self, words: list[bytes], stream: Stream) -> StreamHandler:
+        """Raises CommandError."""
+        return self._accept_peer(words, stream)
+
+    def describe_clients(self) -> bytes:
+        lines = [each.session.describe(each.address) for each in self._connections]
+        return b"".join(lines)
+
+    def facts(self) -> Facts:
+        own: dict[str, Mapping[str, object]] = {
+            "Server": {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": self._port()},
+            "Clients": {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max},
+            "Stats": {"total_commands_processed": self.commands, "rejected_connections": self.connections_refused},
+            "Replication": {"role": "master", "connected_slaves": 0},
+        }
+        return {**own, **self._facts()}
+
+    def _port(self) -> str:
+        return self._listener.address.rpartition(":")[2] if self._listener else "0"

@@ -1,0 +1,425 @@
+"""One Redis client's connection: bytes in, operations to the backend, replies out in the order of the commands.
+
+Commands are submitted as they arrive, many at once; their results come in any order and wait for their turn. A
+request's
+token holds its place in that order and, in its low bits, the format of its reply, so that nothing else is kept per
+operation. What a client may rely on from a server that does one thing after the other is kept: an operation on a key
+that another one of this connection is changing, and a command about more than keys, wait until all before are answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine, Iterable
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import StoreError
+from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Op
+from kvstore.server import resp_replies as replies
+from kvstore.server import resp_specials as specials
+from kvstore.server.resp_commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
+from kvstore.server.resp_parser import Command, Parser, Unfit
+from kvstore.server.resp_replies import FORMATS, Fmt
+from kvstore.server.resp_session import Session
+
+if TYPE_CHECKING:
+    from kvstore.env import Stream, StreamHandler
+    from kvstore.server.resp import RespServer
+
+IN_FLIGHT_MAX = 1024
+"""Commands of one connection that are not answered yet; what comes after them stays unread."""
+OUTPUT_BYTES_MAX = 64 << 20
+"""Replies that one client has not read; beyond it the connection ends."""
+OUTPUT_HIGH_BYTES = 1 << 20
+"""From here on no more of the client's commands are begun."""
+_FORMAT_BITS = 6
+_FORMAT_MASK = (1 << _FORMAT_BITS) - 1
+_HAZARDS_MAX = 4 * IN_FLIGHT_MAX
+
+_GET, _META, _PUT = int(Code.GET), int(Code.META), int(Code.PUT)
+_READS = frozenset({_GET, _META})
+_VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
+
+
+class RespConnection:
+    """A StreamHandler towards the client and a Sink towards the backend."""
+
+    def __init__(self, server: RespServer) -> None:
+        self.server: RespServer = server
+        self.backend = server.backend
+        self._parser = Parser()
+        self.session: Session = Session(server.next_id())
+        self._formats = FORMATS[2]
+        self._out: list[bytes] = []
+        self._issued = 0
+        """Commands begun."""
+        self._answered = 0
+        """Commands whose reply is in `_out` or sent; the reply of number `_answered` is the next one."""
+        self._early: dict[int, bytes] = {}
+        """Replies that came before their turn."""
+        self._writes: dict[bytes, int] = {}
+        """Keys that commands in flight change, with the last such command; may also hold some that are answered."""
+        self._reads: dict[bytes, int] = {}
+        self._queue: deque[Command] = deque()
+        """Read but not begun."""
+        self._resume_below: int | None = None
+        """While commands wait: they go on when fewer than so many are in flight."""
+        self._is_busy = False
+        """A Special is being done."""
+        self._is_full = False
+        """The client does not read its replies."""
+        self._is_closing = False
+        self._is_lost = False
+        self._stream: Stream
+        self._peer: StreamHandler | None = None
+        """Who has taken the connection over, if it is another server's."""
+
+    # ── the client's side ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: Stream) -> None:
+        self._stream = transport
+        if not self.server.admit(self):
+            self._is_closing = True
+            transport.write(b"-ERR max number of clients reached\r\n")
+            transport.close()
+            return
+        transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+
+    def data_received(self, data: bytes) -> None:
+        if self._peer is not None:
+            return self._peer.data_received(data)
+        if self._is_closing:
+            return
+        commands = self._parser.parse(data)
+        self.server.commands += len(commands)
+        if self._is_stalled():
+            self._queue.extend(commands)
+        else:
+            self._run(commands)
+            self._send()
+        if self._parser.error is not None and not self._queue:
+            self._end(f"ERR Protocol error: {self._parser.error}")
+        self.server.note_input(self, self._parser.buffered)
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more; what it still waits for is answered first."""
+        if self._peer is not None:
+            return self._peer.eof_received()
+        self._is_closing = True
+        return self._in_flight() > 0 or bool(self._queue)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = self._is_closing = True
+        self._queue.clear()
+        self._out.clear()
+        self.server.forget(self)
+        if self._peer is not None:
+            self._peer.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        if self._peer is not None:
+            self._peer.pause_writing()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        if self._peer is not None:
+            self._peer.resume_writing()
+        elif self._resume_below is not None:
+            self._resume()
+
+    # ── the backend's side ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def complete(self, token: int, result: Any) -> None:
+        reply = self._formats[token & _FORMAT_MASK](result)
+        number = token >> _FORMAT_BITS
+        if number == self._answered:
+            self._out.append(reply)
+            self._answered = number + 1
+            if self._early:
+                self._release()
+        else:
+            self._early[number] = reply
+
+    def flush(self) -> None:
+        self._send()
+        if self._resume_below is not None:
+            self._resume()
+        elif self._is_closing:
+            self._close_when_done()
+
+    def answer(self, number: int, reply: bytes) -> None:
+        """The reply of a command whose result is not formatted by `complete`."""
+        if number == self._answered:
+            self._out.append(reply)
+            self._answered = number + 1
+            if self._early:
+                self._release()
+        else:
+            self._early[number] = reply
+
+    def _release(self) -> None:
+        while (reply := self._early.pop(self._answered, None)) is not None:
+            self._out.append(reply)
+            self._answered += 1
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _run(self, commands: Iterable[Command]) -> None:
+        """Begin commands until one has to wait; that one and the rest go to the queue."""
+        waiting = iter(commands)
+        submit = self.backend.submit
+        writes, reads, session = self._writes, self._reads, self.session
+        for words in waiting:
+            name, count = words[0], len(words)
+            key: bytes = words[1] if count > 1 else b""
+            if count == 2 and name == b"GET" and session.queued is None and 0 < len(key) <= KEY_BYTES_MAX:
+                if (writes and writes.get(key, -1) >= self._answered) or self._is_crowded():
+                    return self._stall(words, waiting)
+                number = self._issued
+                self._issued = number + 1
+                reads[key] = number
+                submit((_GET, key, session.level, 0), self, number << _FORMAT_BITS | _VALUE_FORMAT)
+            elif (
+                count == 3
+                and name == b"SET"
+                and session.queued is None
+                and 0 < len(key) <= KEY_BYTES_MAX
+                and len(words[2]) <= VALUE_BYTES_MAX
+            ):
+                if (reads and reads.get(key, -1) >= self._answered) or self._is_crowded():
+                    return self._stall(words, waiting)
+                number = self._issued
+                self._issued = number + 1
+                writes[key] = number
+                submit((_PUT, key, words[2], 0, 0, 0, None), self, number << _FORMAT_BITS | _OK_FORMAT)
+            elif not self._begin(words):
+                return self._stall(words, waiting)
+            elif self._is_busy:
+                return self._stall(None, waiting)
+
+    def _begin(self, words: Command) -> bool:
+        """Begin any command. False if it has to wait."""
+        if self._is_closing:
+            return True
+        if isinstance(words, Unfit):
+            self.reply(replies.error(f"ERR {words.reason}"))
+            return True
+        try:
+            found = self._plan(words)
+            return found is None or self.perform(found)
+        except CommandError as error:
+            self.reply(replies.error(str(error)))
+            return True
+
+    def _plan(self, words: Command) -> Plan | None:
+        """What to do; None if it was done. Raises CommandError."""
+        session = self.session
+        now_ms = self.server.now_ms()
+        if session.queued is not None and words[0].upper() not in specials.WITHIN_MULTI:
+            self.reply(session.queue(words, now_ms))
+            return None
+        return plan(words, Context(session.protocol, session.level, now_ms))
+
+    def perform(self, found: Plan) -> bool:
+        match found:
+            case Reply(data):
+                self.reply(data)
+            case Single(op, format_):
+                if self._must_wait((op,)):
+                    return False
+                self._note((op,))
+                number = self._next_number()
+                self.backend.submit(op, self, number << _FORMAT_BITS | format_)
+            case Several(ops, _):
+                if self._must_wait(ops):
+                    return False
+                self._note(ops)
+                Gather(self, self._next_number(), found).submit()
+            case Special(name, words):
+                if self._in_flight() or self._is_full:
+                    return False
+                specials.do(self, name, words)
+        return True
+
+    def _must_wait(self, ops: Iterable[Op]) -> bool:
+        """Whether one of the operations touches what another one in flight changes, or changes what it reads."""
+        if self._is_crowded():
+            return True
+        for op in ops:
+            others = self._writes if op[0] in _READS else self._reads
+            if others.get(op[1], -1) >= self._answered:
+                return True
+        return False
+
+    def _note(self, ops: Iterable[Op]) -> None:
+        for op in ops:
+            (self._reads if op[0] in _READS else self._writes)[op[1]] = self._issued
+
+    def _is_crowded(self) -> bool:
+        return self._is_full or self._issued - self._answered >= IN_FLIGHT_MAX
+
+    def _in_flight(self) -> int:
+        return self._issued - self._answered
+
+    def _next_number(self) -> int:
+        number = self._issued
+        self._issued = number + 1
+        return number
+
+    def reply(self, data: bytes) -> None:
+        self.answer(self._next_number(), data)
+
+    # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_stalled(self) -> bool:
+        return self._resume_below is not None
+
+    def _stall(self, words: Command | None, rest: Iterable[Command]) -> None:
+        """Keep commands for later: until all are answered, or half if there were too many."""
+        if words is not None:
+            self._queue.append(words)
+        self._queue.extend(rest)
+        crowded = self._in_flight() >= IN_FLIGHT_MAX
+        self._resume_below = IN_FLIGHT_MAX // 2 if crowded else 1
+        self._stream.pause_reading()
+
+    def _resume(self) -> None:
+        """Go on with what waits, if it may."""
+        if self._is_full or self._is_busy or self._resume_below is None or self._in_flight() >= self._resume_below:
+            return
+        if not self._in_flight():
+            self._writes.clear()
+            self._reads.clear()
+        self._resume_below = None
+        queue, self._queue = self._queue, deque()
+        self._run(queue)
+        self._send()
+        if self._is_stalled() or self._is_lost:
+            return
+        if self._parser.error is not None:
+            self._end(f"ERR Protocol error: {self._parser.error}")
+        elif self._is_closing:
+            self._close_when_done()
+        else:
+            self._stream.resume_reading()
+
+    def _send(self) -> None:
+        if not self._out or self._is_lost:
+            self._out.clear()
+            return
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self._stream.write(data)
+        if self._is_full:
+            self.server.note_output(self)
+        if self._issued == self._answered:
+            self._writes.clear()
+            self._reads.clear()
+        elif len(self._writes) + len(self._reads) > _HAZARDS_MAX:
+            self._prune()
+
+    def _prune(self) -> None:
+        for hazards in (self._writes, self._reads):
+            kept = {key: number for key, number in hazards.items() if number >= self._answered}
+            hazards.clear()
+            hazards.update(kept)
+
+    @property
+    def output_bytes(self) -> int:
+        """Replies that the client has not read yet."""
+        return self._stream.get_write_buffer_size()
+
+    def end_slow_reader(self) -> None:
+        """The client does not read what it asked for."""
+        self._stream.abort()
+
+    def end_for(self, reason: str) -> None:
+        """Close with an error."""
+        self._end(reason)
+
+    def close_soon(self) -> None:
+        """Begin no more commands; close when those in flight are answered."""
+        self._is_closing = True
+        self._queue.clear()
+        self._close_when_done()
+
+    def is_done(self) -> bool:
+        return self._is_lost or not self._in_flight()
+
+    def _end(self, text: str) -> None:
+        """A last reply, after those that are due before it, then the end."""
+        if not self._is_closing:
+            self.reply(replies.error(text))
+            self._is_closing = True
+        self._send()
+        self._close_when_done()
+
+    def _close_when_done(self) -> None:
+        if not self._in_flight() and not self._queue and not self._is_lost:
+            self._stream.close()
+
+    # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def address(self) -> str:
+        """The client's."""
+        name = self._stream.get_extra_info("peername") or ("?", 0)
+        return f"{name[0]}:{name[1]}"
+
+    def use_protocol(self) -> None:
+        """The session's protocol version has changed: later replies are in it."""
+        self._formats = FORMATS[self.session.protocol]
+
+    def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Answer with what `work` returns; nothing else is begun meanwhile."""
+        number = self._next_number()
+        self._is_busy = True
+        self.server.spawn(self._finish(number, work))
+
+    async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
+        try:
+            reply = await work
+        except CommandError as error:
+            reply = replies.error(str(error))
+        except StoreError as error:
+            reply = replies.failure(error)
+        self._is_busy = False
+        self.answer(number, reply)
+        self.flush()
+
+    def quit(self) -> None:
+        """Say goodbye; what came after is not read."""
+        self.reply(replies.OK)
+        self._is_closing = True
+
+    def become_peer(self, words: list[bytes]) -> None:
+        """Give the connection to another server's link. Raises CommandError if anything else was asked before."""
+        if self._issued or self._queue or self._parser.buffered:
+            raise CommandError("ERR KVSTORE.PEER must be the first command")
+        self._peer = self.server.accept_peer(words, self._stream)
+
+
+class Gather:
+    """Several operations of one command: the sink of their results, which makes one reply of them."""
+
+    __slots__ = ("_connection", "_missing", "_number", "_results", "_several")
+
+    def __init__(self, connection: RespConnection, number: int, several: Several) -> None:
+        self._connection, self._number, self._several = connection, number, several
+        self._missing = len(several.ops)
+        self._results: list[Any] = [None] * self._missing
+
+    def submit(self) -> None:
+        submit = self._connection.backend.submit
+        for index, op in enumerate(self._several.ops):
+            submit(op, self, index)
+
+    def complete(self, token: int, result: Any) -> None:
+        self._results[token] = result
+        self._missing -= 1
+        if not self._missing:
+            self._connection.answer(self._number, self._several.combine(self._results))
+
+    def flush(self) -> None:
+        self._connection.flush()

@@ -1,0 +1,300 @@
+"""Bytes from a Redis client → commands. Decides only.
+
+    command := array | inline
+    array   := "*" count CRLF count × ( "$" length CRLF bytes CRLF )
+    inline  := words split at blanks, quoted as in a shell, up to LF
+
+No length is believed before it is checked, nothing nests, and nothing is kept beyond COMMAND_BYTES_MAX: a command that
+is too large is skipped byte by byte and answered with an error, so that its connection lives. Only what cannot be read
+as commands at all is a ProtocolError, after which no more can be read.
+
+The fast path cuts a whole chunk at its line ends in one call and checks every length against what was cut; a chunk for
+which that does not come out even (a value with a line end in it, a command cut in two) is walked exactly.
+"""
+
+from __future__ import annotations
+
+BULK_BYTES_MAX = (1 << 20) + 512
+"""One argument. A little above the largest value, so that one that is just too large is refused as a value."""
+COMMAND_BYTES_MAX = 16 << 20
+ARGUMENTS_MAX = 1 << 16
+INLINE_BYTES_MAX = 64 << 10
+SKIPPED_ARGUMENTS_MAX = 1 << 20
+SKIPPED_BULK_MAX = 512 << 20
+"""What is larger than these is no mistake of a client but not this protocol."""
+_HEADER_BYTES_MAX = 32
+
+_HEADS = [b"$%d" % length for length in range(4097)]
+_COUNTS = {b"*%d" % count: count for count in range(1, 65)}
+
+Command = list[bytes]
+
+
+class ProtocolError(Exception):
+    """What came is not the protocol; the connection must be closed."""
+
+
+class Unfit(list[bytes]):
+    """Stands where a command would, which was read to its end but is too large to be done. No command has this name."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__([b""])
+        self.reason = reason
+
+
+class Parser:
+    """Collects the bytes of one connection. After `parse`, `error` says whether the stream is lost."""
+
+    def __init__(self) -> None:
+        self.error: ProtocolError | None = None
+        self._kept: list[bytes] = []
+        self._kept_bytes = 0
+        self._needed = 0
+        """Not before so many bytes are kept can the command in them be complete."""
+        self._skip = _Skip()
+
+    @property
+    def buffered(self) -> int:
+        """Bytes of an incomplete command."""
+        return self._kept_bytes
+
+    def parse(self, data: bytes) -> list[Command]:
+        """The commands that `data` completes, in order. Never raises: what is lost is told by `error`."""
+        found: list[Command] = []
+        if self._kept_bytes:
+            self._kept.append(data)
+            self._kept_bytes += len(data)
+            if self._kept_bytes < self._needed:
+                return found
+            data = b"".join(self._kept)
+            self._kept.clear()
+            self._kept_bytes = 0
+        if self.error is None:
+            try:
+                self._parse(data, found)
+            except ProtocolError as error:
+                self.error = error
+        return found
+
+    def _parse(self, data: bytes, found: list[Command]) -> None:
+        pos = 0 if self._skip.is_active() else _cut(data, found)
+        size = len(data)
+        while pos < size:
+            if self._skip.is_active():
+                pos = self._skip.over(data, pos)
+                if self._skip.is_active():
+                    return self._keep(data[pos:], 1)
+                found.append(Unfit(self._skip.reason))
+                continue
+            end, needed = self._walk(data, pos, found)
+            if needed:
+                return self._keep(data[pos:], needed)
+            pos = end
+
+    def _keep(self, rest: bytes, needed: int) -> None:
+        if rest:
+            self._kept.append(rest)
+            self._kept_bytes = len(rest)
+            self._needed = max(needed, len(rest) + 1)
+
+    def _walk(self, data: bytes, pos: int, found: list[Command]) -> tuple[int, int]:
+        """Read one command at `pos`: (where it ends, 0), or (pos, how many bytes from `pos` on it needs at least)."""
+        if data[pos] != 0x2A:
+            return _inline(data, pos, found)
+        line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
+        if line < 0:
+            return pos, _header_incomplete(data, pos)
+        count = _number(data, pos + 1, line, "multibulk", SKIPPED_ARGUMENTS_MAX)
+        at = line + 1
+        if count <= 0:
+            return at, 0
+        if count > ARGUMENTS_MAX:
+            self._skip.begin(count, f"too many arguments: {count}, at most {ARGUMENTS_MAX}")
+            return at, 0
+        command: Command = []
+        while len(command) < count:
+            line = data.find(b"\n", at, at + _HEADER_BYTES_MAX)
+            if line < 0:
+                return pos, at - pos + _header_incomplete(data, at)
+            length = _bulk_length(data, at, line)
+            end = line + 1 + length
+            if length > BULK_BYTES_MAX or end - pos > COMMAND_BYTES_MAX:
+                self._skip.begin(count - len(command), _too_large(length))
+                return at, 0
+            if len(data) < end + 2:
+                return pos, end + 2 - pos
+            _check_end(data, end)
+            command.append(data[line + 1 : end])
+            at = end + 2
+        found.append(command)
+        return at, 0
+
+
+class _Skip:
+    """Passes over the rest of a command without keeping it."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._arguments = 0
+        self._bytes = 0
+
+    def is_active(self) -> bool:
+        return bool(self._arguments or self._bytes)
+
+    def begin(self, arguments: int, reason: str) -> None:
+        """Pass over so many arguments from the next header on."""
+        self.reason, self._arguments, self._bytes = reason, arguments, 0
+
+    def over(self, data: bytes, pos: int) -> int:
+        """Where to go on; an incomplete header is left."""
+        while self._bytes or self._arguments:
+            if self._bytes:
+                step = min(self._bytes, len(data) - pos)
+                self._bytes -= step
+                pos += step
+                if self._bytes:
+                    return pos
+                continue
+            line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
+            if line < 0:
+                if pos < len(data):
+                    _header_incomplete(data, pos)
+                return pos
+            self._bytes = _bulk_length(data, pos, line) + 2
+            self._arguments -= 1
+            pos = line + 1
+        return pos
+
+
+def _cut(data: bytes, found: list[Command]) -> int:
+    """Read commands from the start of `data` as long as they are plain; where the first other one starts."""
+    heads, counts = _HEADS, _COUNTS
+    parts = data.split(b"\r\n")
+    at, last = 0, len(parts) - 1
+    try:
+        while at < last:
+            head = parts[at]
+            if head == b"*3":
+                after = at + 7
+                first, second, third = command = parts[at + 2 : after : 2]
+                if (
+                    parts[at + 3] != heads[len(second)]
+                    or parts[at + 5] != heads[len(third)]
+                    or parts[at + 1] != heads[len(first)]
+                ):
+                    break
+            elif head == b"*2":
+                after = at + 5
+                first, second = command = parts[at + 2 : after : 2]
+                if parts[at + 3] != heads[len(second)] or parts[at + 1] != heads[len(first)]:
+                    break
+            else:
+                after = at + 1 + 2 * counts[head]
+                command = parts[at + 2 : after : 2]
+                if parts[at + 1 : after : 2] != [heads[len(argument)] for argument in command]:
+                    break
+            if after > last:
+                break
+            found.append(command)
+            at = after
+    except (ValueError, LookupError):  # not plain: the exact walk reads it, or says what is wrong
+        pass
+    if at == last and not parts[last]:
+        return len(data)
+    return len(data) - sum(map(len, parts[at:])) - 2 * (last - at)
+
+
+def _bulk_length(data: bytes, at: int, line: int) -> int:
+    if data[at] != 0x24:
+        raise ProtocolError(f"expected '$', got '{chr(data[at])}'")
+    length = _number(data, at + 1, line, "bulk", SKIPPED_BULK_MAX)
+    if length < 0:
+        raise ProtocolError("invalid bulk length")
+    return length
+
+
+def _number(data: bytes, start: int, line: int, what: str, largest: int) -> int:
+    digits = data[start : line - 1]
+    negative = digits[:1] == b"-"
+    if data[line - 1] != 0x0D or not digits[negative:].isdigit():
+        raise ProtocolError(f"invalid {what} length")
+    value = int(digits)
+    if value > largest:
+        raise ProtocolError(f"invalid {what} length")
+    return value
+
+
+def _header_incomplete(data: bytes, at: int) -> int:
+    if len(data) - at >= _HEADER_BYTES_MAX:
+        raise ProtocolError("too long a header")
+    return len(data) - at + 1
+
+
+def _check_end(data: bytes, end: int) -> None:
+    if data[end : end + 2] != b"\r\n":
+        raise ProtocolError("expected a line end after an argument")
+
+
+def _too_large(length: int) -> str:
+    if length > BULK_BYTES_MAX:
+        return f"too large an argument: {length} bytes, at most {BULK_BYTES_MAX}"
+    return f"too large a command: at most {COMMAND_BYTES_MAX} bytes"
+
+
+def _inline(data: bytes, pos: int, found: list[Command]) -> tuple[int, int]:
+    line = data.find(b"\n", pos, pos + INLINE_BYTES_MAX)
+    if line < 0:
+        if len(data) - pos >= INLINE_BYTES_MAX:
+            raise ProtocolError("too big inline request")
+        return pos, len(data) - pos + 1
+    words = _words(data[pos:line].removesuffix(b"\r"))
+    if words:
+        found.append(words)
+    return line + 1, 0
+
+
+def _words(line: bytes) -> Command:
+    if b'"' not in line and b"'" not in line:
+        return line.split()
+    words: Command = []
+    at = 0
+    while at < len(line):
+        if line[at : at + 1].isspace():
+            at += 1
+            continue
+        word, at = _word(line, at)
+        words.append(word)
+    return words
+
+
+_ESCAPES = {0x6E: 0x0A, 0x72: 0x0D, 0x74: 0x09, 0x62: 0x08, 0x61: 0x07}
+
+
+def _word(line: bytes, at: int) -> tuple[bytes, int]:
+    quote = line[at] if line[at] in b"\"'" else None
+    if quote is None:
+        end = at
+        while end < len(line) and not line[end : end + 1].isspace():
+            end += 1
+        return line[at:end], end
+    word = bytearray()
+    at += 1
+    while at < len(line) and line[at] != quote:
+        if line[at] == 0x5C and quote == 0x22 and at + 1 < len(line):
+            at = _escaped(line, at + 1, word)
+        else:
+            word.append(line[at])
+            at += 1
+    closed = at < len(line)
+    if not closed or not (at + 1 == len(line) or line[at + 1 : at + 2].isspace()):
+        raise ProtocolError("unbalanced quotes in request")
+    return bytes(word), at + 1
+
+
+def _escaped(line: bytes, at: int, word: bytearray) -> int:
+    digits = line[at + 1 : at + 3]
+    if line[at] == 0x78 and len(digits) == 2 and all(digit in b"0123456789abcdefABCDEF" for digit in digits):
+        word.append(int(digits, 16))
+        return at + 3
+    word.append(_ESCAPES.get(line[at], line[at]))
+    return at + 1

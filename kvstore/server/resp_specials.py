@@ -1,0 +1,141 @@
+"""The Redis commands about more than keys: what each does with its connection. Nothing else of the connection is in
+flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from kvstore.partition.commands import Level
+from kvstore.ring.hashing import TOKENS
+from kvstore.server import keys, resp_session
+from kvstore.server import resp_replies as replies
+from kvstore.server.resp_commands import CommandError, integer
+
+if TYPE_CHECKING:
+    from kvstore.server.resp_connection import RespConnection
+
+WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET"})
+"""What is not queued in a transaction."""
+KEYS_MAX = 100_000
+"""KEYS of a larger store is refused: it would hold all of them in memory at once."""
+SCAN_COUNT_MAX = 10_000
+_CURSOR_MAX = (1 << 64) - 1
+
+Words = list[bytes]
+
+
+def do(connection: RespConnection, name: str, words: Words) -> None:
+    """Carry out a Special. Raises CommandError."""
+    _SPECIALS[name](connection, words)
+
+
+def _replying(make: Callable[[RespConnection, Words], bytes]) -> Callable[[RespConnection, Words], None]:
+    return lambda connection, words: connection.reply(make(connection, words))
+
+
+def _hello(connection: RespConnection, words: Words) -> None:
+    reply = connection.session.hello(words)
+    connection.use_protocol()
+    connection.reply(reply)
+
+
+def _reset(connection: RespConnection, words: Words) -> None:
+    connection.session.reset()
+    connection.use_protocol()
+    connection.reply(replies.status("RESET"))
+
+
+def _client(connection: RespConnection, words: Words) -> bytes:
+    if words[1].upper() == b"LIST":
+        return replies.bulk(connection.server.describe_clients())
+    return connection.session.client(words, connection.address)
+
+
+def _exec(connection: RespConnection, words: Words) -> None:
+    connection.perform(connection.session.execute(connection.server.owner_of))
+
+
+def _readonly(level: Level) -> Callable[[RespConnection, Words], bytes]:
+    def make(connection: RespConnection, words: Words) -> bytes:
+        connection.session.level = int(level)
+        return replies.OK
+
+    return make
+
+
+def _dbsize(connection: RespConnection, words: Words) -> None:
+    async def work() -> bytes:
+        server = connection.server
+        return replies.number(await keys.count_keys(server.ask, server.ring, connection.session.level))
+
+    connection.run_alone(work())
+
+
+def _keys(connection: RespConnection, words: Words) -> None:
+    async def work() -> bytes:
+        server, level = connection.server, connection.session.level
+        there = await keys.count_keys(server.ask, server.ring, level)
+        if there > KEYS_MAX:
+            raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
+        matches = keys.matcher(words[1])
+        return replies.bulks(filter(matches, await keys.all_keys(server.ask, server.ring, level)))
+
+    connection.run_alone(work())
+
+
+def _scan(connection: RespConnection, words: Words) -> None:
+    if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
+        raise CommandError("ERR invalid cursor")
+    cursor = int(words[1])
+    count, matches, wants_strings = _scan_options(words[2:])
+
+    async def work() -> bytes:
+        server = connection.server
+        after, found = 0, list[bytes]()
+        if cursor < TOKENS and wants_strings:
+            after, found = await keys.scan(server.ask, server.ring, cursor, count, connection.session.level)
+        return replies.array([replies.bulk(b"%d" % after), replies.bulks(filter(matches, found))])
+
+    connection.run_alone(work())
+
+
+def _scan_options(words: Words) -> tuple[int, Callable[[bytes], bool], bool]:
+    if len(words) % 2:
+        raise CommandError("ERR syntax error")
+    count, matches, wants_strings = 10, keys.matcher(b"*"), True
+    for option, value in zip(words[::2], words[1::2], strict=True):
+        match option.upper():
+            case b"COUNT":
+                count = min(integer(value), SCAN_COUNT_MAX)
+                if count < 1:
+                    raise CommandError("ERR syntax error")
+            case b"MATCH":
+                matches = keys.matcher(value)
+            case b"TYPE":
+                wants_strings = value.lower() == b"string"
+            case _:
+                raise CommandError("ERR syntax error")
+    return count, matches, wants_strings
+
+
+_SPECIALS: dict[str, Callable[[RespConnection, Words], None]] = {
+    "HELLO": _hello,
+    "RESET": _reset,
+    "QUIT": lambda connection, words: connection.quit(),
+    "AUTH": _replying(lambda connection, words: resp_session.auth(words)),
+    "CLIENT": _replying(_client),
+    "COMMAND": _replying(lambda connection, words: resp_session.command(words, connection.session.protocol)),
+    "CONFIG": _replying(lambda connection, words: resp_session.config(words, connection.session.protocol)),
+    "INFO": _replying(lambda connection, words: resp_session.info(words, connection.server.facts())),
+    "WAIT": _replying(lambda connection, words: resp_session.wait(words)),
+    "MULTI": _replying(lambda connection, words: connection.session.multi()),
+    "DISCARD": _replying(lambda connection, words: connection.session.discard()),
+    "READONLY": _replying(_readonly(Level.STALE)),
+    "READWRITE": _replying(_readonly(Level.LINEARIZABLE)),
+    "EXEC": _exec,
+    "DBSIZE": _dbsize,
+    "KEYS": _keys,
+    "SCAN": _scan,
+    "KVSTORE.PEER": lambda connection, words: connection.become_peer(words),
+}
