@@ -64,6 +64,8 @@ class Flag(IntFlag):
     INDEPENDENT = 1024
     """Of a batch: a failed operation does not keep the others from being applied (MULTI/EXEC). Otherwise all or
     nothing."""
+    KEYS_ONLY = 2048
+    """Of a scan: the values are left out (empty)."""
 
 
 class Record(NamedTuple):
@@ -158,10 +160,10 @@ def scan(start: bytes, end: bytes, limit: int, flags: int = 0, level: Level = Le
     return (Code.SCAN, start, end, limit, flags, level, seq)
 
 
-def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE) -> Op:
+def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE, flags: int = 0) -> Op:
     """(list of (key, Record), next token or None): this partition's keys in token order from `token` on, all keys of a
     token together."""
-    return (Code.SCAN_TOKENS, token, limit, level)
+    return (Code.SCAN_TOKENS, token, limit, level, flags)
 
 
 def count(level: Level = Level.LINEARIZABLE) -> Op:

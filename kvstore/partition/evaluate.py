@@ -1,0 +1,277 @@
+"""A leader's decisions: a batch of operations becomes one entry of effects, and the answers to give once it is
+acknowledged. Decides only.
+
+Operations are evaluated in order, each against the state, the entries in flight over it, and what came before it in
+the batch. All keys of a batch are looked up in one call; a plain put costs no object but a tuple.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mmh3
+
+from kvstore.errors import Overloaded, StoreError
+from kvstore.partition import entry as entries
+from kvstore.partition.commands import (
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Code,
+    Op,
+    RequestId,
+    Result,
+)
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.draft import Draft
+from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind
+from kvstore.partition.operations import MUTATIONS, check_sizes
+from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
+from kvstore.partition.queries import keys_in
+from kvstore.partition.results import decode_result
+from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
+from kvstore.partition.state import State
+
+Item = tuple[Op, Any, int]
+"""Operation, sink, token."""
+Reply = tuple[Any, int, Result]
+"""Sink, token, result."""
+
+REAP = 64
+"""(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
+RANGE_KEYS_MAX = 1000
+"""Deleted by one entry; a longer DELETE_RANGE goes on in the next."""
+
+_PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
+
+
+class Decided:
+    """What became of a batch."""
+
+    __slots__ = ("data_keys", "entry", "replies", "rest")
+
+    def __init__(self, entry: Entry | None, data_keys: list[bytes], replies: list[Reply], rest: list[Item]) -> None:
+        self.entry = entry
+        """None if nothing changes."""
+        self.data_keys = data_keys
+        self.replies = replies
+        """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease
+        holds."""
+        self.rest = rest
+        """What goes on in the next batch, before anything else: DELETE_RANGEs."""
+
+
+class Evaluator:
+    """Knows what the log will say after all entries in flight."""
+
+    def __init__(self, state: State, epoch: int, config: PartitionConfig) -> None:
+        self.draft: Draft
+        self._state, self._epoch, self._config = state, epoch, config
+        self._overlay = Overlay()
+        self._next_seq = state.seq + 1
+        self._time_ms = state.record_time_ms
+        self._stored: dict[bytes, bytes | None] = {}
+        self._ranges: set[tuple[RequestId | None, int]] = set()
+        """DELETE_RANGEs that have begun and not ended."""
+        self._unchecked = 0
+
+    @property
+    def time_ms(self) -> int:
+        """Record time of the last entry."""
+        return self._time_ms
+
+    def control(self, kind: Kind, wall_ms: int) -> Entry:
+        """A record that changes no key, as the next entry."""
+        self._time_ms = max(self._time_ms, wall_ms)
+        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
+        self._overlay.layers.append(Layer())
+        self._check(made, now=kind is Kind.EPOCH_START)
+        return made
+
+    def applied(self) -> None:
+        """The oldest entry in flight is now in the state."""
+        self._overlay.layers.popleft()
+
+    def evaluate(self, items: list[Item], wall_ms: int) -> Decided:
+        """Decide on `items`, as the next entry."""
+        time_ms = max(self._time_ms, wall_ms)
+        draft = self.draft = Draft(self._next_seq, time_ms)
+        replies: list[Reply] = []
+        rest: list[Item] = []
+        keys = [item[0][1] for item in items]
+        data_keys = list(map(data_key, keys))
+        rows = self._state.engine.multi_get(data_keys)
+        self._stored = dict(zip(keys, rows, strict=True))
+        touched = self._overlay.touched_of(keys)
+        written = draft.layer.rows
+        for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
+            op, sink, token = item
+            plain = op[0] == _PUT and not op[4] and not op[3] and op[6] is None
+            if plain and key not in touched and key not in written and (row is None or row[0] < EXPIRES):
+                result: Result = self._put(draft, key, row_key, op[2], row)
+            elif op[0] == _DELETE_RANGE:
+                result = self._delete_range(op, item, rest)
+                if result is UNTOUCHED:
+                    continue
+            else:
+                result = self._decide(op)
+            replies.append((sink, token, result))
+        self._stored = {}
+        return Decided(self._finish(draft), draft.data_keys, replies, rest)
+
+    def _finish(self, draft: Draft) -> Entry | None:
+        """The draft as the next entry, None if it is empty."""
+        if not draft.keys:
+            return None
+        self._time_ms = draft.time_ms
+        self._next_seq += len(draft.keys)
+        self._overlay.layers.append(draft.layer)
+        made = draft.entry(self._state.partition, self._epoch)
+        self._check(made, now=False)
+        return made
+
+    def _check(self, entry: Entry, *, now: bool) -> None:
+        """Now and then let an entry say what the state was, so that replicas can compare theirs."""
+        self._unchecked += 1
+        if self._unchecked >= self._config.check_every or now:
+            self._unchecked = 0
+            entry.check_seq, entry.check_crc = self._state.seq, self._state.crc
+
+    # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def live(self, key: bytes) -> Row | None:
+        """The key's record after everything before this operation. If it is past its expiry, its delete is added to
+        the draft first."""
+        row = self._latest(key)
+        if row is not None and 0 < row[4] <= self.draft.time_ms:
+            self.draft.delete(key, row)
+            return None
+        return row
+
+    def _latest(self, key: bytes) -> Row | None:
+        row: Row | None = self.draft.layer.rows.get(key, UNTOUCHED)
+        if row is UNTOUCHED:
+            row = self._overlay.find(key)
+        if row is UNTOUCHED:
+            stored: Any = self._stored.get(key, UNTOUCHED)
+            if stored is UNTOUCHED:
+                stored = self._state.engine.get(data_key(key))
+            row = None if stored is None else record_of(stored)
+        return row
+
+    def _put(self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None) -> Result:
+        """A put without flags, expiry or request id, of a key that nothing in flight touches."""
+        if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+            return self._refusal(key, value)
+        seq = draft.first_seq + len(draft.keys)
+        if row is None:
+            created = seq
+            draft.kinds.append(CREATE)
+        else:
+            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "little")
+            draft.kinds.append(OVERWRITE)
+            draft.ages.append(seq - created)
+        draft.keys.append(key)
+        draft.data_keys.append(row_key)
+        draft.values.append(value)
+        draft.layer.rows[key] = (value, seq, created, draft.time_ms, 0)
+        return seq
+
+    def _refusal(self, key: bytes, value: bytes) -> StoreError:
+        try:
+            check_sizes(key, value)
+        except StoreError as error:
+            return error
+        raise AssertionError("refused without a reason")
+
+    def _decide(self, op: Op) -> Result | StoreError:
+        """The result of any operation but DELETE_RANGE, or why it is refused."""
+        if op[0] == REAP:
+            for key in op[2]:
+                self.live(key)
+            return None
+        request: RequestId | None = op[-1]
+        key = op[1]
+        try:
+            if request is None:
+                return MUTATIONS[op[0]](self, op)
+            hash_of_key = self._hash(key)
+            known = self._known(request, hash_of_key)
+            if known is not UNTOUCHED:
+                return known
+            before = self.draft.last_seq
+            result = MUTATIONS[op[0]](self, op)
+            if self.draft.last_seq == before:
+                self.draft.note(key)  # or a late duplicate could still change something
+            touched = b"" if op[0] != _BATCH else _tokens(op)
+            self.draft.answer(request, hash_of_key, result, touched)
+        except StoreError as error:
+            return error
+        return result
+
+    def _hash(self, key: bytes) -> int:
+        return int.from_bytes(data_key(key)[1:5], "big") << 32 | mmh3.hash(key, 1, False)
+
+    def _known(self, request: RequestId, hash_of_key: int) -> Result:
+        """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused."""
+        draft = self.draft
+        client, sequence, _, _ = request
+        result = draft.layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
+        if result is UNTOUCHED:
+            result = self._overlay.find_request(request, hash_of_key)
+        if result is not UNTOUCHED:
+            return result
+        remembered = self._state.retries.find(request, hash_of_key, draft.time_ms)
+        if remembered is None:
+            return UNTOUCHED
+        return remembered if isinstance(remembered, int) else decode_result(remembered)
+
+    def _delete_range(self, op: Op, item: Item, rest: list[Item]) -> Result | StoreError:
+        """How many keys were deleted; UNTOUCHED if the operation goes on in the next batch. Keys go one by one, as
+        effects: a range of many is not atomic, and its request id stands with its last key."""
+        _, start, end, request, *so_far = op
+        count, hash_of_key = so_far or (0, self._hash(start))
+        try:
+            known = UNTOUCHED if request is None or so_far else self._known_range(request, hash_of_key)
+        except StoreError as error:
+            return error
+        if known is not UNTOUCHED:
+            return known
+        keys, following = keys_in(self._state, start, end, RANGE_KEYS_MAX)
+        self._look_up(keys)
+        changed = self._changed_between(start, following or end or None)
+        for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
+            row = self.live(key)
+            if row is not None:
+                self.draft.delete(key, row)
+                count += 1
+        if following is not None:
+            rest.append(((op[0], following, end, request, count, hash_of_key), *item[1:]))
+            self._ranges.add((request, hash_of_key))
+            return UNTOUCHED
+        self._ranges.discard((request, hash_of_key))
+        if request is not None:
+            self.draft.note(start)
+            self.draft.answer(request, hash_of_key, count)
+        return count
+
+    def _known_range(self, request: RequestId, hash_of_key: int) -> Result:
+        """As `_known`. Raises Overloaded while the same request is under way: the one that ends later could delete
+        what its client wrote after the other had ended."""
+        if (request, hash_of_key) in self._ranges:
+            raise Overloaded(f"request {request.sequence} is under way")
+        return self._known(request, hash_of_key)
+
+    def _look_up(self, keys: list[bytes]) -> None:
+        rows = self._state.engine.multi_get(list(map(data_key, keys)))
+        self._stored.update(zip(keys, rows, strict=True))
+
+    def _changed_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
+        changed = self._overlay.rows_between(start, end)
+        own = self.draft.layer.rows.items()
+        changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
+        return changed
+
+
+def _tokens(op: Op) -> bytes:
+    """The tokens of all keys of a batch."""
+    return b"".join(sorted({data_key(each[1])[1:5] for each in op[2]}))

@@ -1,0 +1,326 @@
+"""One leadership of a partition: operations in, entries out, answers back. reads.py, evaluate.py and state.py decide.
+
+    submit → queue → [decide] → log.append → acknowledged → [apply] → answer
+
+Up to `entries_in_flight_max` entries are under way; what arrives meanwhile gathers in the next. An entry is applied
+after it is acknowledged and before anybody is answered. The first failure of an append ends the leadership: what was
+in flight is of unknown outcome, what was queued was never sent (docs/protocol.md, Group commit).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.env import Env
+from kvstore.errors import (
+    InvalidRequest,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
+)
+from kvstore.partition.answers import Answers, Nobody, Once, Reply, lost
+from kvstore.partition.commands import Code, Op, Sink
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.entry import Entry, Kind
+from kvstore.partition.evaluate import REAP, Evaluator, Item
+from kvstore.partition.leader_reads import READS, LeaderReads
+from kvstore.partition.operations import MUTATIONS
+from kvstore.partition.queries import overdue
+from kvstore.partition.queue import Queue
+from kvstore.partition.reads import ReadGate
+from kvstore.partition.state import State
+from kvstore.types import Position, Seq
+from kvstore.wal.ports import LeaderLog
+
+SWEEP_KEYS_MAX = 256
+
+_GET, _PUT = int(Code.GET), int(Code.PUT)
+_MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
+
+
+class _Flight:
+    """An entry that is not acknowledged yet."""
+
+    __slots__ = ("data_keys", "entry", "observed", "replies")
+
+    def __init__(self, entry: Entry, data_keys: list[bytes], replies: list[Reply]) -> None:
+        self.entry, self.data_keys, self.replies = entry, data_keys, replies
+        self.observed: list[Reply] = []
+        """Answers found in what this entry and those before it make of the state."""
+
+
+class Leader:
+    """From an opened log to its end. `on_stopped` is called once if the lead is lost while serving."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: PartitionConfig,
+        state: State,
+        log: LeaderLog,
+        on_stopped: Callable[[StoreError], None],
+    ) -> None:
+        """`state` has applied the log up to its recovered end."""
+        self.serving = False
+        self._env, self._config, self._state, self._log = env, config, state, log
+        self._on_stopped = on_stopped
+        self._loop = asyncio.get_running_loop()
+        self._gate = ReadGate(config.lease_ms / 1000)
+        self._answers = Answers()
+        self._reads = LeaderReads(state, config, self._gate, env.clock, self._answers, self._reap, self._wake)
+        self._queue = Queue(config)
+        self._evaluator = Evaluator(state, log.epoch, config)
+        self._flights: deque[_Flight] = deque()
+        self._refused: list[tuple[Sink, int, StoreError]] = []
+        self._idle: asyncio.Future[None] | None = None
+        self._stopped: StoreError | None = None
+        self._turn_is_due = False
+        self._deadlines: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._entries = self._mutations = self._refusals = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._log.epoch
+
+    @property
+    def lease_until(self) -> float:
+        """Boot-time clock; reads are answered without asking anybody until then."""
+        return self._gate.lease_until
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "epoch": self._log.epoch,
+            "entries": self._entries,
+            "mutations": self._mutations,
+            "answers": self._answers.given,
+            "refused": self._refusals,
+            "queued": len(self._queue),
+            "queued_bytes": self._queue.bytes,
+            "in_flight": len(self._flights),
+            "reads_waiting": len(self._reads),
+            "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
+            "retry_clients": len(self._state.retries),
+            "retry_bytes": self._state.retries.bytes,
+        }
+
+    # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self) -> None:
+        """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies."""
+        self._log.on_lost(self._lose)
+        await self._append_control(Kind.EPOCH_START)
+        self.serving = True
+        self._sweep_later()
+
+    async def release(self) -> None:
+        """Answer what has come, then nothing more, and say so in the log: the next leader need not wait for the lease.
+        Raises StoreError if that did not work out; the leader has stopped then."""
+        self.serving = False
+        try:
+            async with asyncio.timeout(2 * self._config.queue_wait_max_s):
+                await self._drained()
+                self._gate.close()
+                await self._append_control(Kind.RELEASE)
+                await self._log.seal()
+        except TimeoutError as error:
+            raise Unavailable(f"partition {self._state.partition}: not released in time") from error
+        finally:
+            self.stop(NotLeader(self._state.partition))
+
+    def stop(self, reason: StoreError) -> None:
+        """End at once: what is in flight is of unknown outcome, what is queued was not done."""
+        if self._stopped is not None:
+            return
+        self._stopped = reason
+        self.serving = False
+        self._gate.close()
+        self._log.close_for_good()
+        for timer in (self._deadlines, self._sweep_timer):
+            if timer is not None:
+                timer.cancel()
+        while self._flights:
+            flight = self._flights.popleft()
+            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
+        for op, sink, token in self._queue.take_all():
+            self._answers.give(sink, token, self._not_done(op, NotLeader(self._state.partition)))
+        self._reads.stop(NotLeader(self._state.partition))
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_exception(reason)
+        self._give_refusals()
+        self._answers.flush()
+
+    def _lose(self, reason: StoreError) -> None:
+        """The lead is lost."""
+        if self._stopped is None:
+            served = self.serving
+            self.stop(reason)
+            if served:
+                self._on_stopped(reason)
+
+    async def _append_control(self, kind: Kind) -> None:
+        """Append a control record; return once it is acknowledged and applied."""
+        once = Once()
+        entry = self._evaluator.control(kind, self._env.clock.wall_ms())
+        self._append(entry, [], [(once, 0, None)])
+        await once.done
+
+    async def _drained(self) -> None:
+        """Wait until nothing is queued, in flight or waiting. Raises StoreError if the lead is lost."""
+        if self._stopped is not None:
+            raise self._stopped
+        self._idle = self._loop.create_future()
+        self._wake()
+        await self._idle
+
+    # ── arriving ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        """Carry `op` out. The sink gets the result on a later turn of the event loop."""
+        code = op[0]
+        if not self.serving:
+            self._refuse(sink, token, NotLeader(self._state.partition))
+        elif code == _GET or code in READS:
+            if not self._reads.arrive((op, sink, token)):
+                self._refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
+        elif code == _PUT or code in _MUTATIONS:
+            if not self._queue.offer((op, sink, token)):
+                self._refuse(sink, token, Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes"))
+        else:
+            self._refuse(sink, token, InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}"))
+        if not self._turn_is_due:
+            self._wake()
+
+    def _refuse(self, sink: Sink, token: int, error: StoreError) -> None:
+        self._refusals += 1
+        self._refused.append((sink, token, error))
+
+    def _give_refusals(self) -> None:
+        refused, self._refused = self._refused, []
+        self._answers.give_all(refused)
+
+    def _wake(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """At the end of a turn of the event loop: everything that has arrived in it."""
+        self._turn_is_due = False
+        self._give_refusals()
+        if self._stopped is None:
+            self._queue.stamp(self._env.clock.now())
+            self._reads.turn()
+            self._fill()
+        else:
+            self._reads.stop(NotLeader(self._state.partition))
+        self._answers.flush()
+
+    # ── leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _fill(self) -> None:
+        """Send as much as may be in flight."""
+        room = self._config.entries_in_flight_max
+        while self._queue and len(self._flights) < room and self._stopped is None:
+            self._send(self._queue.take())
+        if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
+            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [], [])
+        if (self._queue or self._reads.is_waiting) and self._deadlines is None and self._stopped is None:
+            self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
+        if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
+            self._idle.set_result(None)
+
+    def _send(self, items: list[Item]) -> None:
+        """Decide on a batch, and append its effects."""
+        decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
+        for item in decided.rest:
+            self._queue.put_back(item, self._env.clock.now())
+        if decided.entry is not None:
+            self._append(decided.entry, decided.data_keys, decided.replies)
+        elif self._flights:
+            self._flights[-1].observed += decided.replies
+        else:
+            self._reads.observe(decided.replies)
+
+    def _append(self, entry: Entry, data_keys: list[bytes], replies: list[Reply]) -> None:
+        self._flights.append(_Flight(entry, data_keys, replies))
+        self._gate.send()
+        self._entries += 1
+        self._mutations += len(entry.keys)
+        self._log.append(entry.encode(), Seq(entry.first_seq), self._done)
+
+    def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        """The oldest entry in flight is acknowledged, or is not."""
+        if self._stopped is not None or not self._flights:
+            return  # answered already
+        if error is not None or position is None:
+            self._fail(error or OutcomeUnknown("an entry was not acknowledged"))
+            return
+        flight = self._flights.popleft()
+        try:
+            self._state.apply_decoded(position, flight.entry, flight.data_keys)
+        except (StoreError, OSError) as failure:
+            # Acknowledged, so it is in the log for good; this process can go on from it only by starting anew.
+            self._env.fatal(f"partition {self._state.partition}: entry {position} cannot be applied: {failure}")
+            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
+            self._lose(OutcomeUnknown(str(failure)))
+            return
+        self._evaluator.applied()
+        self._gate.acknowledge(sent_at)
+        self._answers.give_all(flight.replies)
+        if flight.observed:
+            self._reads.observe(flight.observed)
+        self._reads.acknowledged()
+        self._answers.flush()
+        if self._queue or self._idle is not None or self._reads:
+            self._wake()
+
+    def _fail(self, error: StoreError) -> None:
+        """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""
+        if isinstance(error, NotEnoughBookies):
+            # Nothing of this entry was sent: it is definitely not done.
+            flight = self._flights.popleft()
+            self._answers.give_all([(sink, token, error) for sink, token, _ in flight.replies + flight.observed])
+        self._lose(error)
+
+    # ── now and then ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _expire(self) -> None:
+        """Refuse what has waited for too long: it was not appended, and is not any more."""
+        self._deadlines = None
+        before = self._env.clock.now() - self._config.queue_wait_max_s
+        self._reads.expire(before)
+        error = Unavailable(f"partition {self._state.partition}: the write has waited for too long")
+        for op, sink, token in self._queue.take_older(before):
+            self._answers.give(sink, token, self._not_done(op, error))
+        self._fill()
+        self._answers.flush()
+
+    def _not_done(self, op: Op, error: StoreError) -> StoreError:
+        """`error`, unless part of a long DELETE_RANGE is done already."""
+        if op[0] == Code.DELETE_RANGE and len(op) > 4:
+            return OutcomeUnknown(f"partition {self._state.partition}: {op[4]} keys were deleted, then it ended")
+        return error
+
+    def _reap(self, keys: list[bytes], sink: Sink) -> None:
+        """Log the deletes of keys past their expiry."""
+        self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
+        self._wake()
+
+    def _sweep_later(self) -> None:
+        if self._config.expiry_sweep_s > 0 and self._stopped is None:
+            self._sweep_timer = self._loop.call_later(self._config.expiry_sweep_s, self._sweep)
+
+    def _sweep(self) -> None:
+        """Delete keys past their expiry that nobody asks for; not while there is other work."""
+        if self.serving and not self._queue:
+            keys = overdue(self._state, self._env.clock.wall_ms(), SWEEP_KEYS_MAX)
+            if keys:
+                self._reap(keys, Nobody())
+        self._sweep_later()

@@ -1,0 +1,229 @@
+"""A leader's reads: answers those that may be answered, keeps those that must wait for a proof or a lease.
+
+The lease is asked and the state is read in one step, after the read has arrived; reads.py decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvstore.env import Clock
+from kvstore.errors import NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.partition import queries
+from kvstore.partition.answers import Answers, Reply, lost
+from kvstore.partition.commands import Code, Level, Op, Result, Sink
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.queries import Expired, Steps
+from kvstore.partition.reads import ReadGate
+from kvstore.partition.state import State
+
+Read = tuple[Op, Sink, int]
+
+_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
+READS = frozenset((_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT))
+_LEVEL_AT = {_GET: 2, _META: 2, _SCAN: 5, _SCAN_TOKENS: 3, _COUNT: 2}
+_SEQ_AT = {_GET: 3, _META: 3, _SCAN: 6}
+_LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
+
+
+class _Waiting(NamedTuple):
+    """A read, or answers found already, until there is a proof for it."""
+
+    ticket: int
+    since: float
+    read: Read | None
+    replies: list[Reply]
+
+
+class LeaderReads:
+    """`reap(keys, sink)` asks the leader to log the deletes of expired keys, and completes `sink` then; `wake` asks for
+    another turn."""
+
+    def __init__(
+        self,
+        state: State,
+        config: PartitionConfig,
+        gate: ReadGate,
+        clock: Clock,
+        answers: Answers,
+        reap: Callable[[list[bytes], Sink], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.gate = gate
+        self._most = config.queue_items_max
+        self._state, self._clock, self._answers = state, clock, answers
+        self._reap, self._wake = reap, wake
+        self._arrived: list[Read] = []
+        self._strict: deque[_Waiting] = deque()
+        self._leaseless: deque[_Waiting] = deque()
+        self._under_way = 0
+        """Reads that take several turns, or wait for a delete to be logged."""
+        self._renew = False
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._strict) + len(self._leaseless) + self._under_way
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._strict or self._leaseless)
+
+    def arrive(self, read: Read) -> bool:
+        """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
+        if len(self._arrived) + len(self._leaseless) + len(self._strict) >= self._most:
+            return False
+        self._arrived.append(read)
+        return True
+
+    def turn(self) -> None:
+        """Answer what has arrived, or let it wait."""
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        now = self._clock.now()
+        leased = self.gate.has_lease(now)
+        self._renew |= self.gate.wants_renewal(now)
+        ready: list[Read] = []
+        local: list[Read] = []
+        for read in arrived:
+            op = read[0]
+            code = op[0]
+            level = op[_LEVEL_AT[code]]
+            seq = op[_SEQ_AT[code]] if code in _SEQ_AT else 0
+            if seq > self._state.seq:
+                behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
+                self._answers.give(read[1], read[2], NotCaughtUp(behind))
+            elif level == _LINEARIZABLE and leased:
+                ready.append(read)
+            elif level >= _SESSION:
+                local.append(read)
+            else:
+                waiting = self._leaseless if level == _LINEARIZABLE else self._strict
+                waiting.append(_Waiting(self.gate.sent, now, read, []))
+        self._answer(ready, self._now_ms())
+        self._answer(local, self._state.record_time_ms)
+
+    def observe(self, replies: list[Reply]) -> None:
+        """Give answers that were found in acknowledged state, once there is a lease or a proof."""
+        now = self._clock.now()
+        if self.gate.has_lease(now):
+            self._answers.give_all(replies)
+        else:
+            self._leaseless.append(_Waiting(self.gate.sent, now, None, replies))
+
+    def acknowledged(self) -> None:
+        """An append is: answer those for which it is the proof, or all if it brought the lease back."""
+        if not self.is_waiting:
+            return
+        leased = self.gate.has_lease(self._clock.now())
+        ready: list[Read] = []
+        for waiting, all_of_it in ((self._strict, False), (self._leaseless, leased)):
+            while waiting and (all_of_it or self.gate.proves(waiting[0].ticket)):
+                _, _, read, replies = waiting.popleft()
+                if read is not None:
+                    ready.append(read)
+                self._answers.give_all(replies)
+        self._answer(ready, self._now_ms())
+
+    def wants_append(self) -> bool:
+        """Whether an append is needed that has not been sent yet: as a proof, or to keep the lease."""
+        if self.gate.is_closed:
+            return False
+        renew, self._renew = self._renew, False
+        sent = self.gate.sent
+        return (
+            (renew and self.gate.wants_renewal(self._clock.now()))
+            or bool(self._strict and self._strict[-1].ticket == sent)
+            or bool(self._leaseless and self._leaseless[-1].ticket == sent)
+        )
+
+    def expire(self, before: float) -> None:
+        """Refuse what has waited since `before`."""
+        for waiting in (self._strict, self._leaseless):
+            while waiting and waiting[0].since < before:
+                late = waiting.popleft()
+                error = Unavailable(f"partition {self._state.partition}: nothing was acknowledged in time")
+                if late.read is not None:
+                    self._answers.give(late.read[1], late.read[2], error)
+                self._answers.give_all(lost(late.replies, self._state.partition))
+
+    def stop(self, error: StoreError) -> None:
+        """Refuse everything."""
+        arrived, self._arrived = self._arrived, []
+        for _, sink, token in arrived:
+            self._answers.give(sink, token, error)
+        for waiting in (self._strict, self._leaseless):
+            while waiting:
+                _, _, read, replies = waiting.popleft()
+                if read is not None:
+                    self._answers.give(read[1], read[2], error)
+                self._answers.give_all(lost(replies, self._state.partition))
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _now_ms(self) -> int:
+        return max(self._state.record_time_ms, self._clock.wall_ms())
+
+    def _answer(self, reads: list[Read], now_ms: int) -> None:
+        """Read the state as it is now."""
+        if not reads:
+            return
+        points = [read for read in reads if read[0][0] <= _META]
+        found = queries.find(self._state, [read[0] for read in points], now_ms)
+        give = self._answers.give
+        for read, result in zip(points, found, strict=True):
+            if result.__class__ is Expired:
+                self._log_deletes(result.keys, read)
+            else:
+                give(read[1], read[2], result)
+        for read in reads:
+            if read[0][0] > _META:
+                self._under_way += 1
+                self._step(read, queries.steps(self._state, read[0], now_ms))
+
+    def _step(self, read: Read, steps: Steps) -> None:
+        """One step of a read; the next one in another turn of the event loop. What it reads does not change."""
+        result: Result | Expired
+        try:
+            next(steps)
+        except StopIteration as end:
+            result = end.value
+        except StoreError as error:
+            result = error
+        else:
+            asyncio.get_running_loop().call_soon(self._step, read, steps)
+            return
+        self._under_way -= 1
+        if isinstance(result, Expired):
+            self._log_deletes(result.keys, read)
+        else:
+            self._answers.give(read[1], read[2], result)
+            self._wake()
+
+    def _log_deletes(self, keys: list[bytes], read: Read) -> None:
+        self._under_way += 1
+        self._reap(keys, _Again(self, read))
+
+    def read_again(self, read: Read, failed: bool) -> None:
+        """The deletes that `read` has waited for are logged, or will never be."""
+        self._under_way -= 1
+        if failed:
+            self._answers.give(read[1], read[2], NotLeader(self._state.partition))
+        else:
+            self._arrived.append(read)
+        self._wake()
+
+
+class _Again:
+    """The sink of a delete that a read has asked for."""
+
+    def __init__(self, reads: LeaderReads, read: Read) -> None:
+        self._reads, self._read = reads, read
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._reads.read_again(self._read, isinstance(result, StoreError))
+
+    def flush(self) -> None:
+        """The read has a sink of its own."""

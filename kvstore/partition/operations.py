@@ -1,0 +1,222 @@
+"""What each operation does to a key: the rules of conditions, counters, appends, expiries. Decides only.
+
+An operation finds the key's live record, adds effects to the draft, and returns its result or raises Refused. Before it
+may find a key absent that is past its expiry, the key's delete is in the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.partition.commands import (
+    BATCH_BYTES_MAX,
+    KEY_BYTES_MAX,
+    VALUE_BYTES_MAX,
+    Code,
+    Flag,
+    Op,
+    Record,
+    Result,
+)
+from kvstore.partition.draft import Draft
+from kvstore.partition.overlay import Row
+
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
+INTEGER_DIGITS_MAX = 20
+BATCH_OPS_MAX = 10_000
+
+
+class Deciding(Protocol):
+    """What an operation may see and change."""
+
+    draft: Draft
+
+    def live(self, key: bytes) -> Row | None:
+        """The key's record after everything before this operation; None if it is absent."""
+        ...
+
+
+def check_sizes(key: bytes, value: bytes = b"") -> None:
+    """Raises InvalidRequest."""
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+
+
+def _record(row: Row | None) -> Record | None:
+    return None if row is None else Record._make(row)
+
+
+def _get(d: Deciding, op: Op) -> Result:
+    return _record(d.live(op[1]))
+
+
+def _meta(d: Deciding, op: Op) -> Result:
+    row = d.live(op[1])
+    return None if row is None else (len(row[0]), *row[1:])
+
+
+def _is_met(flags: int, version: int, row: Row | None) -> bool:
+    found = 0 if row is None else row[1]
+    if flags & Flag.IF_ABSENT and found:
+        return False
+    if flags & Flag.IF_PRESENT and not found:
+        return False
+    return not flags & Flag.IF_VERSION or version == found
+
+
+def _expiry_at(draft: Draft, expires_ms: int, flags: int) -> int:
+    return draft.time_ms + expires_ms if flags & Flag.RELATIVE_TTL else expires_ms
+
+
+def _put(d: Deciding, op: Op) -> Result:
+    _, key, value, expires_ms, flags, version, _ = op
+    check_sizes(key, value)
+    row = d.live(key)
+    if not _is_met(flags, version, row):
+        found = 0 if row is None else row[1]
+        if flags & Flag.RETURN_OLD:
+            return (False, found, _record(row))
+        raise ConditionFailed(found)
+    if flags & Flag.KEEP_TTL:
+        expires_ms = 0 if row is None else row[4]
+    elif expires_ms:
+        expires_ms = _expiry_at(d.draft, expires_ms, flags)
+    if 0 < expires_ms <= d.draft.time_ms or expires_ms < 0:
+        # Past its expiry as it is written: what is left is that the former record is gone.
+        seq = d.draft.note(key) if row is None else d.draft.delete(key, row)
+    else:
+        seq = d.draft.put(key, value, row, expires_ms)
+    return (True, seq, _record(row)) if flags & Flag.RETURN_OLD else seq
+
+
+def _delete(d: Deciding, op: Op) -> Result:
+    _, key, flags, version, _ = op
+    check_sizes(key)
+    row = d.live(key)
+    if not _is_met(flags, version, row):
+        raise ConditionFailed(0 if row is None else row[1])
+    seq = 0 if row is None else d.draft.delete(key, row)
+    return (seq, _record(row)) if flags & Flag.RETURN_OLD else seq
+
+
+def _integer(value: bytes) -> int:
+    """The integer that a value is. Raises InvalidRequest."""
+    digits = value[1:] if value.startswith(b"-") else value
+    canonical = digits.isdigit() and len(value) <= INTEGER_DIGITS_MAX and (digits[:1] != b"0" or value == b"0")
+    number = int(value) if canonical else INTEGER_MAX + 1
+    if not INTEGER_MIN <= number <= INTEGER_MAX:
+        raise InvalidRequest("value is not an integer or out of range")
+    return number
+
+
+def _increment(d: Deciding, op: Op) -> Result:
+    _, key, delta, _ = op
+    check_sizes(key)
+    row = d.live(key)
+    number = (0 if row is None else _integer(row[0])) + delta
+    if not INTEGER_MIN <= number <= INTEGER_MAX:
+        raise InvalidRequest("increment or decrement would overflow")
+    return (number, d.draft.put(key, b"%d" % number, row, 0 if row is None else row[4]))
+
+
+def _append(d: Deciding, op: Op) -> Result:
+    _, key, suffix, _ = op
+    row = d.live(key)
+    value = suffix if row is None else row[0] + suffix
+    check_sizes(key, value)
+    return (len(value), d.draft.put(key, value, row, 0 if row is None else row[4]))
+
+
+def _may_set_expiry(flags: int, old_ms: int, new_ms: int) -> bool:
+    """Redis's NX, XX, GT, LT: no expiry counts as the latest of all."""
+    if flags & Flag.IF_NO_TTL and old_ms:
+        return False
+    if flags & Flag.IF_TTL and not old_ms:
+        return False
+    if flags & Flag.IF_LONGER and (not old_ms or new_ms <= old_ms):
+        return False
+    return not (flags & Flag.IF_SHORTER and old_ms and new_ms >= old_ms)
+
+
+def _expire(d: Deciding, op: Op) -> Result:
+    _, key, expires_ms, flags, _ = op
+    check_sizes(key)
+    row = d.live(key)
+    if row is None:
+        return False
+    if not expires_ms and not flags & Flag.RELATIVE_TTL:
+        if not row[4]:
+            return False
+        d.draft.put(key, row[0], row, 0)
+        return True
+    expires_ms = _expiry_at(d.draft, expires_ms, flags)
+    if not _may_set_expiry(flags, row[4], expires_ms):
+        return False
+    if expires_ms <= d.draft.time_ms:
+        d.draft.delete(key, row)
+    else:
+        d.draft.put(key, row[0], row, expires_ms)
+    return True
+
+
+def _batch(d: Deciding, op: Op) -> Result:
+    """All or nothing, or with INDEPENDENT each for itself; in one entry in either case."""
+    _, _, ops, flags, _ = op
+    _check_batch(ops)
+    results: list[Result | StoreError] = []
+    mark = d.draft.begin()
+    for each in ops:
+        try:
+            results.append(_IN_BATCH[each[0]](d, each))
+        except StoreError as error:
+            if not flags & Flag.INDEPENDENT:
+                d.draft.undo(mark)
+                raise
+            results.append(error)
+    d.draft.keep()
+    return results
+
+
+def _check_batch(ops: tuple[Op, ...]) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < len(ops) <= BATCH_OPS_MAX:
+        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {len(ops)}")
+    for op in ops:
+        if op[0] not in _IN_BATCH:
+            raise InvalidRequest(f"operation {op[0]} cannot stand in a batch")
+    size = sum(map(size_of, ops))
+    # One value may fill a batch; its key may come on top.
+    if size > BATCH_BYTES_MAX + KEY_BYTES_MAX:
+        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
+
+
+_WITH_VALUE = frozenset((int(Code.PUT), int(Code.APPEND)))
+_BATCH = int(Code.BATCH)
+
+
+def size_of(op: Op) -> int:
+    """Bytes of keys and values that the operation brings."""
+    code = op[0]
+    if code in _WITH_VALUE:
+        return len(op[1]) + len(op[2])
+    return sum(map(size_of, op[2])) if code == _BATCH else len(op[1])
+
+
+_IN_BATCH: dict[int, Callable[[Deciding, Op], Result]] = {
+    Code.GET: _get,
+    Code.META: _meta,
+    Code.PUT: _put,
+    Code.DELETE: _delete,
+    Code.INCREMENT: _increment,
+    Code.APPEND: _append,
+    Code.EXPIRE: _expire,
+}
+MUTATIONS: dict[int, Callable[[Deciding, Op], Result]] = {
+    **{code: each for code, each in _IN_BATCH.items() if code >= Code.PUT},
+    Code.BATCH: _batch,
+}
+"""By code: what a leader's queue takes, but for DELETE_RANGE."""

@@ -1,0 +1,63 @@
+"""When a leader may answer from its state. Decides only.
+
+An append that is acknowledged proves that no other leader had acknowledged anything when the append was first sent.
+
+- Strict: a read is answered after the acknowledgement of an append that was sent after the read had arrived. Reads that
+  waited share it; it is never used for a later one.
+- Lease: the next leader waits, so from the first send of an acknowledged append no other leader acknowledges anything
+  for `lease_s`. Until then reads are answered at once. Nothing is remembered but that time: each read asks again.
+
+Both end for good before a release record is sent: from then on the next leader need not wait (docs/protocol.md, Reads).
+"""
+
+from __future__ import annotations
+
+import math
+
+RENEW_SHARE = 0.5
+"""A lease is renewed when less than this share of it is left."""
+
+
+class ReadGate:
+    """Fed with what the leader sends and what is acknowledged, in order. Times are of the boot-time clock."""
+
+    def __init__(self, lease_s: float) -> None:
+        self.sent = 0
+        """Appends sent: the ticket of a read that arrives now."""
+        self.acknowledged = 0
+        self.lease_until = -math.inf
+        self._lease_s = lease_s
+        self._closed = False
+
+    def send(self) -> None:
+        """An append leaves."""
+        self.sent += 1
+
+    def acknowledge(self, sent_at: float) -> None:
+        """The oldest append that is not acknowledged is now; its first byte was first sent at `sent_at`."""
+        self.acknowledged += 1
+        if not self._closed:
+            self.lease_until = max(self.lease_until, sent_at + self._lease_s)
+
+    def has_lease(self, now: float) -> bool:
+        """Whether the state may be read at `now`. To be asked in the same step as the read."""
+        return now < self.lease_until
+
+    def proves(self, ticket: int) -> bool:
+        """Whether an append sent after a read with this ticket had arrived is acknowledged."""
+        return self.acknowledged > ticket and not self._closed
+
+    def wants_renewal(self, now: float) -> bool:
+        """Whether a read at `now` should send an empty append to keep the lease; not while any append is under way."""
+        if self._lease_s == 0 or self._closed or self.sent != self.acknowledged:
+            return False
+        return now >= self.lease_until - self._lease_s * RENEW_SHARE
+
+    def close(self) -> None:
+        """Answer no more. Later acknowledgements change nothing."""
+        self._closed = True
+        self.lease_until = -math.inf
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closed
