@@ -8,7 +8,8 @@ from collections.abc import Awaitable, Callable, Sequence
 
 from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, StoreError
 from kvstore.partition.state import State
-from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position
+from kvstore.types import PartitionId, Position
+from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, Logs
 
 log = logging.getLogger(__name__)
@@ -17,8 +18,6 @@ POLL_MS = 1000
 RETRY_S = 0.1
 ENTRIES_PER_TURN = 16
 """Applied before the event loop gets another turn: a few milliseconds at the most."""
-BEGINNING = Position(LedgerId(-1), NO_ENTRY)
-"""Before every entry: where an empty state stands."""
 
 
 class Tail:
