@@ -31,7 +31,7 @@ SEEN_STEP_MS = 1_000
 class Numbering:
     """The request ids of one client at one partition, and what it has under way there."""
 
-    __slots__ = ("_count", "_next", "_open", "_size", "client", "seen_ms")
+    __slots__ = ("_count", "_floor", "_next", "_open", "_size", "client", "seen_ms")
 
     def __init__(self, client: bytes) -> None:
         if len(client) != CLIENT_BYTES:
@@ -40,6 +40,8 @@ class Numbering:
         self.seen_ms = 0
         """The leader time that new requests carry."""
         self._next = 1
+        self._floor = 1
+        """No more than `first_unacknowledged`, which costs a search."""
         self._open: dict[int, None] = {}
         """Sequences under way, in order."""
         self._count = 0
@@ -52,10 +54,12 @@ class Numbering:
 
     def has_room(self) -> bool:
         """Whether another operation may begin."""
+        if self._next - self._floor >= IN_FLIGHT_MAX:
+            self._floor = self.first_unacknowledged
         return (
-            self._count < IN_FLIGHT_MAX
+            self._next - self._floor < IN_FLIGHT_MAX
+            and self._count < IN_FLIGHT_MAX
             and self._size < IN_FLIGHT_BYTES_MAX
-            and self._next - self.first_unacknowledged < IN_FLIGHT_MAX
         )
 
     def begin(self, operation: Operation) -> None:

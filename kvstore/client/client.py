@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -238,10 +238,8 @@ class AsyncClient:
             raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
         return self._conveyor
 
-    async def _run(self, operation: Operation, timeout_s: float | None) -> Any:
-        if self._conveyor is None:
-            raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
-        return await self._conveyor.run(operation, timeout_s)
+    def _run(self, operation: Operation, timeout_s: float | None) -> Coroutine[Any, Any, Any]:
+        return self._open_conveyor.run(operation, timeout_s)
 
     async def _run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
         return await self._open_conveyor.run_all(wanted, timeout_s, at_once=MANY_MAX)
