@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from errno import EBADF, EIO, ENOSPC, ENOTEMPTY
@@ -35,6 +36,14 @@ class DiskConfig:
     slow_chance: float = 0.01
     slow_s: tuple[float, float] = (0.01, 0.2)
     capacity_bytes: int = 1 << 40
+
+
+@dataclass(frozen=True, slots=True)
+class _Sync:
+    at: float
+    mark: int
+    error: OSError | None
+    done: Callable[[OSError | None], None]
 
 
 class SimFile:
@@ -105,7 +114,7 @@ class SimDisk:
         self._random = random
         self._trace = trace
         self._inodes = 0
-        self._sync_ends: dict[int, float] = {}
+        self._syncs: dict[int, deque[_Sync]] = {}
         self._syncs_to_failure = 0
         self._unreadable: list[tuple[Inode, range]] = []
 
@@ -177,11 +186,14 @@ class SimDisk:
     # Faults
 
     def kill(self) -> None:
-        """The processes are gone, the machine is not: nothing is lost."""
-        self._sync_ends.clear()
+        """The processes are gone, the machine is not: nothing is lost, but no sync is reported any more."""
+        for queue in self._syncs.values():
+            queue.clear()
+        self._syncs.clear()
 
     def power_cut(self, fate: Fate | None = None, random: Random | None = None) -> None:
         """The machine is gone: decide over all that was not synced, by luck unless `fate` says how."""
+        self.kill()
         random = random or self._random
         keep = fate.keep if fate else random.choice((0, 0.5, 0.9, 1))
         if self.names.power_cut(keep, random):
@@ -191,7 +203,6 @@ class SimDisk:
             if inodes[number].pending:
                 probe("disk.power_cut_with_unsynced_writes")
             inodes[number].power_cut(fate or random.choice(FATES), random)
-        self._sync_ends.clear()
 
     def fail_sync(self, nth: int = 1) -> None:
         """Let the `nth` sync from now fail with EIO; its pages count as clean afterwards."""
@@ -256,15 +267,19 @@ class SimDisk:
 
     def submit_sync(self, inode: Inode, done: Callable[[OSError | None], None]) -> None:
         loop = asyncio.get_running_loop()
-        error, mark = self.next_sync_error(), inode.mark
-        at = max(self._sync_ends.get(inode.number, 0.0), loop.time() + self._sync_seconds())
-        self._sync_ends[inode.number] = at
+        queue = self._syncs.setdefault(inode.number, deque())
+        at = loop.time() + self._sync_seconds()
+        if queue:
+            at = max(at, queue[-1].at)
+        queue.append(_Sync(at, inode.mark, self.next_sync_error(), done))
+        loop.call_at(at, self._end_first, inode, queue)
 
-        def complete() -> None:
-            self.end_sync(inode, mark, error)
-            done(error)
-
-        loop.call_at(at, complete)
+    def _end_first(self, inode: Inode, queue: deque[_Sync]) -> None:
+        """End the oldest sync of a file: in order, even on a loop that confuses timers of one instant."""
+        if queue:
+            sync = queue.popleft()
+            self.end_sync(inode, sync.mark, sync.error)
+            sync.done(sync.error)
 
     def next_sync_error(self) -> OSError | None:
         """What the sync that begins now will end with."""

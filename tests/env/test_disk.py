@@ -1,0 +1,313 @@
+"""What files and names do, on a real directory with each way to sync, and on the simulated disk."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvstore.env import Disk, File
+from kvstore.env.disk import DirectoryDisk, lock_dir
+from kvstore.env.syncs import Done, Syncs, ThreadSyncs
+from kvstore.env.uring import RingSyncs
+from kvstore.errors import ConfigError
+from tests.env.runners import LOOPS, Work
+from tests.sim.disk import SimDisk
+
+
+def ring() -> RingSyncs:
+    try:
+        return RingSyncs()
+    except OSError as error:
+        pytest.skip(f"no io_uring here: {error}")
+
+
+@pytest.fixture(params=["ring", "threads", "simulated"])
+def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Disk]:
+    if request.param == "simulated":
+        yield SimDisk(Random(1))
+        return
+    real = DirectoryDisk(tmp_path, ring() if request.param == "ring" else ThreadSyncs())
+    yield real
+    real.close()
+
+
+async def synced(file: File, times: int = 1) -> list[OSError | None]:
+    """Submit so many syncs at once and return their results."""
+    results: list[OSError | None] = []
+    over = asyncio.get_running_loop().create_future()
+
+    def done(error: OSError | None) -> None:
+        results.append(error)
+        if len(results) == times:
+            over.set_result(None)
+
+    for _ in range(times):
+        file.submit_sync(done)
+    async with asyncio.timeout(20):
+        await over
+    return results
+
+
+def test_what_is_written_is_read_wherever_it_is(disk: Disk) -> None:
+    file = disk.open("f", create=True)
+    assert (file.size(), file.read(0, 10)) == (0, b"")
+    file.pwrite(3, b"abc")
+    file.pwrite(1, b"xy")
+    assert file.size() == 6
+    assert file.read(0, 100) == b"\0xyabc"
+    assert file.read(4, 2) == b"bc"
+    assert file.read(6, 1) == b""
+    assert disk.open("f").read(0, 6) == b"\0xyabc", "every handle sees the same bytes"
+    file.close()
+
+
+def test_space_can_be_reserved_and_given_back(disk: Disk) -> None:
+    file = disk.open("f", create=True)
+    file.pwrite(0, b"abc")
+    file.allocate(10_000)
+    assert (file.size(), file.read(0, 5), file.read(9_998, 10)) == (10_000, b"abc\0\0", b"\0\0")
+    file.allocate(5)
+    assert file.size() == 10_000, "never shorter"
+    file.truncate(2)
+    assert (file.size(), file.read(0, 5)) == (2, b"ab")
+    file.truncate(4)
+    assert file.read(0, 5) == b"ab\0\0", "what was cut off does not come back"
+
+
+def test_a_file_is_made_only_when_asked(disk: Disk) -> None:
+    with pytest.raises(FileNotFoundError):
+        disk.open("f")
+    with pytest.raises(FileNotFoundError):
+        disk.open("no such directory/f", create=True)
+    disk.open("f", create=True).pwrite(0, b"kept")
+    assert disk.open("f", create=True).read(0, 9) == b"kept"
+
+
+def test_names_are_listed_sorted_and_one_level_deep(disk: Disk) -> None:
+    disk.mkdir("a/b")
+    disk.mkdir("a/b")
+    for path in ("a/2", "a/10", "a/b/c", "z"):
+        disk.open(path, create=True).close()
+    assert disk.list("a") == ["10", "2", "b"]
+    assert disk.list("") == ["a", "z"]
+    assert disk.list("nowhere") == []
+    assert [disk.exists(path) for path in ("", "a", "a/b/c", "a/c")] == [True, True, True, False]
+
+
+def test_a_rename_replaces_and_a_removal_removes(disk: Disk) -> None:
+    disk.mkdir("d")
+    disk.open("d/new", create=True).pwrite(0, b"new")
+    disk.open("old", create=True).pwrite(0, b"old")
+    held = disk.open("old")
+    disk.rename("d/new", "old")
+    assert disk.open("old").read(0, 9) == b"new"
+    assert held.read(0, 9) == b"old", "an open file outlives its name"
+    assert disk.list("d") == []
+    disk.remove("old")
+    disk.remove("d")
+    assert disk.list("") == []
+    for missing in ("old", "d"):
+        with pytest.raises(FileNotFoundError):
+            disk.remove(missing)
+    with pytest.raises(FileNotFoundError):
+        disk.rename("old", "new")
+
+
+def test_a_directory_moves_with_what_is_in_it_and_goes_only_when_empty(disk: Disk) -> None:
+    disk.mkdir("d/e")
+    disk.open("d/e/f", create=True).pwrite(0, b"x")
+    disk.rename("d", "c")
+    assert disk.open("c/e/f").read(0, 1) == b"x"
+    with pytest.raises(OSError, match="c") as caught:
+        disk.remove("c")
+    assert caught.value.errno == errno.ENOTEMPTY
+
+
+@pytest.mark.parametrize("path", ["/etc/passwd", "../f", "a/../../f", "a//f", "./f", "a/", "."])
+def test_no_path_leads_out(disk: Disk, path: str) -> None:
+    with pytest.raises(ValueError, match="relative to the"):
+        disk.open(path, create=True)
+
+
+@pytest.mark.parametrize("loop", LOOPS)
+def test_syncs_are_reported_on_the_loop_in_order(disk: Disk, loop: str) -> None:
+    async def work() -> None:
+        files = [disk.open(f"f{number}", create=True) for number in range(10)]
+        order: list[tuple[int, int]] = []
+        over = asyncio.get_running_loop().create_future()
+
+        def submit(number: int, turn: int) -> None:
+            def done(error: OSError | None) -> None:
+                assert error is None
+                assert asyncio.get_running_loop() is over.get_loop()
+                order.append((number, turn))
+                if len(order) == 200:
+                    over.set_result(None)
+
+            files[number].pwrite(turn * 1000, bytes(1000))
+            files[number].submit_sync(done)
+
+        for turn in range(20):
+            for number in range(10):
+                submit(number, turn)
+        assert order == [], "never before submit_sync has returned"
+        async with asyncio.timeout(20):
+            await over
+        assert sorted(order) == [(number, turn) for number in range(10) for turn in range(20)]
+        for number in range(10):
+            assert [turn for each, turn in order if each == number] == list(range(20))
+
+    run_on(loop, disk, work)
+
+
+def run_on(loop: str, disk: Disk, work: Work) -> None:
+    if loop == "simulation" and not isinstance(disk, SimDisk):
+        pytest.skip("the simulated loop has only simulated disks")
+    LOOPS[loop](work)
+
+
+def test_a_file_may_be_closed_while_it_syncs(disk: Disk) -> None:
+    async def work() -> None:
+        file = disk.open("f", create=True)
+        file.pwrite(0, b"x")
+        results: list[OSError | None] = []
+        over = asyncio.get_running_loop().create_future()
+        file.submit_sync(results.append)
+        file.submit_sync(over.set_result)
+        file.close()
+        file.close()
+        others = [disk.open(f"g{number}", create=True) for number in range(5)]  # would take its descriptor
+        assert await over is None
+        assert results == [None]
+        for other in others:
+            other.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("use", [lambda f: f.read(0, 1), lambda f: f.pwrite(0, b"x"), lambda f: f.size()])
+def test_a_closed_file_is_of_no_use(disk: Disk, use: Callable[[File], Any]) -> None:
+    file = disk.open("f", create=True)
+    file.close()
+    with pytest.raises(OSError, match=r"descriptor|closed") as caught:
+        use(file)
+    assert caught.value.errno == errno.EBADF
+
+
+def test_a_closed_file_is_not_synced(disk: Disk) -> None:
+    async def work() -> None:
+        file = disk.open("f", create=True)
+        file.close()
+        with pytest.raises((OSError, ValueError)):
+            file.submit_sync(lambda error: None)
+
+    asyncio.run(work())
+
+
+def test_the_disk_knows_what_is_left(disk: Disk) -> None:
+    assert disk.free_bytes() > 0
+
+
+class StubbornSyncs:
+    """Ends syncs when told to, in the order it is told, with the errors it is told."""
+
+    def __init__(self) -> None:
+        self.submitted: list[Done] = []
+
+    def submit(self, fd: int, done: Done) -> None:
+        self.submitted.append(done)
+
+    def close(self) -> None:
+        self.submitted.clear()
+
+
+def test_a_sync_that_ends_early_waits_for_those_before_it(tmp_path: Path) -> None:
+    syncs = StubbornSyncs()
+    file = DirectoryDisk(tmp_path, syncs).open("f", create=True)
+    reports: list[tuple[int, OSError | None]] = []
+    for number in range(3):
+        file.submit_sync(partial(lambda number, error: reports.append((number, error)), number))
+    syncs.submitted[2](None)
+    syncs.submitted[1](broken := OSError(errno.EIO, "broken"))
+    assert reports == []
+    syncs.submitted[0](None)
+    assert reports == [(0, None), (1, broken), (2, None)]
+
+
+@pytest.mark.parametrize("make", [ring, ThreadSyncs])
+def test_a_sync_that_fails_says_so(make: Callable[[], Syncs]) -> None:
+    """A pipe cannot be synced."""
+
+    async def work() -> None:
+        syncs = make()
+        reader, writer = os.pipe()
+        over: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+        syncs.submit(writer, over.set_result)
+        error = await over
+        assert error is not None
+        assert error.errno == errno.EINVAL
+        for fd in (reader, writer):
+            os.close(fd)
+        syncs.close()
+
+    asyncio.run(work())
+
+
+@pytest.mark.parametrize("make", [ring, ThreadSyncs])
+def test_more_syncs_than_there_is_room_for_wait_their_turn(make: Callable[[], Syncs], tmp_path: Path) -> None:
+    async def work() -> None:
+        disk = DirectoryDisk(tmp_path, make())
+        file = disk.open("f", create=True)
+        assert await synced(file, times=1000) == [None] * 1000
+        disk.close()
+
+    asyncio.run(work())
+
+
+def test_no_write_is_cut_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pwrite, pread = os.pwrite, os.pread
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, offset: pwrite(fd, data[:3], offset))
+    monkeypatch.setattr(os, "pread", lambda fd, size, offset: pread(fd, min(size, 4), offset))
+    file = DirectoryDisk(tmp_path).open("f", create=True)
+    file.pwrite(5, b"0123456789")
+    assert file.read(0, 100) == b"\0\0\0\0\0" + b"0123456789"
+
+
+def test_a_full_disk_refuses() -> None:
+    disk = SimDisk(Random(1))
+    disk.set_capacity(100)
+    file = disk.open("f", create=True)
+    file.allocate(60)
+    file.pwrite(0, bytes(60))
+    with pytest.raises(OSError, match="no space") as caught:
+        file.pwrite(90, bytes(11))
+    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(OSError, match="no space"):
+        file.allocate(101)
+    assert disk.free_bytes() == 40
+    disk.remove("f")
+    disk.open("g", create=True).pwrite(0, bytes(100))
+
+
+def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
+    program = f"from pathlib import Path; from kvstore.env.disk import lock_dir; lock_dir(Path({str(tmp_path)!r}))"
+    lock = lock_dir(tmp_path)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=f"{tmp_path} is in use by another process .pid {os.getpid()}"):
+            lock_dir(tmp_path)
+    refused = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert "ConfigError" in refused.stderr
+    lock.close()
+    lock.close()
+    subprocess.run([sys.executable, "-c", program], check=True)
+    lock_dir(tmp_path).close()
