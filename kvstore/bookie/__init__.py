@@ -1,0 +1,8 @@
+"""Bookies: who store the entries of ledgers, durably, for whoever holds a ledger's key."""
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.node import Bookie
+from kvstore.bookie.statistics import Statistics
+from kvstore.bookie.storage import BookieStorage
+
+__all__ = ["Bookie", "BookieConfig", "BookieStorage", "Statistics"]

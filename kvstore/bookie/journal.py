@@ -135,6 +135,11 @@ class Journal:
         return self._spare is None or self._is_blocked
 
     @property
+    def room(self) -> int:
+        """Bytes left in the present segment."""
+        return self._limit - self._open.end
+
+    @property
     def is_stopped(self) -> bool:
         return self._is_stopped
 

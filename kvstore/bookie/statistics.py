@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 
 class Histogram:
@@ -76,3 +76,15 @@ class Statistics:
     bad_requests: int = 0
     connections: int = 0
     """Now."""
+
+    def numbers(self) -> dict[str, int | float]:
+        """Everything as plain numbers; of a histogram the count, the sum and three quantiles."""
+        found: dict[str, int | float] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if isinstance(value, Histogram):
+                found |= {f"{each.name}_count": value.count, f"{each.name}_sum": value.total}
+                found |= {f"{each.name}_p{share}": value.quantile(share / 100) for share in (50, 95, 99)}
+            else:
+                found[each.name] = int(value)
+        return found

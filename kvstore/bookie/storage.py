@@ -31,6 +31,7 @@ log = logging.getLogger(__name__)
 
 Done = Callable[[Status], Any]
 KEY_MAX = 64
+LAC_MAX = 1024
 REFUSALS = {
     Verdict.FENCED: Status.FENCED,
     Verdict.WRONG_KEY: Status.UNAUTHORIZED,
@@ -62,16 +63,20 @@ class BookieStorage:
         self._on_readonly: Callable[[bool], None] = lambda _readonly: None
         self.journal: Journal
 
-    async def start(self) -> None:
-        """Read the disk back and make it ready. Raises ConfigError, OSError."""
+    async def start(self, doubts: Sequence[str] = ()) -> None:
+        """Read the disk back and make it ready. Raises ConfigError, OSError.
+
+        `doubts`: why records may be missing although the disk looks whole.
+        """
         disk, config = self._env.disk, self._config
         for directory in (config.journal_dir, config.index_dir):
             make_directory(disk, directory)
         found = replay(disk, config.journal_dir, config.index_dir)
-        for damage in found.damage:
-            log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", damage)
+        doubts = [*doubts, *found.damage]
+        for doubt in doubts:
+            log.error("%s: ledgers may lack records; what is not found counts as unknown, not as absent", doubt)
         self.inventory, self._ledgers = found.inventory, found.inventory.ledgers
-        if found.damage:
+        if doubts:
             self.inventory.set_limbo(True)
         self.statistics.damaged_records += found.damaged_records + len(found.damage)
         self.journal = Journal(
@@ -140,7 +145,7 @@ class BookieStorage:
             done(Status.BAD_REQUEST)
             return
         of_ledger, of_entry, lac, _ = HEADER.unpack_from(body)
-        if of_ledger != ledger or of_entry != entry or entry < 0:
+        if of_ledger != ledger or of_entry != entry or entry < 0 or ledger < 0:
             done(Status.BAD_REQUEST)
             return
         found = self._ledgers.get(ledger)
@@ -194,7 +199,7 @@ class BookieStorage:
             return found
         try:
             found = self._known(ledger, key)
-            self._note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key)
+            self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key)
         except JournalFull:
             self.statistics.refused_readonly += 1
             done(Status.READ_ONLY)
@@ -267,7 +272,7 @@ class BookieStorage:
             log.warning("bookie=%s is %s", self.bookie, "read-only: the disk is full" if is_full else "writable again")
             self._on_readonly(is_full)
 
-    def _note(self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True) -> None:
+    def note(self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True) -> None:
         """Append a record about a ledger. Raises JournalFull."""
         self.journal.append(kind, flags, ledger.id, entry, body, urgent=urgent)
         group = self.journal.open_group
@@ -278,7 +283,7 @@ class BookieStorage:
         """Mark that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
         ledger.is_limbo = is_limbo
         ledger.is_admitted &= not is_limbo
-        self._note(Kind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")
+        self.note(Kind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")
 
     # Reading
 
@@ -289,7 +294,9 @@ class BookieStorage:
         fencing read is waited for, then seen. NO_LEDGER and NO_ENTRY are definite.
         """
         self.statistics.reads += 1
-        refusal = Status.BAD_REQUEST if entry < LAST_ENTRY else self._fence(ledger, key) if fence else None
+        refusal = (
+            Status.BAD_REQUEST if entry < LAST_ENTRY or ledger < 0 else self._fence(ledger, key) if fence else None
+        )
         if refusal is not None:
             done(refusal, entry, None, -1)
             return
@@ -307,7 +314,7 @@ class BookieStorage:
             return None
         try:
             found = self._known(ledger, key)
-            self._note(Kind.FENCE, 0, found, -1, key)
+            self.note(Kind.FENCE, 0, found, -1, key)
         except JournalFull:
             return Status.IO_ERROR
         found.is_fenced = True
@@ -328,7 +335,7 @@ class BookieStorage:
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Done) -> None:
         """Keep an explicit LAC packet. Readers see it at once: it only tells of entries that others have stored."""
-        if len(body) < LAC_HEADER.size or len(body) > 1024 or LAC_HEADER.unpack_from(body)[0] != ledger:
+        if not LAC_HEADER.size <= len(body) <= LAC_MAX or LAC_HEADER.unpack_from(body)[0] != ledger or ledger < 0:
             done(Status.BAD_REQUEST)
             return
         found = self._ledgers.get(ledger)
@@ -345,7 +352,7 @@ class BookieStorage:
         if found is None:
             return
         try:
-            self._note(Kind.LAC, 0, found, lac_of(body), body, urgent=False)
+            self.note(Kind.LAC, 0, found, lac_of(body), body, urgent=False)
         except JournalFull:
             self._refuse_for_now(done)
             return

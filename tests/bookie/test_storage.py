@@ -16,7 +16,6 @@ from tests.bookie.support import (
     Metadata,
     Shelf,
     crash,
-    lac_packet,
     metadata,
     packet,
     run,
@@ -24,6 +23,7 @@ from tests.bookie.support import (
     tiny,
 )
 from tests.sim.env import SimWorld
+from tests.sim.pause import pause
 
 L = 7
 
@@ -61,7 +61,7 @@ def test_adds_that_arrive_during_a_sync_share_the_next_one(world: SimWorld) -> N
         await shelf.add(L, 0)
         before = shelf.storage.statistics.syncs
         first = shelf.submit(L, 1)
-        await asyncio.sleep(0.0005)
+        await pause(0.0005)
         rest = [shelf.submit(L, entry) for entry in range(2, 50)]
         assert await first is Status.OK
         assert not any(answer.done() for answer in rest)
@@ -77,7 +77,7 @@ def test_nothing_is_acknowledged_or_shown_before_its_sync(world: SimWorld) -> No
         await shelf.add(L, 0)
         world.node("b1").disk.slow_syncs((10, 10))
         add, read, fencing = shelf.submit(L, 1), shelf.submit_read(L, 1), shelf.submit_read(L, 1, fence=True)
-        await asyncio.sleep(5)
+        await pause(5)
         assert not add.done()
         assert not read.done()
         assert not fencing.done()
@@ -130,7 +130,7 @@ def test_no_answer_to_a_fencing_read_leaves_before_the_fence_is_on_the_disk(worl
         world.node("b1").disk.slow_syncs((10, 10))
         answers = [shelf.submit_read(ledger, entry, fence=True) for ledger in (L, 8)]
         answers += [shelf.submit_read(ledger, entry, fence=True) for ledger in (L, 8)]
-        await asyncio.sleep(9)
+        await pause(9)
         assert not any(answer.done() for answer in answers)
         for answer in answers:
             await answer
@@ -276,107 +276,6 @@ def test_too_many_waiting_adds_are_refused(world: SimWorld) -> None:
         assert refused == [Status.TOO_MANY_REQUESTS] * (5000 - 4096)
         meta.gate.set()
         assert {await answer for answer in answers[:4096]} == {Status.OK}
-
-    run(world, scenario())
-
-
-# Reading
-
-
-def test_what_is_not_here_is_told_from_what_is(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 3)
-        assert await shelf.status(L, 2) is Status.NO_ENTRY
-        assert await shelf.status(L, 4) is Status.NO_ENTRY
-        assert await shelf.status(8, 0) is Status.NO_LEDGER
-        assert await shelf.status(8) is Status.NO_LEDGER
-        assert await shelf.status(L, -2) is Status.BAD_REQUEST
-        assert await shelf.entries(L) == (Status.OK, [(3, 1)])
-        assert await shelf.entries(8) == (Status.NO_LEDGER, [])
-
-    run(world, scenario())
-
-
-def test_a_read_tells_the_highest_lac_known(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        await shelf.add(L, 1)
-        assert (await shelf.read(L, 0))[2] == 0
-        await shelf.write_lac(L, 1)
-        assert (await shelf.read(L, 0))[2] == 1
-
-    async def after_restart() -> None:
-        shelf = await opened(world)
-        assert (await shelf.read(L, 0))[2] == 1
-        assert await shelf.read_lac(L) == (Status.OK, lac_packet(L, 1), packet(L, 1))
-
-    run(world, scenario())
-    crash(world)
-    run(world, after_restart())
-
-
-def test_an_older_explicit_lac_does_not_replace_a_newer_one(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        assert await shelf.write_lac(L, 5) is Status.OK
-        assert await shelf.write_lac(L, 3) is Status.OK
-        assert (await shelf.read_lac(L))[1] == lac_packet(L, 5)
-
-    run(world, scenario())
-
-
-def test_a_lac_read_knows_three_kinds_of_nothing(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        assert await shelf.read_lac(L) == (Status.NO_ENTRY, None, None)
-        await shelf.status(L, fence=True)
-        assert await shelf.read_lac(L) == (Status.NO_ENTRY, None, None)
-        await shelf.write_lac(L, 4)
-        assert await shelf.read_lac(L) == (Status.OK, lac_packet(L, 4), None)
-
-    run(world, scenario())
-
-
-def test_a_long_poll_wakes_when_the_lac_passes_and_brings_the_next_entry(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        await shelf.add(L, 1)
-        assert shelf.poll(L, -1).result() == (Status.OK, 0, packet(L, 0), 0), "the LAC has passed already"
-        poll = shelf.poll(L, 0)
-        await asyncio.sleep(0.5)
-        assert not poll.done()
-        await shelf.add(L, 2)
-        assert await poll == (Status.OK, 1, packet(L, 1), 1)
-        by_explicit = shelf.poll(L, 1)
-        await shelf.write_lac(L, 2)
-        assert await by_explicit == (Status.OK, 2, packet(L, 2), 2)
-
-    run(world, scenario())
-
-
-def test_a_long_poll_ends_at_its_timeout_without_an_entry(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 0)
-        began = asyncio.get_running_loop().time()
-        assert await shelf.poll(L, 5, 700) == (Status.OK, -1, None, -1)
-        assert asyncio.get_running_loop().time() == pytest.approx(began + 0.7)
-        assert shelf.poll(L, 5, 0).done()
-        assert shelf.poll(8, 5).result() == (Status.NO_LEDGER, -1, None, -1)
-        assert not shelf.storage.inventory.ledgers[L].waiters
-
-    run(world, scenario())
-
-
-def test_a_long_poll_for_an_entry_that_is_elsewhere_names_none(world: SimWorld) -> None:
-    async def scenario() -> None:
-        shelf = await opened(world)
-        await shelf.add(L, 4)
-        assert shelf.poll(L, 0).result() == (Status.OK, -1, None, 3)
 
     run(world, scenario())
 

@@ -1,0 +1,30 @@
+"""What the metadata store says about ledgers, never older than the question."""
+
+from __future__ import annotations
+
+from kvstore.errors import NoSuchLedger
+from kvstore.meta import paths
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.store import MetadataStore
+from kvstore.types import LedgerId, LedgerMetadata
+
+
+class MetadataAuthority:
+    """The Authority of kvstore.bookie.admission on a metadata store."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._ledgers = LedgerManager(store)
+
+    async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
+        """The store is asked to catch up first: a server of it that lags may not know yet that a ledger is open, or is
+        open no more."""
+        await self._store.sync(paths.ledger(ledger))
+        try:
+            found, _ = await self._ledgers.read(ledger)
+        except NoSuchLedger:
+            return None
+        return found
+
+    async def ledgers(self) -> list[LedgerId]:
+        return await self._ledgers.list_ids()

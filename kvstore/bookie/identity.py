@@ -1,0 +1,185 @@
+"""Which bookie the data directories belong to.
+
+A bookie id is `<name>-<incarnation>`. The incarnation is drawn when empty directories are formatted and lives as long
+as their contents: a bookie that has lost its disk comes back under another id, and nobody takes its "no such entry" or
+its acceptance for that of the one that is lost. A cookie in every directory and in the metadata store says what belongs
+together.
+
+The version of the cookie's node counts the starts, and the directories remember the last one: directories that remember
+an older one were restored from a copy, and records may be missing.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.storage import make_directory
+from kvstore.env.ports import Disk, Env
+from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
+from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
+from kvstore.meta.registration import RegistrationManager
+from kvstore.types import BookieId
+
+log = logging.getLogger(__name__)
+
+VERSION = "VERSION"
+"""The cookie, in every directory."""
+FORMATTING = "FORMATTING"
+"""The cookie while the directories are being formatted: nothing was stored in them yet."""
+STARTS = "STARTS"
+"""The cookie node's version as of the last start, and the one that this start makes; in the journal's directory."""
+_ASIDE = ".new"
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    bookie: BookieId
+    is_new: bool
+    """The directories were empty."""
+    doubts: tuple[str, ...]
+    """Why records may be missing."""
+
+
+async def establish(env: Env, config: BookieConfig, registration: RegistrationManager, instance_id: str) -> Identity:
+    """Find out, or decide, who this bookie is. Raises ConfigError that names the directory at fault, MetadataError."""
+    return await _Identification(env, config, registration, instance_id).run()
+
+
+class _Identification:
+    def __init__(self, env: Env, config: BookieConfig, registration: RegistrationManager, instance_id: str) -> None:
+        self._env = env
+        self._disk: Disk = env.disk
+        self._config = config
+        self._directories = (config.journal_dir, config.index_dir)
+        self._registration = registration
+        self._instance_id = instance_id
+
+    async def run(self) -> Identity:
+        contents = {each: self._list(each) for each in self._directories}
+        unfinished = [each for each in self._directories if FORMATTING in contents[each]]
+        if unfinished or not any(contents.values()):
+            return await self._format(contents, unfinished)
+        cookies = {each: self._cookie_in(each, contents[each]) for each in self._directories}
+        first = cookies[self._directories[0]]
+        for directory, cookie in cookies.items():
+            if cookie != first:
+                raise ConfigError(
+                    f"{directory} belongs to bookie {cookie.bookie}, {self._directories[0]} to {first.bookie}, "
+                    f"or their cookies differ otherwise: {cookie} is not {first}"
+                )
+        self._check(first)
+        return await self._known(first)
+
+    def _list(self, directory: str) -> set[str]:
+        """What counts: not the root of a file system's own, nor what a crash left half written."""
+        return {name for name in self._disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
+
+    def _cookie_in(self, directory: str, content: set[str]) -> Cookie:
+        if VERSION not in content:
+            what = "holds files but no cookie" if content else "is empty while the others are not"
+            raise ConfigError(
+                f"{directory} {what}; a disk may be missing. To give up what this bookie stores, empty all of: "
+                + ", ".join(self._directories)
+            )
+        return self._read_cookie(f"{directory}/{VERSION}")
+
+    def _read_cookie(self, path: str) -> Cookie:
+        try:
+            return decode_cookie(self._read(path), what=path)
+        except Corrupted as error:
+            raise ConfigError(str(error)) from None
+
+    def _check(self, cookie: Cookie) -> None:
+        """Whether the directories are this bookie's and this cluster's."""
+        directory = self._directories[0]
+        if cookie.instance_id != self._instance_id:
+            raise ConfigError(
+                f"{directory} belongs to the cluster {cookie.instance_id}, the metadata store to {self._instance_id}"
+            )
+        if cookie.bookie.rpartition("-")[0] != self._config.name:
+            raise ConfigError(f"{directory} belongs to bookie {cookie.bookie}, this one is called {self._config.name}")
+        if cookie != self._cookie(cookie.bookie):
+            raise ConfigError(f"{directory} was formatted together with other directories than configured: {cookie}")
+
+    def _cookie(self, bookie: BookieId) -> Cookie:
+        return Cookie(
+            bookie=bookie,
+            journal_dirs=(self._config.journal_dir,),
+            ledger_dirs=(self._config.journal_dir,),
+            index_dirs=(self._config.index_dir,),
+            instance_id=self._instance_id,
+        )
+
+    async def _known(self, cookie: Cookie) -> Identity:
+        directory = self._directories[0]
+        try:
+            known, version = await self._registration.read_cookie(cookie.bookie)
+        except NoSuchNode:
+            raise ConfigError(
+                f"{directory} belongs to bookie {cookie.bookie}, which the metadata store does not know (any more)"
+            ) from None
+        if known != cookie:
+            raise ConfigError(f"{directory} has the cookie {cookie}, the metadata store has {known}")
+        doubts = await self._count_start(cookie, version)
+        return Identity(cookie.bookie, False, doubts)
+
+    async def _count_start(self, cookie: Cookie, version: int) -> tuple[str, ...]:
+        path = f"{self._config.journal_dir}/{STARTS}"
+        words = self._read(path).decode(errors="replace").split() if self._disk.exists(path) else []
+        remembered = [int(word) for word in words if word.isdigit()]
+        doubts: tuple[str, ...] = ()
+        if version not in remembered:
+            doubts = (
+                f"{self._config.journal_dir} remembers start {words}, the metadata store {version}: it is a copy",
+            )
+        self._write(path, f"{version} {version + 1}\n".encode())
+        try:
+            await self._registration.write_cookie(cookie, version)
+        except VersionConflict:
+            raise ConfigError(f"another process starts as bookie {cookie.bookie}") from None
+        return doubts
+
+    async def _format(self, contents: dict[str, set[str]], unfinished: list[str]) -> Identity:
+        """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""
+        for directory, content in contents.items():
+            strange = content - {FORMATTING, VERSION, STARTS}
+            if strange:
+                raise ConfigError(f"{directory} holds {sorted(strange)[0]} although it is not formatted yet")
+        bookie = BookieId(f"{self._config.name}-{self._env.random.getrandbits(48):012x}")
+        cookie = self._cookie(bookie)
+        if unfinished:
+            begun = self._read_cookie(f"{unfinished[0]}/{FORMATTING}")
+            cookie = begun if begun == self._cookie(begun.bookie) else cookie
+        for directory in self._directories:
+            make_directory(self._disk, directory)
+            self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
+        version = await self._registration.write_cookie(cookie, None)
+        self._write(f"{self._config.journal_dir}/{STARTS}", f"{version}\n".encode())
+        for directory in self._directories:
+            self._write(f"{directory}/{VERSION}", encode_cookie(cookie))
+        for directory in self._directories:
+            self._disk.remove(f"{directory}/{FORMATTING}")
+            self._disk.sync_dir(directory)
+        log.warning("bookie=%s is new: its directories were empty", cookie.bookie)
+        return Identity(cookie.bookie, True, ())
+
+    def _read(self, path: str) -> bytes:
+        file = self._disk.open(path)
+        try:
+            return file.read(0, file.size())
+        finally:
+            file.close()
+
+    def _write(self, path: str, data: bytes) -> None:
+        """Replace a small file as a whole."""
+        directory, _, name = path.rpartition("/")
+        aside = f"{directory}/{name}{_ASIDE}"
+        file = self._disk.open(aside, create=True)
+        file.truncate(0)
+        file.pwrite(0, data)
+        file.sync()
+        file.close()
+        self._disk.rename(aside, path)
+        self._disk.sync_dir(directory)

@@ -1,0 +1,116 @@
+"""One bookie of a node: identity, storage, listener, registration, upkeep. Registers last, withdraws first."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from kvstore.bookie.authority import MetadataAuthority
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.identity import establish
+from kvstore.bookie.limbo import survey
+from kvstore.bookie.reclaim import Reclaimer
+from kvstore.bookie.scrub import Scrubber
+from kvstore.bookie.service import BookieService
+from kvstore.bookie.storage import BookieStorage
+from kvstore.env.ports import Env, Listener, Nursery
+from kvstore.errors import MetadataError
+from kvstore.meta.layout import LayoutManager
+from kvstore.meta.registration import BookieRegistration, RegistrationManager
+from kvstore.meta.store import MetadataStore
+from kvstore.types import BookieId
+
+log = logging.getLogger(__name__)
+
+
+class Bookie:
+    """Stores ledger entries for the cluster that the metadata store describes.
+
+    `storage` is for the node's own ledger client. The data directory must be locked by whoever makes this.
+    """
+
+    id: BookieId
+    """With the incarnation; what ensembles name. Known after `start`."""
+    storage: BookieStorage
+    scrubber: Scrubber
+    reclaimer: Reclaimer
+
+    def __init__(self, env: Env, config: BookieConfig, store: MetadataStore) -> None:
+        self._env = env
+        self._config = config
+        self._store = store
+        self._service: BookieService | None = None
+        self._listener: Listener | None = None
+        self._registration: BookieRegistration | None = None
+        self._nursery: Nursery | None = None
+
+    async def start(self) -> None:
+        """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
+        config, env = self._config, self._env
+        instance_id = await LayoutManager(self._store).instance_id()
+        identity = await establish(env, config, RegistrationManager(self._store), instance_id)
+        self.id = identity.bookie
+        self._nursery = nursery = env.nursery.child("bookie")
+        authority = MetadataAuthority(self._store)
+        self.storage = storage = BookieStorage(env, config, self.id, authority)
+        storage.statistics.new_incarnations = int(identity.is_new)
+        await storage.start(identity.doubts)
+        self._service = BookieService(storage, config)
+        self._listener = await env.transport.listen(config.listen, self._service.handler)
+        self._registration = BookieRegistration(self._store, self.id, self.address)
+        await self._registration.start(nursery, readonly=storage.is_readonly)
+        storage.on_readonly(self._move)
+        self.reclaimer = Reclaimer(env, config, storage, authority)
+        self.scrubber = Scrubber(config, storage)
+        nursery.spawn(survey(storage, authority), name="survey")
+        nursery.spawn(self.reclaimer.run(), name="reclaim")
+        nursery.spawn(self.scrubber.run(), name="scrub")
+        log.info("bookie=%s serves at %s", self.id, self.address)
+
+    @property
+    def address(self) -> str:
+        """The `host:port` that others are told."""
+        assert self._listener is not None, "not started"
+        return self._config.advertise or self._listener.address
+
+    def _move(self, readonly: bool) -> None:
+        if self._nursery is not None:
+            self._nursery.spawn(self._move_to(readonly), name="registration")
+
+    async def _move_to(self, readonly: bool) -> None:
+        assert self._registration is not None
+        try:
+            await self._registration.set_readonly(readonly)
+        except MetadataError as error:
+            log.warning("bookie=%s readonly=%s is registered later: %r", self.id, readonly, error)
+
+    def statistics(self) -> dict[str, int | float]:
+        """What has been counted, up to date."""
+        return self.storage.refresh_statistics().numbers()
+
+    async def close(self) -> None:
+        """Withdraw, close connections, write nothing more. What was acknowledged is on the disk anyway."""
+        if self._registration is not None:
+            try:
+                await self._registration.stop()
+            except MetadataError as error:
+                log.info("bookie=%s its registration ends with the session: %r", self.id, error)
+        if self._listener is not None:
+            self._listener.close()
+        if self._service is not None:
+            self._service.close()
+        if self._nursery is not None:
+            await self._nursery.close()
+        if self._service is not None:
+            self.storage.stop()
+
+    async def __aenter__(self) -> Bookie:
+        try:
+            await self.start()
+        except BaseException:
+            await self.close()
+            raise
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.close()

@@ -1,0 +1,183 @@
+"""Frees the space of ledgers that were deleted: drops them, rewrites what is left of sparse segments, removes those.
+
+A ledger is dropped when the metadata store's list does not have it and a read of its own node says so too; a list that
+fails drops nothing. A segment goes in steps, and a crash between any two loses nothing: its live entries and the facts
+about its ledgers are written again and synced, then a record says that the segment is not needed, then it is deleted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstore.bookie.admission import Authority
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.entry_index import OFFSET_MASK
+from kvstore.bookie.journal import JournalFull
+from kvstore.bookie.ledger import Ledger, lac_of
+from kvstore.bookie.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, Kind
+from kvstore.bookie.replay import checkpoint_path
+from kvstore.bookie.segment import Segment
+from kvstore.bookie.storage import BookieStorage
+from kvstore.env.ports import Env
+from kvstore.errors import Corrupted, MetadataError
+from kvstore.proto.digest import HEADER
+from kvstore.types import LedgerId
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 256 << 10
+"""Rewritten between two syncs and pauses."""
+FULL_RETRY_S = 5.0
+"""Between two looks while the disk is full."""
+
+
+class Reclaimer:
+    """Runs in the background of one bookie."""
+
+    def __init__(self, env: Env, config: BookieConfig, storage: BookieStorage, authority: Authority) -> None:
+        self._env = env
+        self._config = config
+        self._storage = storage
+        self._inventory = storage.inventory
+        self._journal = storage.journal
+        self._authority = authority
+        self._stuck: set[int] = set()
+        """Segments with live entries that cannot be read: they stay, as evidence and in case the disk recovers."""
+
+    async def run(self) -> None:
+        """Look again and again, for ever."""
+        while True:
+            interval_s = self._config.reclaim_interval_s
+            await asyncio.sleep(min(interval_s, FULL_RETRY_S) if self._journal.is_full else interval_s)
+            try:
+                await self.drop_deleted()
+                await self.free_segments()
+            except (MetadataError, Corrupted, JournalFull, OSError) as error:
+                log.warning("reclaim stopped: %r", error)
+
+    # Ledgers
+
+    async def drop_deleted(self) -> list[int]:
+        """Drop what the metadata store has no more. Raises MetadataError, Corrupted, and drops nothing unsure."""
+        here = sorted(self._inventory.ledgers)
+        if not here:
+            return []
+        listed = set(await self._authority.ledgers())
+        dropped = []
+        for ledger in here:
+            if ledger not in listed and await self._authority.metadata(LedgerId(ledger)) is None:
+                self.drop(ledger)
+                dropped.append(ledger)
+        return dropped
+
+    def drop(self, ledger: int) -> None:
+        """Forget a ledger that is deleted for sure; a fence stays as a tombstone. Raises JournalFull."""
+        found = self._inventory.ledgers.get(ledger)
+        if found is None:
+            return
+        self._fact(Kind.TOMBSTONE if found.is_fenced else Kind.DROPPED, 0, ledger, b"")
+        self._inventory.drop(ledger, tombstone=found.is_fenced)
+        self._storage.statistics.dropped_ledgers += 1
+        log.info("ledger=%d dropped, fenced=%s", ledger, found.is_fenced)
+
+    # Segments
+
+    async def free_segments(self) -> list[int]:
+        """Rewrite and remove the segments that are sparse. Raises JournalFull, OSError."""
+        removed = []
+        for segment in self._sparse():
+            if await self._free(segment):
+                removed.append(segment.file)
+        return removed
+
+    def _sparse(self) -> list[Segment]:
+        """Emptiest first."""
+        enough = self._config.sparse_share * self._config.segment_bytes
+        current = self._journal.open_group.segment.file
+        full = [each for file, each in sorted(self._inventory.segments.items()) if file < current]
+        sparse = [each for each in full if each.live_bytes <= enough and each.file not in self._stuck]
+        return sorted(sparse, key=lambda segment: segment.live_bytes)
+
+    async def _free(self, segment: Segment) -> bool:
+        if self._journal.is_full and segment.live_bytes > self._journal.room // 2:
+            return False  # it would eat the reserve
+        for ledger in sorted(segment.live):
+            if not await self._rewrite(segment, ledger):
+                self._stuck.add(segment.file)
+                return False
+        for ledger in sorted(segment.touched):
+            self._repeat_facts(segment, ledger)
+        if self._inventory.is_limbo:
+            self._fact(Kind.LIMBO, 0, -1, b"")
+        await self._synced()
+        freed = segment.capacity
+        self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"")
+        del self._inventory.segments[segment.file]
+        await self._synced()
+        segment.remove()
+        checkpoint = checkpoint_path(self._config.index_dir, segment.file)
+        if self._env.disk.exists(checkpoint):
+            self._env.disk.remove(checkpoint)
+        self._storage.statistics.reclaimed_bytes += freed
+        self._journal.make_spare()
+        return True
+
+    async def _rewrite(self, segment: Segment, ledger: int) -> bool:
+        """Write the ledger's entries in `segment` again; False if one of them cannot be read."""
+        found = self._inventory.ledgers.get(ledger)
+        written = 0
+        for entry, place, size in found.index.inside(segment.file) if found is not None else ():
+            if found is None or self._inventory.ledgers.get(ledger) is not found:
+                return True  # dropped meanwhile
+            if found.index.get(entry)[0] != place:
+                continue  # stored anew meanwhile
+            body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
+            if body is None:
+                log.error("ledger=%d entry=%d is damaged in segment=%d, which stays", ledger, entry, segment.file)
+                return False
+            self._append(found, entry, body)
+            written += size + RECORD_HEADER_SIZE
+            if written >= STEP_BYTES:
+                await self._pause(written)
+                written = 0
+        await self._pause(written)
+        return True
+
+    def _append(self, ledger: Ledger, entry: int, body: bytes) -> None:
+        offset = self._journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body)
+        group = self._journal.open_group
+        lac = HEADER.unpack_from(body)[2]
+        group.adds.append((ledger, entry, offset, len(body), lac, lambda _status: None))
+        ledger.last_group = group.number
+
+    async def _pause(self, written: int) -> None:
+        self._storage.statistics.rewritten_bytes += written
+        await self._synced()
+        await asyncio.sleep(written / self._config.rewrite_bytes_per_s)
+
+    async def _synced(self) -> None:
+        done = asyncio.get_running_loop().create_future()
+        self._journal.barrier(lambda: done.set_result(None) if not done.done() else None)
+        await done
+
+    def _repeat_facts(self, segment: Segment, ledger: int) -> None:
+        """Write again what is known of a ledger with records in `segment`, wherever else it may stand."""
+        found = self._inventory.ledgers.get(ledger)
+        if found is not None:
+            self._storage.note(Kind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
+            if found.is_fenced:
+                self._storage.note(Kind.FENCE, 0, found, -1, found.key)
+            if found.explicit_lac:
+                self._storage.note(Kind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
+            if found.is_limbo:
+                self._storage.note(Kind.LIMBO, 0, found, -1, b"")
+        elif ledger in self._inventory.tombstones:
+            self._fact(Kind.TOMBSTONE, 0, ledger, b"")
+        elif any(ledger in each.touched for each in self._inventory.segments.values() if each.file < segment.file):
+            self._fact(Kind.DROPPED, 0, ledger, b"")  # older records of it are still there
+
+    def _fact(self, kind: Kind, flags: int, ledger: int, body: bytes) -> None:
+        self._journal.append(kind, flags, ledger, -1, body)
+        if ledger >= 0:
+            self._journal.open_group.segment.touched.add(ledger)

@@ -1,0 +1,74 @@
+"""Reads stored entries again, slowly, to find damage while other bookies still have copies."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.entry_index import OFFSET_MASK
+from kvstore.bookie.segment import Segment
+from kvstore.bookie.storage import BookieStorage
+
+log = logging.getLogger(__name__)
+
+STEP_BYTES = 256 << 10
+"""Read between two pauses."""
+REST_S = 3600.0
+"""Between two rounds."""
+DAMAGED_MAX = 10_000
+"""Damaged entries that are remembered; more are only counted."""
+
+
+class Scrubber:
+    """Runs in the background of one bookie."""
+
+    def __init__(self, config: BookieConfig, storage: BookieStorage) -> None:
+        self._config = config
+        self._storage = storage
+        self.damaged: dict[tuple[int, int], None] = {}
+        """(ledger, entry) of what the last round could not read as it was written."""
+
+    async def run(self) -> None:
+        """Round after round, for ever."""
+        while self._config.scrub_bytes_per_s:
+            await asyncio.sleep(REST_S)
+            await self.round()
+
+    async def round(self) -> int:
+        """Read everything in full segments once; returns how many entries are damaged."""
+        inventory = self._storage.inventory
+        found: dict[tuple[int, int], None] = {}
+        count = 0
+        for file in sorted(inventory.segments):
+            segment = inventory.segments.get(file)
+            if segment is None or file == self._storage.journal.open_group.segment.file:
+                continue
+            for damaged in await self._segment(segment):
+                count += 1
+                if len(found) < DAMAGED_MAX:
+                    found[damaged] = None
+        self.damaged = found
+        return count
+
+    async def _segment(self, segment: Segment) -> list[tuple[int, int]]:
+        damaged = []
+        read = 0
+        for ledger in sorted(segment.live):
+            found = self._storage.inventory.ledgers.get(ledger)
+            for entry, place, size in found.index.inside(segment.file) if found is not None else ():
+                body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
+                if body is None and found is not None and found.index.get(entry)[0] == place:
+                    damaged.append((ledger, entry))
+                    self._storage.statistics.damaged_records += 1
+                    log.error("ledger=%d entry=%d is damaged in segment=%d", ledger, entry, segment.file)
+                read += size
+                if read >= STEP_BYTES:
+                    await self._pause(read)
+                    read = 0
+        await self._pause(read)
+        return damaged
+
+    async def _pause(self, read: int) -> None:
+        self._storage.statistics.scrubbed_bytes += read
+        await asyncio.sleep(read / self._config.scrub_bytes_per_s if self._config.scrub_bytes_per_s else 0)
