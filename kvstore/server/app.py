@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import asdict
 from typing import Any
 
-from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.node import Bookie
+from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore
@@ -60,7 +60,7 @@ class Node:
         self.resp: RespServer
         self.links: PeerLinks
         self.peers: PeerServer
-        self.bookie: Any = None
+        self.bookie: Bookie | None = None
         """None on a node without that role."""
         self.is_open = False
 
@@ -81,7 +81,7 @@ class Node:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
         if self.bookie is not None:
-            found["bookie"] = self.bookie.statistics()
+            found["bookie"] = asdict(self.bookie.statistics())
         if Role.SERVER in self.config.roles:
             found["server"] = {
                 **self.resp.statistics(),
@@ -163,7 +163,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     if Role.BOOKIE in config.roles:
         node.bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie), store)
         await node.bookie.start()
-        stack.push_async_callback(node.bookie.close)
+        stack.push_async_callback(node.bookie.stop)
         own = (node.bookie.id, node.bookie.storage)
     view = BookieView(store)
     await view.start(env.nursery)

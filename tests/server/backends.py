@@ -1,0 +1,175 @@
+"""What doors and dispatchers are tested against: the real state and leader of each partition, over a log in memory."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from kvstore.env.ports import Env
+from kvstore.env.real import real_env
+from kvstore.errors import NotLeader, StoreError
+from kvstore.partition.commands import Op, Sink
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.leader import Leader
+from kvstore.partition.state import State
+from kvstore.ring.builder import new_ring
+from kvstore.server.members import ClusterTopology
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
+from kvstore.wal.ports import AppendDone
+
+
+class MemoryLog:
+    """A LeaderLog whose entries are acknowledged on the next turn of the event loop, or when `gate` says so."""
+
+    waited = True
+
+    def __init__(self, env: Env, ledger: int = 1) -> None:
+        self.epoch = ledger
+        self.recovered_end = Position(LedgerId(0), EntryId(-1))
+        self.payloads: list[bytes] = []
+        self.is_held = False
+        self._held: list[Callable[[], None]] = []
+        self._env, self._ledger = env, ledger
+        self._lost: Callable[[StoreError], None] = lambda _: None
+
+    def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
+        position = Position(LedgerId(self._ledger), EntryId(len(self.payloads)))
+        self.payloads.append(payload)
+        sent_at = self._env.clock.now()
+        if self.is_held:
+            self._held.append(lambda: done(position, sent_at, None))
+        else:
+            asyncio.get_running_loop().call_soon(done, position, sent_at, None)
+
+    def let_go(self) -> None:
+        """Acknowledge what was held, and hold no more."""
+        self.is_held = False
+        held, self._held = self._held, []
+        for acknowledge in held:
+            acknowledge()
+
+    def close_for_good(self) -> None:
+        self._held.clear()
+
+    async def seal(self) -> None:
+        """Nothing to close."""
+
+    async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
+        return 0
+
+    def on_lost(self, lost: Callable[[StoreError], None]) -> None:
+        self._lost = lost
+
+
+class LedPartition:
+    """A replica that leads: what a dispatcher hosts."""
+
+    def __init__(self, env: Env, partition: PartitionId) -> None:
+        self.id = partition
+        config = PartitionConfig(lease_ms=60_000, expiry_sweep_s=0)
+        self.state = State(partition, MemoryEngine(), config)
+        self.log = MemoryLog(env)
+        self.leader = Leader(env, config, self.state, self.log, lambda _: None)
+        self.is_up = True
+
+    @property
+    def serving(self) -> bool:
+        return self.is_up and self.leader.serving
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        self.leader.submit(op, sink, token)
+
+    def stop(self) -> None:
+        self.leader.stop(NotLeader(self.id))
+
+
+class OneServer:
+    """A Backend that leads every partition of its ring."""
+
+    def __init__(self, env: Env, partitions: int = 3) -> None:
+        ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]
+        self.topology = ClusterTopology(new_ring(ids, {ServerId("n1"): ""}, 1))
+        self.partitions = {each: LedPartition(env, each) for each in ids}
+        self.submitted: list[Op] = []
+        self.failure: StoreError | None = None
+        """What every operation ends with, if any."""
+
+    async def start(self) -> None:
+        for each in self.partitions.values():
+            await each.leader.start()
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        state = self.partitions[partition].state
+        return state.seq, state.record_time_ms
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        self.submitted.append(op)
+        if self.failure is not None:
+            asyncio.get_running_loop().call_soon(self._fail, sink, token, self.failure)
+            return
+        owner = partition or self.topology.ring.partition_of(op[1])
+        self.partitions[owner].submit(op, sink, token)
+
+    def _fail(self, sink: Sink, token: int, error: StoreError) -> None:
+        sink.complete(token, error)
+        sink.flush()
+
+    def hold(self) -> None:
+        """Acknowledge nothing until `let_go`."""
+        for each in self.partitions.values():
+            each.log.is_held = True
+
+    def let_go(self) -> None:
+        for each in self.partitions.values():
+            each.log.let_go()
+
+    def stop(self) -> None:
+        for each in self.partitions.values():
+            each.stop()
+
+
+@asynccontextmanager
+async def one_server(root: Path, partitions: int = 3) -> AsyncIterator[tuple[Env, OneServer]]:
+    """A started OneServer on real ports below `root`."""
+    env = real_env(root)
+    backend = OneServer(env, partitions)
+    await backend.start()
+    try:
+        yield env, backend
+    finally:
+        backend.stop()
+        await env.nursery.close()
+
+
+class Collector:
+    """A Sink that keeps results, and lets a test wait for them."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, Any] = {}
+        self.flushes = 0
+        self._changed = asyncio.Event()
+
+    def complete(self, token: int, result: Any) -> None:
+        assert token not in self.results, f"{token} was completed twice"
+        self.results[token] = result
+
+    def flush(self) -> None:
+        self.flushes += 1
+        self._changed.set()
+
+    async def wait(self, *tokens: int) -> list[Any]:
+        """The results of these requests, once all are there."""
+        async with asyncio.timeout(5):
+            while not set(tokens) <= set(self.results):
+                self._changed.clear()
+                await self._changed.wait()
+        return [self.results[token] for token in tokens]
