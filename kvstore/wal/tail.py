@@ -32,6 +32,8 @@ PARALLEL_MAX = 8
 POLL_MS = 2_000
 """One long poll; a poll that brings nothing asks another bookie whether this one lags."""
 LOOK_AGAIN_S = 10.0
+TIMER_MIN_S = 0.001
+"""Less than this is not worth a timer, and may be nothing at all on the event loop's clock."""
 POLL_RETRY_S = 0.05
 
 
@@ -86,7 +88,7 @@ class TailReader:
             self._news.clear()
             entries = await self._available()
             left_s = deadline - self._ports.clock.now()
-            if entries or left_s <= 0:
+            if entries or left_s < TIMER_MIN_S:
                 return entries
             self._poll()
             try:

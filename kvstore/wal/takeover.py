@@ -25,6 +25,7 @@ from kvstore.wal.opener import LedgerTakeover
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 4
+TIMER_MIN_S = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +109,7 @@ class LogTakeover:
             left_s = until - self._ports.clock.now()
             if left_s <= 0:
                 return
-            await asyncio.sleep(left_s)
+            await asyncio.sleep(max(left_s, TIMER_MIN_S))
 
     async def _discard(self, metadata: LedgerMetadata) -> None:
         """Remove a ledger that was not listed; if that fails it is an orphan, which is swept later."""
