@@ -246,7 +246,7 @@ class SimDisk:
     def copy(self, random: Random) -> SimDisk:
         """The same disk once more, with faults left out."""
         disk = SimDisk(random, self.config, name=self.name)
-        disk._inodes = self._inodes
+        disk._inodes = max([self._inodes, *self.names.inodes()])
         disk.names = self.names.copy({number: inode.copy() for number, inode in self.names.inodes().items()})
         return disk
 
