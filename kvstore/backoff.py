@@ -9,12 +9,12 @@ if TYPE_CHECKING:
     from random import Random
 
 
-def delays(random: Random, *, first_s: float, cap_s: float, factor: float = 2.0) -> Iterator[float]:
+def delays(rng: Random, *, first_s: float, cap_s: float, factor: float = 2.0) -> Iterator[float]:
     """Seconds to wait before the second, third ... attempt, without end: each is drawn evenly from zero to a bound that
     starts at `first_s`, grows by `factor` and stops at `cap_s`. Full jitter spreads callers that failed together."""
     if not 0 < first_s <= cap_s or factor < 1:
         raise ValueError(f"want 0 < first_s <= cap_s and factor >= 1, got {first_s}, {cap_s}, {factor}")
     bound = first_s
     while True:
-        yield random.uniform(0, bound)
+        yield rng.uniform(0, bound)
         bound = min(bound * factor, cap_s)

@@ -126,6 +126,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._tickets = 0
         self._cancelled_timers = 0
         self._root = Process("test", 0)
+        self._outside = copy_context()
         self._processes = [self._root]
         self._runnable: list[Process] = []
         self._graveyard: list[object] = []
@@ -156,7 +157,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._bar(process)
         process.ready = deque(maxlen=0)
         for on_death in process.on_death:
-            self.call_soon(on_death, context=self._root.context)
+            self.call_soon(on_death, context=self._outside)
 
     def pause(self, process: Process) -> None:
         """Stop `process` as SIGSTOP does: what becomes ready waits."""

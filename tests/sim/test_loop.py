@@ -1,0 +1,429 @@
+"""The simulated loop is a correct asyncio loop, in virtual time, with processes that crash and pause."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from random import Random
+from typing import Any
+
+import pytest
+
+from tests.sim import loop as sim
+from tests.sim.loop import Deadlock, Livelock, NotSimulated, Process, SimLoop, current_node
+
+Work = Coroutine[Any, Any, Any]
+
+
+@pytest.fixture
+def loop() -> Iterator[SimLoop]:
+    loop = SimLoop(Random(1))
+    yield loop
+    loop.close()
+
+
+def start(loop: SimLoop, process: Process, work: Work) -> asyncio.Task[Any]:
+    return loop.create_task(work, context=process.context.copy())
+
+
+# Time
+
+
+def test_sleeping_takes_no_real_time(loop: SimLoop) -> None:
+    began = time.monotonic()
+    loop.run_until_complete(asyncio.sleep(1_000_000))
+    assert loop.time() == 1_000_000
+    assert time.monotonic() - began < 5
+
+
+def test_time_stands_still_while_there_is_something_to_do(loop: SimLoop) -> None:
+    async def work() -> None:
+        loop.call_later(0.001, lambda: None)
+        for _ in range(1000):
+            await asyncio.sleep(0)
+        assert loop.time() == 0
+
+    loop.run_until_complete(work())
+
+
+def test_timers_fire_in_order_of_time_and_then_of_call(loop: SimLoop) -> None:
+    fired: list[str] = []
+    for name, delay in (("c", 2), ("a", 1), ("d", 2), ("b", 1), ("now", 0), ("past", -5)):
+        loop.call_later(delay, fired.append, name)
+    loop.run_until_complete(asyncio.sleep(3))
+    assert fired == ["past", "now", "a", "b", "c", "d"]
+    assert loop.time() == 3
+
+
+def test_cancelled_timers_do_not_fire_nor_move_time(loop: SimLoop) -> None:
+    timers = [loop.call_later(delay, pytest.fail, "fired") for delay in range(1, 1000)]
+    for timer in timers:
+        timer.cancel()
+        timer.cancel()
+    loop.run_until_complete(asyncio.sleep(0.5))
+    loop.call_soon(loop.stop)
+    loop.run_forever()
+    assert loop.time() == 0.5
+    assert len(loop._timers) < 500, "cancelled timers are swept"
+
+
+def test_waiting_for_nothing_is_a_deadlock_that_says_who_waits(loop: SimLoop) -> None:
+    async def waiter() -> None:
+        await asyncio.Event().wait()
+
+    loop.create_task(waiter(), name="the waiter")
+    with pytest.raises(Deadlock, match=r"the waiter waits at .*test_loop\.py"):
+        loop.run_until_complete(waiter())
+
+
+def test_spinning_without_time_is_a_livelock(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim, "HANDLES_PER_INSTANT_MAX", 1000)
+
+    async def spin() -> None:
+        while loop.is_running():
+            await asyncio.sleep(0)
+
+    with pytest.raises(Livelock, match="1001 callbacks at 0"):
+        loop.run_until_complete(spin())
+
+
+# What asyncio promises
+
+
+def test_futures_tasks_and_results(loop: SimLoop) -> None:
+    async def work() -> str:
+        future: asyncio.Future[str] = loop.create_future()
+        loop.call_soon(future.set_result, "result")
+        task = loop.create_task(asyncio.wait_for(future, 1))
+        with pytest.raises(ZeroDivisionError):
+            await loop.create_task(divide())
+        return str(await task)
+
+    async def divide() -> float:
+        return 1 / 0
+
+    assert loop.run_until_complete(work()) == "result"
+
+
+def test_timeouts(loop: SimLoop) -> None:
+    async def work() -> None:
+        for limited in (
+            asyncio.wait_for(asyncio.sleep(10), 3),
+            within(3, asyncio.sleep(10)),
+            within(3, within(5, asyncio.sleep(10))),
+        ):
+            began = loop.time()
+            with pytest.raises(TimeoutError):
+                await limited
+            assert loop.time() == began + 3
+        await within(3, asyncio.sleep(2))
+        assert loop.time() == 11
+
+    async def within(seconds: float, inner: Work) -> None:
+        async with asyncio.timeout(seconds):
+            await inner
+
+    loop.run_until_complete(work())
+
+
+def test_events_locks_and_queues(loop: SimLoop) -> None:
+    async def work() -> None:
+        lock, event, queue, log = asyncio.Lock(), asyncio.Event(), asyncio.Queue[int](2), []
+
+        async def producer() -> None:
+            await event.wait()
+            for number in range(5):
+                await queue.put(number)
+
+        async def holder(name: str) -> None:
+            async with lock:
+                log.append(name)
+                await asyncio.sleep(1)
+                log.append(name)
+
+        tasks = [loop.create_task(producer()), *(loop.create_task(holder(name)) for name in "abc")]
+        event.set()
+        assert [await queue.get() for _ in range(5)] == list(range(5))
+        for task in tasks:
+            await task
+        assert log == list("aabbcc")
+
+    loop.run_until_complete(work())
+
+
+def test_async_generators_are_closed_at_the_end(loop: SimLoop) -> None:
+    closed: list[str] = []
+
+    async def numbers(name: str) -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            await asyncio.sleep(1)
+            closed.append(name)
+
+    async def work() -> None:
+        async for _ in numbers("dropped"):
+            break
+        gc.collect()
+        await asyncio.sleep(2)
+        assert closed == ["dropped"]
+        generator = numbers("open")
+        await anext(generator)
+        held.append(generator)
+
+    held: list[AsyncIterator[int]] = []
+    loop.run_until_complete(work())
+    loop.run_until_complete(loop.shutdown_asyncgens())
+    assert closed == ["dropped", "open"]
+
+
+def test_cancellation_runs_what_is_in_finally(loop: SimLoop) -> None:
+    log: list[str] = []
+
+    async def worker() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            log.append("cleaned up")
+
+    async def work() -> None:
+        task = loop.create_task(worker())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    loop.run_until_complete(work())
+    assert (log, loop.time()) == (["cleaned up"], 1)
+
+
+def test_callbacks_from_the_same_thread_are_run(loop: SimLoop) -> None:
+    loop.call_soon_threadsafe(loop.stop)
+    loop.run_forever()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda loop: loop.run_in_executor(None, print),
+        lambda loop: loop.add_reader(0, print),
+        lambda loop: loop.getaddrinfo("localhost", 80),
+        lambda loop: loop.create_connection(asyncio.Protocol, "localhost", 80),
+        lambda loop: loop.create_server(asyncio.Protocol, "localhost", 80),
+        lambda loop: loop.subprocess_exec(asyncio.SubprocessProtocol, "true"),
+        lambda loop: loop.sock_recv(None, 1),
+        lambda loop: loop.add_signal_handler(1, print),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(loop: SimLoop, use: Callable[[SimLoop], object]) -> None:
+    with pytest.raises(NotSimulated, match="use the ports"):
+        use(loop)
+
+
+def test_an_error_in_a_callback_is_recorded_and_the_loop_goes_on(
+    loop: SimLoop, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = loop.process("n1")
+    loop.call_soon(lambda: 1 / 0, context=process.context)
+    with caplog.at_level(logging.CRITICAL):
+        loop.run_until_complete(asyncio.sleep(1))
+    [(where, message, error)] = loop.errors
+    assert (where, type(error)) == ("n1", ZeroDivisionError)
+    assert "exception in callback" in message
+
+
+# Interleaving
+
+
+def interleaving(seed: int) -> list[str]:
+    log: list[str] = []
+    loop = SimLoop(Random(seed))
+    for name in "abc":
+        process = loop.process(name)
+        for number in range(5):
+            loop.call_soon(log.append, f"{name}{number}", context=process.context)
+    loop.run_until_complete(asyncio.sleep(1))
+    loop.close()
+    return log
+
+
+def test_a_process_runs_its_callbacks_in_order_whatever_the_seed() -> None:
+    for seed in range(20):
+        log = interleaving(seed)
+        for name in "abc":
+            assert [each for each in log if each[0] == name] == [f"{name}{number}" for number in range(5)]
+
+
+def test_seeds_choose_among_processes_and_repeat() -> None:
+    runs = [tuple(interleaving(seed)) for seed in range(20)]
+    assert len(set(runs)) > 15
+    assert runs == [tuple(interleaving(seed)) for seed in range(20)]
+
+
+# Processes
+
+
+def test_all_that_a_process_starts_is_its_own(loop: SimLoop) -> None:
+    seen: list[tuple[str, Process | None]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, current_node.get()))
+
+    async def child() -> None:
+        note("child")
+
+    async def main() -> None:
+        note("main")
+        loop.call_soon(note, "soon")
+        loop.call_later(1, note, "later")
+        await loop.create_task(child())
+        await asyncio.sleep(2)
+        future = loop.create_future()
+        future.add_done_callback(lambda _: note("done"))
+        future.set_result(None)
+
+    process = loop.process("n1")
+    start(loop, process, main())
+    loop.run_until_complete(asyncio.sleep(10))
+    assert [what for what, _ in seen] == ["main", "soon", "child", "later", "done"]
+    assert {owner for _, owner in seen} == {process}
+    assert current_node.get() is None
+
+
+def test_not_a_line_of_a_crashed_process_runs(loop: SimLoop) -> None:
+    log: list[str] = []
+
+    async def steps() -> AsyncIterator[int]:
+        try:
+            yield 1
+            yield 2
+        finally:
+            log.append("generator")
+
+    async def main() -> None:
+        loop.call_later(2, log.append, "timer")
+        try:
+            async for _ in steps():
+                await asyncio.get_running_loop().create_future()
+        except BaseException:
+            log.append("except")
+            raise
+        finally:
+            log.append("finally")
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        process = loop.process("n1")
+        task = start(loop, process, main())
+        task.add_done_callback(lambda _: log.append("done"))
+        await asyncio.sleep(1)
+        loop.call_soon(log.append, "ready", context=process.context)
+        loop.kill(process)
+        loop.kill(process)
+        del task
+        gc.collect()
+        loop.call_soon(log.append, "after death", context=process.context)
+        await asyncio.sleep(10)
+        assert log == []
+
+    loop.run_until_complete(test())
+
+
+def test_the_dead_are_buried_without_complaint(loop: SimLoop, caplog: pytest.LogCaptureFixture) -> None:
+    async def stubborn() -> None:
+        while True:
+            try:
+                await loop.create_future()
+            except GeneratorExit:
+                break
+            finally:
+                await asyncio.sleep(0)
+
+    async def test() -> None:
+        process = loop.process("n1")
+        for _ in range(3):
+            start(loop, process, stubborn())
+        await asyncio.sleep(1)
+        loop.kill(process)
+
+    loop.run_until_complete(test())
+    loop.close()
+    loop.close()
+    gc.collect()
+    assert caplog.text == ""
+
+
+def test_whoever_asked_is_told_of_a_death_outside_of_it(loop: SimLoop) -> None:
+    told: list[Process | None] = []
+
+    async def test() -> None:
+        process = loop.process("n1")
+        process.on_death.append(lambda: told.append(current_node.get()))
+        loop.kill(process)
+        await asyncio.sleep(0)
+        assert told == [None]
+
+    loop.run_until_complete(test())
+
+
+def test_a_paused_process_does_later_what_it_would_have_done(loop: SimLoop) -> None:
+    log: list[tuple[str, float]] = []
+
+    async def ticks() -> None:
+        for number in range(4):
+            await asyncio.sleep(1)
+            log.append((str(number), loop.time()))
+
+    async def test() -> None:
+        process = loop.process("n1")
+        start(loop, process, ticks())
+        await asyncio.sleep(1.5)
+        loop.pause(process)
+        loop.call_soon(lambda: log.append(("parked", loop.time())), context=process.context)
+        await asyncio.sleep(10)
+        assert log == [("0", 1.0)]
+        loop.resume(process)
+        await asyncio.sleep(10)
+        assert log == [("0", 1.0), ("parked", 11.5), ("1", 11.5), ("2", 12.5), ("3", 13.5)]
+
+    loop.run_until_complete(test())
+
+
+def test_a_process_that_dies_while_paused_stays_dead(loop: SimLoop) -> None:
+    async def test() -> None:
+        process = loop.process("n1")
+        loop.pause(process)
+        loop.call_soon(pytest.fail, "it ran", context=process.context)
+        loop.kill(process)
+        loop.resume(process)
+        await asyncio.sleep(1)
+
+    loop.run_until_complete(test())
+
+
+def test_a_deadlock_names_who_is_paused(loop: SimLoop) -> None:
+    process = loop.process("n1")
+    loop.pause(process)
+    with pytest.raises(Deadlock, match="n1#1 paused"):
+        loop.run_until_complete(start(loop, process, asyncio.sleep(0)))
+
+
+@pytest.mark.sim
+def test_it_is_fast_enough_for_many_seeds(loop: SimLoop) -> None:
+    """Far above what a busy machine should measure; the aim is 150,000 callbacks a second."""
+
+    async def spin() -> None:
+        for _ in range(20_000):
+            await asyncio.sleep(0)
+
+    async def test() -> None:
+        for task in [start(loop, loop.process(name), spin()) for name in "abc"]:
+            await task
+
+    began = time.process_time()
+    loop.run_until_complete(test())
+    assert loop.handles_run / (time.process_time() - began) > 50_000
