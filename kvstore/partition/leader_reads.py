@@ -84,7 +84,6 @@ class LeaderReads:
         arrived, self._arrived = self._arrived, []
         now = self._clock.now()
         leased = self.gate.has_lease(now)
-        self._renew |= self.gate.wants_renewal(now)
         ready: list[Read] = []
         local: list[Read] = []
         for read in arrived:
@@ -102,7 +101,9 @@ class LeaderReads:
             else:
                 waiting = self._leaseless if level == _LINEARIZABLE else self._strict
                 waiting.append(_Waiting(self.gate.sent, now, read, []))
-        self._answer(ready, self._now_ms())
+        if ready:
+            self._renew = True
+            self._answer(ready, self._now_ms())
         self._answer(local, self._state.record_time_ms)
 
     def observe(self, replies: list[Reply]) -> None:
@@ -128,16 +129,14 @@ class LeaderReads:
         self._answer(ready, self._now_ms())
 
     def wants_append(self) -> bool:
-        """Whether an append is needed that has not been sent yet: as a proof, or to keep the lease."""
+        """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
         if self.gate.is_closed:
             return False
-        renew, self._renew = self._renew, False
-        sent = self.gate.sent
-        return (
-            (renew and self.gate.wants_renewal(self._clock.now()))
-            or bool(self._strict and self._strict[-1].ticket == sent)
-            or bool(self._leaseless and self._leaseless[-1].ticket == sent)
-        )
+        now, sent = self._clock.now(), self.gate.sent
+        renew, self._renew = self._renew and self.gate.wants_renewal(now), False
+        unproved = bool(self._strict) and self._strict[-1].ticket == sent
+        leaseless = bool(self._leaseless) and self._leaseless[-1].ticket == sent and self.gate.expects_no_lease
+        return renew or unproved or leaseless
 
     def expire(self, before: float) -> None:
         """Refuse what has waited since `before`."""

@@ -53,6 +53,11 @@ class ReadGate:
             return False
         return now >= self.lease_until - self._lease_s * RENEW_SHARE
 
+    @property
+    def expects_no_lease(self) -> bool:
+        """Whether no append is under way that may bring a lease."""
+        return self._lease_s == 0 or self.sent == self.acknowledged
+
     def close(self) -> None:
         """Answer no more. Later acknowledgements change nothing."""
         self._closed = True
