@@ -116,9 +116,10 @@ def expire(key: bytes, ttl_s: float | None) -> Operation:
     return Operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
 
 
-def scan(partition: str, start: bytes, end: bytes, limit: int, level: int) -> Operation:
+def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, keys_only: bool = False) -> Operation:
     """A page of one partition."""
-    operation = Operation(kv_pb2.SCAN, start, end, kv_pb2.Options(limit=limit), level)
+    options = kv_pb2.Options(limit=limit, flags=kv_pb2.KEYS_ONLY * keys_only)
+    operation = Operation(kv_pb2.SCAN, start, end, options, level)
     operation.partition = partition
     return operation
 

@@ -89,16 +89,21 @@ class Client:
         *,
         prefix: bytes = b"",
         limit: int = 0,
+        keys_only: bool = False,
         level: Level = Level.LINEARIZABLE,
         timeout_s: float | None = None,
     ) -> Iterator[tuple[bytes, Item]]:
         """Keys in [start, end), or those that begin with `prefix`, in order, page by page; `timeout_s` is for a page.
-        No `end`: to the last. No `limit`: all. A key that is there all the time is given once."""
+        No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
+        given once."""
         start, end = scan_bounds(start, end, prefix)
         merge: Merge[Item] = Merge(self._open_messenger.partitions(), start, limit=limit)
         while not merge.is_done:
             pages = merge.wanted()
-            asked = [operations.scan(page.partition, page.start, end, page.limit, level) for page in pages]
+            asked = [
+                operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
+                for page in pages
+            ]
             for page, (items, next_start) in zip(pages, self._run_all(asked, timeout_s), strict=True):
                 merge.feed(page.partition, items, next_start)
             yield from merge.take()

@@ -107,6 +107,8 @@ class _FlagEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Flag.ValueType],
     IF_SHORTER: _Flag.ValueType  # 512
     INDEPENDENT: _Flag.ValueType  # 1024
     """Of a batch: a failed operation does not keep the others from being applied."""
+    KEYS_ONLY: _Flag.ValueType  # 2048
+    """Of a scan: the values are left out."""
 
 class Flag(_Flag, metaclass=_FlagEnumTypeWrapper):
     """What a mutation asks beside its values: bits of `flags`."""
@@ -125,6 +127,8 @@ IF_LONGER: Flag.ValueType  # 256
 IF_SHORTER: Flag.ValueType  # 512
 INDEPENDENT: Flag.ValueType  # 1024
 """Of a batch: a failed operation does not keep the others from being applied."""
+KEYS_ONLY: Flag.ValueType  # 2048
+"""Of a scan: the values are left out."""
 Global___Flag: _TypeAlias = Flag  # noqa: Y015
 
 @_typing.final

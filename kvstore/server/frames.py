@@ -16,6 +16,7 @@ from kvstore.partition.commands import (
     RequestId,
 )
 from kvstore.proto import kv_pb2
+from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 8_192
 """Of one frame."""
@@ -117,6 +118,13 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
             raise InvalidRequest(f"operation {_name(each.code)} cannot stand in a batch")
     ops = tuple(_op(each.code, each.key, each.value, each.options, None, 0, 0) for each in operations)
     return (Code.BATCH, operations[0].key, ops, _flags(flags), request)
+
+
+def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
+    """Raises InvalidRequest for a batch over two partitions, and names both."""
+    owners = sorted({partition_of(each[1]) for each in op[2]})
+    if len(owners) > 1:
+        raise InvalidRequest(f"want all keys of a batch in one partition, got keys of {' and '.join(owners)}")
 
 
 def _op(

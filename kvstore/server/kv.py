@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -16,11 +17,12 @@ from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.answers import record_message, result_message
 from kvstore.server.backend import Backend
-from kvstore.server.frames import batch_op, check_sizes, request_id
+from kvstore.server.frames import batch_op, check_one_partition, check_sizes, request_id
 from kvstore.server.scan import scan_pages
 from kvstore.server.session import UNARY_BYTES_MAX, Session, progress_of
 from kvstore.server.topology import Topologies
 
+logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
@@ -60,7 +62,7 @@ class KV(kv_pb2_grpc.KVServicer):
     def __init__(self, env: Env, backend: Backend, server: str) -> None:
         self._env, self._backend = env, backend
         self._calls = Calls(backend)
-        self._topologies = Topologies(backend, server)
+        self._topologies = Topologies(backend, env.clock, server)
 
     def close(self) -> None:
         """Let the topology go. Calls that wait for another one end with the server."""
@@ -77,7 +79,7 @@ class KV(kv_pb2_grpc.KVServicer):
             await abort(context, error)
         return kv_pb2.GetResponse(
             record=record_message(record) if record is not None else None,
-            progress=progress_of(self._backend, partition),
+            progress=progress_of(self._backend, self._env.clock, partition),
             ring_version=self._backend.topology.ring.version,
         )
 
@@ -117,13 +119,14 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Batch(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.BatchResponse:
         try:
             op = batch_op(request.operations, request.flags, request_id(request.request))
+            check_one_partition(op, self._backend.topology.ring.partition_of)
             result = await self._in_time(op, request.ring_version, context)
         except StoreError as error:
             await abort(context, error)
         return kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
-        session = Session(self._backend, UNARY_BYTES_MAX)
+        session = Session(self._backend, self._env.clock, UNARY_BYTES_MAX)
         try:
             session.accept(request)
             await session.wait_all_done()
@@ -139,7 +142,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = Session(self._backend)
+        session = Session(self._backend, self._env.clock)
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
@@ -167,7 +170,8 @@ class KV(kv_pb2_grpc.KVServicer):
 
     def _seal(self, key: bytes) -> dict[str, Any]:
         ring = self._backend.topology.ring
-        return {"progress": progress_of(self._backend, ring.partition_of(key)), "ring_version": ring.version}
+        progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
+        return {"progress": progress, "ring_version": ring.version}
 
     async def _in_time(self, op: Op, ring_version: int, context: Context) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
@@ -187,5 +191,9 @@ async def _send(session: Session, context: Context) -> None:
             await session.wait_answers()
             for answers in session.take():
                 await context.write(answers)
-    except grpc.aio.BaseError:
-        session.close()  # the client is gone; the reader ends by itself
+    except grpc.aio.BaseError as error:
+        logger.debug("the client of a session is gone: %r", error)
+    except Exception:  # the root of a task: one stream must not end the process
+        logger.exception("cannot send the answers of a session")
+    finally:
+        session.close()  # the reader ends by itself

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from kvstore.client.scanning import Merge
-from kvstore.partition.commands import Code, Op, Record, Result
+from kvstore.partition.commands import Code, Flag, Op, Record, Result
 from kvstore.proto import kv_pb2
 from kvstore.server.answers import MESSAGE_BYTES, record_message
 from kvstore.server.backend import Backend
@@ -22,22 +22,23 @@ async def scan_pages(backend: Backend, calls: Run, request: kv_pb2.ScanRequest) 
     """The keys in [start, end) in order, some in each message."""
     partitions = sorted(backend.topology.ring.partitions)
     merge: Merge[Record] = Merge(partitions, request.start, limit=request.limit)
+    flags = int(Flag.KEYS_ONLY) if request.keys_only else 0
     while not merge.is_done:
         for partition, start, limit in merge.wanted():
             token = request.token.get(partition, 0)
-            op = (Code.SCAN, start, request.end, limit, 0, request.level, token)
+            op = (Code.SCAN, start, request.end, limit, flags, request.level, token)
             items, next_start = await calls.run(op, request.ring_version, partition)
             merge.feed(partition, items, next_start)
-        for message in _messages(merge.take(), keys_only=request.keys_only):
+        for message in _messages(merge.take()):
             yield message
 
 
-def _messages(items: list[tuple[bytes, Record]], *, keys_only: bool) -> Iterator[kv_pb2.ScanResponse]:
+def _messages(items: list[tuple[bytes, Record]]) -> Iterator[kv_pb2.ScanResponse]:
     message, size = kv_pb2.ScanResponse(), 0
-    for key, (value, *rest) in items:
+    for key, record in items:
         message.keys.append(key)
-        message.records.append(record_message((b"" if keys_only else value, *rest)))  # type: ignore[arg-type]
-        size += len(key) + (0 if keys_only else len(value))
+        message.records.append(record_message(record))
+        size += len(key) + len(record[0])
         if size >= MESSAGE_BYTES:
             yield message
             message, size = kv_pb2.ScanResponse(), 0

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from kvstore.env import Clock
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Op, Result
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.answers import Outbox
 from kvstore.server.backend import Backend
-from kvstore.server.frames import OPERATIONS_MAX, ops_of
+from kvstore.server.frames import OPERATIONS_MAX, check_one_partition, ops_of
 from kvstore.types import PartitionId
 
 OPEN_MAX = 16_384
@@ -28,14 +29,16 @@ UNARY_BYTES_MAX = 2 << 20
 """The same for a unary frame, whose answers are one message."""
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
+_KEYLESS = frozenset({Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE})
+"""What goes to the partition that its lane names."""
 _READS = frozenset({Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT})
 
 
 class Session:
     """The operations of one stream that are not yet answered."""
 
-    def __init__(self, backend: Backend, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, clock: Clock, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+        self._backend, self._clock = backend, clock
         self._unsent_bytes_max = unsent_bytes_max
         self._outbox = Outbox()
         self._partitions: set[str] = set()
@@ -72,12 +75,22 @@ class Session:
         self._open_bytes += sink.size
         sink.timer = asyncio.get_running_loop().call_later(timeout, sink.expire)
         submit = self._backend.submit
-        for token, op in enumerate(list(ops)):
-            if isinstance(op, StoreError):
-                sink.complete(token, op)
+        for token, op in enumerate(ops):
+            error = op if isinstance(op, StoreError) else self._fault_or_none(op)
+            if error is not None:
+                sink.complete(token, error)
             else:
-                submit(op, sink, token, ring_version, partition)
+                submit(op, sink, token, ring_version, partition if op[0] in _KEYLESS else None)  # type: ignore[index,arg-type]
         sink.flush()
+
+    def _fault_or_none(self, op: Op) -> StoreError | None:
+        if op[0] != Code.BATCH:
+            return None
+        try:
+            check_one_partition(op, self._backend.topology.ring.partition_of)
+        except InvalidRequest as error:
+            return error
+        return None
 
     def answer(self, number: int, partition: str, op: Op | StoreError, result: Result | StoreError) -> None:
         """Take in one result."""
@@ -130,7 +143,7 @@ class Session:
     def take(self) -> Iterator[kv_pb2.Answers]:
         """The answers that have gathered, message by message."""
         partitions, self._partitions = sorted(self._partitions), set()
-        progress = [progress_of(self._backend, partition) for partition in partitions if partition]
+        progress = [progress_of(self._backend, self._clock, partition) for partition in partitions if partition]
         version = self._backend.topology.ring.version
         for answers in self._outbox.take():
             answers.ring_version = version
@@ -192,7 +205,11 @@ def _late(op: Op | StoreError) -> StoreError:
     return Unavailable("no answer within the frame's time")
 
 
-def progress_of(backend: Backend, partition: str) -> kv_pb2.Progress:
-    """How far a partition has come, as answers carry it."""
+def progress_of(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progress:
+    """How far a partition has come, as answers carry it.
+
+    Its last record may be old, and a request that carries an old time is refused. So the time is that of the next
+    record: a leader stamps records with its clock, but never earlier than the last one.
+    """
     sequence, time_ms = backend.progress(PartitionId(partition))
-    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=time_ms)
+    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=max(time_ms, clock.wall_ms()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from kvstore.env import Clock
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import TIMEOUT_MAX_MS
 from kvstore.server.backend import Backend, Topology
@@ -13,8 +14,8 @@ from kvstore.server.session import progress_of
 class Topologies:
     """The server's present topology as a message with a number, made once per change."""
 
-    def __init__(self, backend: Backend, server: str) -> None:
-        self._backend, self._server = backend, server
+    def __init__(self, backend: Backend, clock: Clock, server: str) -> None:
+        self._backend, self._clock, self._server = backend, clock, server
         self._number = 1
         self._message: kv_pb2.TopologyResponse | None = None
         self._changed = asyncio.Event()
@@ -39,7 +40,7 @@ class Topologies:
             self._message = topology_message(self._backend.topology)
             self._message.known, self._message.server = self._number, self._server
         for partition in self._message.partitions:
-            partition.progress.CopyFrom(progress_of(self._backend, partition.id))
+            partition.progress.CopyFrom(progress_of(self._backend, self._clock, partition.id))
         return self._message
 
     def _on_change(self) -> None:

@@ -101,8 +101,11 @@ class ModelPartition:
                 for key in doomed:
                     self._delete(key, 0, 0)
                 return len(doomed)
-            case (Code.SCAN, start, end, limit, _, _, _):
-                return self._scan(start, end, limit)
+            case (Code.SCAN, start, end, limit, flags, _, _):
+                items, after = self._scan(start, end, limit)
+                if flags & Flag.KEYS_ONLY:
+                    items = [(key, record._replace(value=b"")) for key, record in items]
+                return items, after
             case (Code.COUNT, *_):
                 return len(self.data)
         raise InvalidRequest(f"unknown operation {op[0]}")

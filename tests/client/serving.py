@@ -21,9 +21,19 @@ SERVICE = "kvstore.v1.KV"
 
 
 def env_of(nursery: TaskNursery) -> Env:
-    """The ports that gRPC services use: only the nursery."""
+    """The ports that gRPC services use: time and tasks."""
     nothing: Any = None
-    return Env(nothing, Random(1), nothing, nothing, nursery, cast(Callable[[str], None], nothing))
+    return Env(ModelClock(), Random(1), nothing, nothing, nursery, cast(Callable[[str], None], nothing))
+
+
+class ModelClock:
+    """The model keeps its own time, which is always ahead of this one."""
+
+    def now(self) -> float:
+        return 0.0
+
+    def wall_ms(self) -> int:
+        return 1
 
 
 class Servers:
