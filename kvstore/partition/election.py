@@ -19,6 +19,8 @@ RANK_DELAY_S = 0.15
 """Long enough for a better candidate's claim to be seen, short enough not to matter when there is none."""
 INCUMBENT_GRACE_S = 3.0
 """What a leader that serves, but whose znode is gone, gets to put it back."""
+YIELD_OUT_S = 2.0
+"""How long one that yielded the lead leaves it to the others."""
 OUT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """How long one that gave the lead back stays out, by the number of times in a row."""
 

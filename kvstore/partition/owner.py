@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import assert_never
 
-from kvstore.partition.election import INCUMBENT_GRACE_S, OUT_S, RANK_DELAY_S, LeaderRecord
+from kvstore.partition.election import INCUMBENT_GRACE_S, OUT_S, RANK_DELAY_S, YIELD_OUT_S, LeaderRecord
 from kvstore.types import ServerId
 
 
@@ -79,6 +79,11 @@ class Ended:
 
 
 @dataclass(frozen=True, slots=True)
+class Yielded:
+    """This leader has released its lease for a better placed one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
@@ -88,7 +93,7 @@ class Stop:
     pass
 
 
-Event = LeaderRead | Ranked | PeerGone | Claimed | NotClaimed | Opened | OpenFailed | Ended | Tick | Stop
+Event = LeaderRead | Ranked | PeerGone | Claimed | NotClaimed | Opened | OpenFailed | Ended | Yielded | Tick | Stop
 
 # ── what to do about it
 # ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -185,6 +190,9 @@ class Owner:
             case Opened():
                 return self._opened()
             case OpenFailed() | Ended():
+                return self._stand_back(now)
+            case Yielded():
+                self._out_until = now + YIELD_OUT_S
                 return self._stand_back(now)
             case Stop():
                 return self._stop()

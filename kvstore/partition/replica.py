@@ -58,7 +58,7 @@ class Replica:
         self.failure: StoreError | None = None
         """Why this replica applies nothing any more; None while it is well."""
         self.elections = 0
-        self._env, self._config, self._partition, self._server = env, config, partition, server
+        self._env, self._config, self._partition, self.server = env, config, partition, server
         self._claims, self._logs, self._peers = claims, logs, peers
         self._replicas, self._on_leader = replicas, on_leader
         self._nonce = env.random.randbytes(8).hex()
@@ -110,6 +110,17 @@ class Replica:
             await self._claims.release(self._claimed)
         except MetadataError as error:
             log.info("partition=%s leader znode not given back: %s", self._partition, error)
+
+    async def yield_lead(self) -> None:
+        """Hand the lead over to another replica. Raises StoreError if it could not be released; the lead is lost then
+        all the same."""
+        if self.leader is None or not self._serves():
+            return
+        try:
+            await self.leader.release()
+        finally:
+            self._drop_lead()
+            self._feed(owner.Yielded())
 
     async def answer(self, method: str) -> bytes:
         """Answer another replica: `serving`: whether this one serves; `hold`: the same, once that changes or HOLD_S is
@@ -181,7 +192,7 @@ class Replica:
     async def _change_metadata(self, command: Command) -> None:
         match command:
             case owner.Claim():
-                self._claimed = LeaderRecord(self._server, self.state.epoch, self._nonce)
+                self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
                 won = await self._claims.claim(self._claimed)
                 self._feed(owner.Claimed() if won else owner.NotClaimed())
             case owner.RemoveStale(record):
@@ -227,11 +238,11 @@ class Replica:
             self._published = mine
 
     async def _rank(self) -> None:
-        others = [server for server in self._replicas() if server != self._server]
+        others = [server for server in self._replicas() if server != self.server]
         answers = [self._env.nursery.spawn(self._ask_serving(server), name="ask serving") for server in others]
         try:
             await self._publish_now(always=True)
-            rank = rank_of(self._server, await self._claims.published(), self._replicas())
+            rank = rank_of(self.server, await self._claims.published(), self._replicas())
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
             rank = len(others)
@@ -250,7 +261,7 @@ class Replica:
         """Keep a question open at the leader: when its process dies, the link breaks, and the next try is refused."""
         while True:
             server = self._owner.leader
-            if server is None or server == self._server:
+            if server is None or server == self.server:
                 self._role_changed.clear()
                 await self._role_changed.wait()
                 continue

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.partition.election import INCUMBENT_GRACE_S, OUT_S, RANK_DELAY_S, LeaderRecord
+from kvstore.partition.election import INCUMBENT_GRACE_S, OUT_S, RANK_DELAY_S, YIELD_OUT_S, LeaderRecord
 from kvstore.partition.owner import (
     AbandonOpening,
     Claim,
@@ -28,6 +28,7 @@ from kvstore.partition.owner import (
     Stop,
     Tick,
     WakeAt,
+    Yielded,
 )
 from kvstore.types import ServerId
 
@@ -105,6 +106,14 @@ def test_a_fenced_leader_follows_and_may_stand_again_at_once() -> None:
     assert owner.handle(LeaderRead(None), 5) == [PublishAndRank()]
 
 
+def test_one_that_yields_leaves_the_lead_to_the_others_for_a_while() -> None:
+    owner = owner_after(*SERVING)
+    until = 5 + YIELD_OUT_S
+    assert owner.handle(Yielded(), 5) == [GiveBack(), Follow(None), WakeAt(until), ReadLeader()]
+    assert owner.handle(LeaderRead(None), 5) == [WakeAt(until)]
+    assert owner.handle(LeaderRead(None), until) == [PublishAndRank()]
+
+
 def test_one_that_cannot_open_the_log_gives_the_lead_back_and_stays_out_longer_each_time() -> None:
     owner = owner_after()
     for out in (*OUT_S, OUT_S[-1]):
@@ -159,6 +168,7 @@ EVENTS = st.sampled_from(
         Opened(),
         OpenFailed(),
         Ended(),
+        Yielded(),
         Tick(),
     ]
 )
