@@ -83,6 +83,7 @@ class LayoutManager:
 
     async def instance_id(self) -> str:
         """Raises ConfigError if there is no cluster under this chroot."""
+        await self._store.sync(paths.LEDGERS)
         found = await self._instance_id_or_none()
         if found is None:
             raise ConfigError(f"{paths.INSTANCE_ID} is missing: the metadata store holds no cluster under this chroot")

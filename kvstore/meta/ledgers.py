@@ -52,12 +52,20 @@ class LedgerManager:
         return version
 
     async def read(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
-        """Metadata and version. Raises NoSuchLedger, Corrupted."""
+        """Metadata and version, perhaps of a moment ago: good for whoever then writes by compare-and-set.
+
+        Raises NoSuchLedger, Corrupted.
+        """
         try:
             data, stat = await self._store.get(paths.ledger(ledger))
         except NoSuchNode:
             raise NoSuchLedger(ledger) from None
         return ledger_metadata.decode(ledger, data), stat.version
+
+    async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
+        """The same, at least as of this call: for whoever acts on an absence, or on a state, without writing it."""
+        await self._store.sync(paths.ledger(ledger))
+        return await self.read(ledger)
 
     async def write(self, metadata: LedgerMetadata, version: int) -> int:
         """Compare-and-set; returns the new version. Raises VersionConflict, NoSuchLedger, MetadataUnknown."""
@@ -93,7 +101,7 @@ class LedgerManager:
         """The ids of all ledgers, rising.
 
         A listing that fails raises: it never looks like a shorter list. A ledger created while the listing runs may be
-        absent, so whoever deletes what is not listed first makes sure of it by `read`.
+        absent, so whoever deletes what is not listed first makes sure of it by `read_latest`.
         """
         await self._store.sync(paths.LEDGERS)
         trees = [name for name in await self._store.children(paths.LEDGERS) if paths.is_ledger_tree(name)]

@@ -108,8 +108,11 @@ class RegistrationManager:
             return stat.version
 
     async def read_cookie(self, bookie: BookieId) -> tuple[Cookie, int]:
-        """Cookie and version. Raises NoSuchNode, Corrupted."""
+        """Cookie and version as of now: from an older version a bookie would conclude that its directory is a copy.
+        Raises NoSuchNode, Corrupted."""
         path = paths.cookie(bookie)
+        await self._store.sync(path)
+        await self._store.sync(path)
         data, stat = await self._store.get(path)
         return decode_cookie(data, what=path), stat.version
 
@@ -119,6 +122,7 @@ class RegistrationManager:
 
     async def cookies(self) -> list[BookieId]:
         """Every bookie id that was ever formatted and not decommissioned, whether it runs or not; sorted."""
+        await self._store.sync(paths.LEDGERS)
         try:
             return [BookieId(name) for name in await self._store.children(paths.COOKIES)]
         except NoSuchNode:

@@ -7,16 +7,18 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvstore.meta.store import MetadataStore
-from tests.meta.drivers import Driver, MemoryDriver, TestNursery
+from tests.meta.drivers import Driver, MemoryDriver, SimDriver, TestNursery
 from tests.zookeeper_fixture import own_zookeeper, zookeeper, zookeeper_chroot
 
 __all__ = ["own_zookeeper", "zookeeper", "zookeeper_chroot"]
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.needs_zookeeper)])
+@pytest.fixture(params=["memory", "simulated", pytest.param("zookeeper", marks=pytest.mark.needs_zookeeper)])
 async def driver(request: pytest.FixtureRequest) -> AsyncIterator[Driver]:
     if request.param == "memory":
         driver: Driver = MemoryDriver()
+    elif request.param == "simulated":
+        driver = SimDriver()
     else:
         from tests.meta.zookeeper_driver import ZooKeeperDriver
 

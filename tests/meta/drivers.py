@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from random import Random
 from typing import Any, Protocol, TypeVar
 
 from kvstore.errors import MetadataError, MetadataUnknown
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
+from tests.sim.metadata import MetadataConfig, SimMetadata
+from tests.sim.metadata_client import SimStore
 
 T = TypeVar("T")
 
@@ -49,6 +52,36 @@ class MemoryDriver:
         store.resume()
 
     async def close(self) -> None: ...
+
+
+class SimDriver:
+    """The simulation's store, in real time: what tests rely on in simulation is held to the same promises."""
+
+    def __init__(self) -> None:
+        config = MetadataConfig(latency_s=(0.0001, 0.001), slow_p=0.0, lag_s=(0.0, 0.01), retry_s=(0.001, 0.01))
+        self._server = SimMetadata(asyncio.get_running_loop(), Random(1), config)
+        self._stores: list[SimStore] = []
+
+    async def connect(self) -> MetadataStore:
+        self._stores.append(await self._server.connect())
+        return self._stores[-1]
+
+    async def blink(self, store: MetadataStore) -> None:
+        assert isinstance(store, SimStore)
+        states = States(store)
+        assert store.connection is not None
+        store.connection.lose(silently=False)
+        await states.wait_for(SessionState.CONNECTED)
+
+    async def expire(self, store: MetadataStore) -> None:
+        assert isinstance(store, SimStore)
+        states = States(store)
+        self._server.close_session(store.session)
+        await states.wait_for(SessionState.CONNECTED)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
 
 
 class Hint:

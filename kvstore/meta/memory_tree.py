@@ -1,0 +1,204 @@
+"""The metadata store's tree in memory: what a ZooKeeper server does with nodes, versions, owners, sequence numbers and
+transactions. Decides only: it has no clock and no luck of its own, and a session ends when somebody says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from kvstore.errors import MetadataError, MetadataUnavailable, NodeExists, NoSuchNode, NotEmpty, VersionConflict
+from kvstore.meta import paths
+from kvstore.meta.store import Change, Check, Create, Delete, SetData, Stat, check_sizes
+
+Observer = Callable[[str, bytes | None, bytes | None], None]
+"""Told of each node that a transaction changed: path, old data, new data; None is an absent node."""
+
+
+@dataclass(slots=True)
+class Node:
+    data: bytes
+    created: int
+    owner: int
+    modified_ms: int
+    version: int = 0
+    births: int = 0
+    """Children ever created; numbers the sequential ones."""
+    children: set[str] = field(default_factory=set)
+
+    def copy(self) -> Node:
+        return Node(
+            self.data, self.created, self.owner, self.modified_ms, self.version, self.births, set(self.children)
+        )
+
+    def stat(self) -> Stat:
+        changes = 2 * self.births - len(self.children)
+        return Stat(self.version, self.created, self.owner, self.modified_ms, changes)
+
+
+ROOT = Node(b"", created=0, owner=0, modified_ms=0)
+
+
+def find(nodes: dict[str, Node], path: str) -> Node:
+    """Raises NoSuchNode, and ValueError for a malformed path."""
+    paths.check(path)
+    node = nodes.get(path)
+    if node is None:
+        raise NoSuchNode(path)
+    return node
+
+
+class MemoryTree:
+    """The server's state: nodes, sessions, one-shot watches."""
+
+    def __init__(self, wall_ms: Callable[[], int] = lambda: 0) -> None:
+        self.observers: list[Observer] = []
+        self.on_commit: Callable[[dict[str, Node | None]], None] = lambda touched: None
+        """Told of each transaction's nodes as they are from then on; what is in them never changes again."""
+        self._wall_ms = wall_ms
+        self._nodes = {"/": ROOT}
+        self._watches: dict[str, list[Callable[[], None]]] = {}
+        self._sessions: set[int] = set()
+        self._last_session = 0
+        self._last_transaction = 0
+
+    def open_session(self) -> int:
+        """A new session's id."""
+        self._last_session += 1
+        self._sessions.add(self._last_session)
+        return self._last_session
+
+    def end_session(self, session: int) -> None:
+        """Expire or close a session: its ephemerals vanish. Ending it again changes nothing."""
+        if session not in self._sessions:
+            return
+        self._sessions.remove(session)
+        transaction = _Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
+        for path in sorted(path for path, node in self._nodes.items() if node.owner == session):
+            transaction.apply(Delete(path, -1))
+        self._commit(transaction)
+
+    def is_open(self, session: int) -> bool:
+        return session in self._sessions
+
+    def get(self, path: str) -> tuple[bytes, Stat]:
+        node = find(self._nodes, path)
+        return node.data, node.stat()
+
+    def children(self, path: str) -> list[str]:
+        return sorted(find(self._nodes, path).children)
+
+    def apply(self, session: int, changes: Sequence[Change]) -> None:
+        """All or nothing. Raises the first change's error, or MetadataUnavailable if the session has ended."""
+        if session not in self._sessions:
+            raise MetadataUnavailable(f"session {session} has ended")
+        check_sizes(changes)
+        transaction = _Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
+        for change in changes:
+            transaction.apply(change)
+        self._commit(transaction)
+
+    def create(self, session: int, path: str, data: bytes, *, ephemeral: bool, sequential: bool) -> str:
+        """Create one node; returns its path."""
+        if sequential:
+            path = f"{path}{find(self._nodes, paths.parent(path)).births:010d}"
+        self.apply(session, [Create(path, data, ephemeral)])
+        return path
+
+    def arm(self, path: str, fire: Callable[[], None]) -> None:
+        """Call `fire` once, at the next change of the node, of its existence, or of the set of its children."""
+        paths.check(path)
+        self._watches.setdefault(path, []).append(fire)
+
+    def disarm(self, path: str, fire: Callable[[], None]) -> None:
+        """Forget what `arm` asked for, if it has not been called yet."""
+        armed = self._watches.get(path, [])
+        if fire in armed:
+            armed.remove(fire)
+
+    def paths(self) -> list[str]:
+        """Every node's path, sorted; for invariants."""
+        return sorted(self._nodes)
+
+    def _next_transaction(self) -> int:
+        self._last_transaction += 1
+        return self._last_transaction
+
+    def _commit(self, transaction: _Transaction) -> None:
+        changed = [(path, self._nodes.get(path), node) for path, node in transaction.touched.items()]
+        for path, _, node in changed:
+            if node is None:
+                self._nodes.pop(path, None)
+            else:
+                self._nodes[path] = node
+        self.on_commit(transaction.touched)
+        for path, old, new in changed:
+            if not _same_value(old, new):
+                for observer in self.observers:
+                    observer(path, old.data if old else None, new.data if new else None)
+        for path, _, _ in changed:
+            for fire in self._watches.pop(path, []):
+                fire()
+
+
+def _same_value(old: Node | None, new: Node | None) -> bool:
+    if old is None or new is None:
+        return old is new
+    return (old.created, old.version) == (new.created, new.version)
+
+
+class _Transaction:
+    """Changes on copies of the nodes they touch; the tree takes the copies when all have succeeded."""
+
+    def __init__(self, nodes: dict[str, Node], number: int, *, session: int, now_ms: int) -> None:
+        self.touched: dict[str, Node | None] = {}
+        self._nodes, self._number, self._session, self._now_ms = nodes, number, session, now_ms
+
+    def apply(self, change: Change) -> None:
+        paths.check(change.path)
+        match change:
+            case Create():
+                self._create(change)
+            case SetData():
+                node = self._writable(change.path, change.version)
+                node.data, node.version, node.modified_ms = change.data, node.version + 1, self._now_ms
+            case Delete():
+                self._delete(change)
+            case Check():
+                self._present(change.path, change.version)
+
+    def _create(self, change: Create) -> None:
+        if self._look(change.path) is not None:
+            raise NodeExists(change.path)
+        above = paths.parent(change.path)
+        if self._present(above, -1).owner:
+            raise MetadataError(f"{above} is ephemeral and has no children")
+        parent = self._writable(above, -1)
+        parent.births += 1
+        parent.children.add(change.path.rpartition("/")[2])
+        owner = self._session if change.ephemeral else 0
+        self.touched[change.path] = Node(change.data, self._number, owner, self._now_ms)
+
+    def _delete(self, change: Delete) -> None:
+        if self._present(change.path, change.version).children:
+            raise NotEmpty(change.path)
+        self._writable(paths.parent(change.path), -1).children.remove(change.path.rpartition("/")[2])
+        self.touched[change.path] = None
+
+    def _look(self, path: str) -> Node | None:
+        return self.touched[path] if path in self.touched else self._nodes.get(path)
+
+    def _present(self, path: str, version: int) -> Node:
+        node = self._look(path)
+        if node is None:
+            raise NoSuchNode(path)
+        if version not in (-1, node.version):
+            raise VersionConflict(path)
+        return node
+
+    def _writable(self, path: str, version: int) -> Node:
+        node = self._present(path, version)
+        if path not in self.touched:
+            node = node.copy()
+            self.touched[path] = node
+        return node
