@@ -134,6 +134,8 @@ class Pipe:
     def _arrive(self) -> None:
         self._timer = None
         now = self._network.loop.time()
+        if self._stall is not None and self._there_is_open() and self._back_is_open():
+            self._forgive()
         while self._items and self._items[0][0] <= now:
             item = self._items[0][2]
             if item is Mark.RST and not self._there_is_open():
