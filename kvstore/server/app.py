@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import asdict
 from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
@@ -21,7 +20,7 @@ from kvstore.partition.entry import is_release
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.hosting import Hosting, OpenEngine
-from kvstore.server.members import Member
+from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
 from kvstore.server.peer_server import Handler, PeerServer
@@ -53,6 +52,7 @@ class Node:
     def __init__(self, config: NodeConfig, env: Env, store: MetadataStore) -> None:
         self.config, self.env, self.store = config, env, store
         self.id = ServerId(config.id)
+        self.version = VERSION
         self.is_draining = False
         self.membership: Membership
         self.dispatcher: Dispatcher
@@ -81,7 +81,7 @@ class Node:
             return {}
         found: dict[str, Mapping[str, Any]] = {}
         if self.bookie is not None:
-            found["bookie"] = asdict(self.bookie.statistics())
+            found["bookie"] = self.bookie.statistics()
         if Role.SERVER in self.config.roles:
             found["server"] = {
                 **self.resp.statistics(),
@@ -89,8 +89,23 @@ class Node:
                 **self.links.statistics(),
                 **self.peers.statistics(),
             }
-            found["partitions"] = self.hosting.statistics()
+            found["partitions"] = {str(each): table for each, table in self.hosting.statistics().items()}
         return found
+
+    @property
+    def topology(self) -> ClusterTopology:
+        return self.dispatcher.topology
+
+    def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
+        """What each replica here says of itself."""
+        return self.hosting.statistics()
+
+    async def drain(self) -> list[PartitionId]:
+        """Hand over what is led here and lead nothing any more; returns what was led."""
+        self.is_draining = True
+        led = self.hosting.leads
+        await self.hosting.stop()
+        return led
 
     def status(self) -> dict[str, Any]:
         """For the status page."""
@@ -163,7 +178,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     if Role.BOOKIE in config.roles:
         node.bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie), store)
         await node.bookie.start()
-        stack.push_async_callback(node.bookie.stop)
+        stack.push_async_callback(node.bookie.close)
         own = (node.bookie.id, node.bookie.storage)
     view = BookieView(store)
     await view.start(env.nursery)

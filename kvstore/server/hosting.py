@@ -64,7 +64,7 @@ class Hosting:
             await task
         await stopping.close()
 
-    def statistics(self) -> dict[str, dict[str, Any]]:
+    def statistics(self) -> dict[PartitionId, dict[str, Any]]:
         return {partition: replica.statistics() for partition, replica in sorted(self._hosted.items())}
 
     @property

@@ -63,6 +63,18 @@ class ClusterFile:
         except (KeyError, TypeError) as error:
             raise ConfigError(f"cluster.json: not a cluster file: {error}") from error
 
+    def node(self, name: str) -> NodePlace:
+        """Raises ConfigError."""
+        for node in self.nodes:
+            if node.id == name:
+                return node
+        raise ConfigError(f"no node {name!r}: there are {', '.join(node.id for node in self.nodes)}")
+
+    def with_pid(self, name: str, pid: int) -> ClusterFile:
+        """The same cluster with another process for one node."""
+        nodes = tuple(replace(node, pid=pid) if node.id == name else node for node in self.nodes)
+        return replace(self, nodes=nodes)
+
     def with_pids(self, pids: dict[str, int | None], zookeeper_pid: int | None) -> ClusterFile:
         """The same cluster with other processes."""
         nodes = tuple(replace(node, pid=pids.get(node.id)) for node in self.nodes)

@@ -27,12 +27,15 @@ import psutil
 from kvstore import config as toml
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.ring.ring import Ring
 from kvstore.server import founding, layout, zookeeper
 from kvstore.server.layout import ClusterFile, NodePlace, Wish
-from kvstore.types import ServerId
+from kvstore.server.probe import probe, probe_keys
+from kvstore.types import PartitionId, ServerId
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 15
+PROBE_TIMEOUT_S = 20
 POLL_S = 0.05
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
@@ -61,9 +64,10 @@ class LocalCluster:
         with self._lock():
             cluster = layout.plan(replace(wish, data_dir=self.data_dir), self._load_or_none())
             self._refuse_taken_ports(cluster)
-            cluster = self._start(cluster)
-        self._wait_ready(cluster)
-        return cluster
+            ring = self._start(cluster)
+        self.wait_ready()
+        self._probe(cluster, probe_keys(ring))
+        return self.load()
 
     def down(self) -> list[str]:
         """Stop every process of the cluster, and return their names. Its data stays."""
@@ -100,16 +104,33 @@ class LocalCluster:
         pid = found.zookeeper_pid if runs else None
         return {"zookeeper": {"address": found.zookeeper, "running": runs, "pid": pid}, "nodes": nodes}
 
-    def start_node(self, cluster: ClusterFile, node: NodePlace) -> int:
-        """Start one node's process; returns its pid at once."""
+    def start_node(self, name: str) -> int:
+        """Start one node that is down; returns its pid at once."""
+        cluster = self.load()
+        node = cluster.node(name)
         config = Path(node.config)
         config.parent.mkdir(parents=True, exist_ok=True)
         if not config.exists():
             config.write_text(toml.to_toml(layout.node_config(cluster, node, self.data_dir)), encoding="utf-8")
-        command = [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
-        return self.spawn(node.id, command)
+        pid = self._spawn(name, [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config])
+        self._save(cluster.with_pid(name, pid))
+        return pid
 
-    def spawn(self, name: str, command: list[str]) -> int:
+    def start_zookeeper(self) -> int:
+        """Start the cluster's ZooKeeper, which is down, and return its pid when it serves. Raises Unavailable."""
+        cluster = self.load()
+        port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
+        pid = zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True).pid
+        self._save(replace(cluster, zookeeper_pid=pid))
+        return pid
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Return when every node of the cluster serves. Raises Unavailable."""
+        for node in self.load().nodes:
+            self._progress(f"waiting for node {node.id} at http://{node.http}")
+            self._wait(partial(_http_ok, node.http, "/readyz"), node, timeout_s)
+
+    def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
         logs = self.data_dir / "logs"
         logs.mkdir(parents=True, exist_ok=True)
@@ -120,22 +141,34 @@ class LocalCluster:
             process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
             )
+        process.returncode = 0  # whoever holds the pid watches it; subprocess need not
         return process.pid
 
-    def _start(self, cluster: ClusterFile) -> ClusterFile:
-        zookeeper_pid = cluster.zookeeper_pid
+    def _start(self, cluster: ClusterFile) -> Ring:
+        self._save(cluster)
         if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
             self._progress(f"starting ZooKeeper at {cluster.zookeeper}")
-            zookeeper_pid = self._start_zookeeper(cluster)
-        pids: dict[str, int | None] = {node.id: node.pid for node in cluster.nodes}
-        self._save(cluster.with_pids(pids, zookeeper_pid))
-        asyncio.run(_found(cluster))
+            self.start_zookeeper()
+        ring = asyncio.run(_found(cluster))
         for node in cluster.nodes:
             if not self._runs(node):
                 self._progress(f"starting node {node.id}")
-                pids[node.id] = self.start_node(cluster, node)
-                self._save(cluster.with_pids(pids, zookeeper_pid))
-        return self.load()
+                self.start_node(node.id)
+        return ring
+
+    def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
+        """A write and a read of each partition, by each node."""
+        deadline = time.monotonic() + PROBE_TIMEOUT_S
+        for node in cluster.nodes:
+            self._progress(f"writing to and reading from every partition by node {node.id}")
+            while True:
+                try:
+                    probe(node.resp, keys)
+                    break
+                except Unavailable:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(POLL_S)
 
     def _stop_nodes(self, cluster: ClusterFile) -> list[str]:
         running = [node for node in cluster.nodes if self._runs(node)]
@@ -144,19 +177,14 @@ class LocalCluster:
         _end([node.pid for node in running if node.pid is not None], signal.SIGTERM, STOP_TIMEOUT_S)
         return [node.id for node in running]
 
-    def _wait_ready(self, cluster: ClusterFile) -> None:
-        for node in cluster.nodes:
-            self._progress(f"waiting for node {node.id} at http://{node.http}")
-            self._wait(partial(_http_ok, node.http, "/readyz"), node)
-
-    def _wait(self, condition: Callable[[], bool], node: NodePlace) -> None:
-        deadline = time.monotonic() + START_TIMEOUT_S
+    def _wait(self, condition: Callable[[], bool], node: NodePlace, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
         while not condition():
             if not self._runs(node):
                 raise Unavailable(f"node {node.id} ended while starting; it said:\n{self._last_words(node.id)}")
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"node {node.id} is not ready after {START_TIMEOUT_S} s; see {self.data_dir}/logs/{node.id}.log"
+                    f"node {node.id} is not ready after {timeout_s} s; see {self.data_dir}/logs/{node.id}.log"
                 )
             time.sleep(POLL_S)
 
@@ -176,10 +204,6 @@ class LocalCluster:
 
     def _zookeeper_runs(self, cluster: ClusterFile) -> bool:
         return cluster.own_zookeeper and zookeeper.find_running(self._zookeeper_dir()) is not None
-
-    def _start_zookeeper(self, cluster: ClusterFile) -> int:
-        port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
-        return zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True).pid
 
     def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
         down = {node.id for node in cluster.nodes if not self._runs(node)}
@@ -213,10 +237,10 @@ class LocalCluster:
             yield
 
 
-async def _found(cluster: ClusterFile) -> None:
+async def _found(cluster: ClusterFile) -> Ring:
     store = await ZooKeeperStore.connect(cluster.zookeeper)
     try:
-        await founding.found(
+        return await founding.found(
             store,
             {ServerId(node.id): "" for node in cluster.nodes},
             partitions=cluster.partitions,

@@ -23,6 +23,7 @@ from kvstore.partition.engine import Engine
 from kvstore.partition.engine_rocks import RocksEngine
 from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.grpc_door import GrpcDoor
 from kvstore.server.http import HttpDoor
 from kvstore.types import PartitionId
 
@@ -110,9 +111,12 @@ async def _connect(config: NodeConfig, stop: asyncio.Event) -> ZooKeeperStore | 
 
 
 async def _doors(node: Node, stack: AsyncExitStack) -> None:
-    """The gRPC door."""
+    """What takes operations beside the Redis door."""
     if Role.SERVER not in node.config.roles:
         return
+    door = GrpcDoor(node.env, node.dispatcher, node.id, node)
+    await door.open(node.config.grpc)
+    stack.push_async_callback(door.close)
 
 
 def _engines(config: NodeConfig, env: Env) -> Any:

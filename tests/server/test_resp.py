@@ -82,10 +82,10 @@ async def test_counters(client: Any) -> None:
     assert await client.decr("n") == 41
     assert await client.decrby("n", 40) == 1
     await client.set("n", "ten")
-    with pytest.raises(ResponseError, match="^value is not an integer or out of range$"):
+    with pytest.raises(ResponseError, match=r"^value is not an integer or out of range$"):
         await client.incr("n")
     await client.set("n", str((1 << 63) - 1))
-    with pytest.raises(ResponseError, match="^increment or decrement would overflow$"):
+    with pytest.raises(ResponseError, match=r"^increment or decrement would overflow$"):
         await client.incr("n")
 
 

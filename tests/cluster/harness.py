@@ -1,0 +1,230 @@
+"""A real cluster for tests: processes of its own in a directory, killed, stopped and started again by their pids.
+
+Everything waits for a condition with a deadline; nothing sleeps and hopes. What a test leaves running is killed.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+from urllib.error import URLError
+from urllib.request import urlopen
+
+import orjson
+import psutil
+import redis
+
+from kvstore.errors import ConfigError, Unavailable
+from kvstore.server.layout import ClusterFile, Wish
+from kvstore.server.local import LocalCluster
+from tests.waiting import wait_until_blocking
+
+OFFSETS = range(20_000, 24_000, 100)
+TIMEOUT_S = 30.0
+
+
+class Cluster:
+    """Nodes by id ("n1", …). Made by `running_cluster`."""
+
+    def __init__(self, directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3) -> None:
+        self.directory = directory
+        self.local = LocalCluster(directory / "data")
+        self._wish = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
+
+    @property
+    def file(self) -> ClusterFile:
+        return self.local.load()
+
+    @property
+    def ids(self) -> list[str]:
+        return [node.id for node in self.file.nodes]
+
+    def start(self) -> None:
+        """Start it, or what is down of it, and wait until it serves."""
+        if (self.directory / "data" / "cluster.json").exists():
+            self.local.up(Wish(data_dir=self.local.data_dir))
+            return
+        for offset in OFFSETS:
+            try:
+                self.local.up(Wish(data_dir=self.local.data_dir, port_offset=offset, **self._wish))
+                return
+            except ConfigError as error:
+                if "taken by another process" not in str(error):
+                    raise
+        raise AssertionError("no free ports")
+
+    def end(self) -> None:
+        """Kill every process, whatever state it is in."""
+        try:
+            found = self.file
+        except ConfigError:
+            return
+        for pid in [*(node.pid for node in found.nodes), found.zookeeper_pid]:
+            if pid is not None and str(self.directory) in _command_line(pid):
+                os.kill(pid, signal.SIGKILL)
+                wait_until_blocking(lambda pid=pid: not is_alive(pid), what=f"end of {pid}")
+
+    # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def pid(self, node: str) -> int:
+        pid = self.file.node(node).pid
+        assert pid is not None, f"{node} has never run"
+        return pid
+
+    def is_running(self, node: str) -> bool:
+        return is_alive(self.pid(node))
+
+    def kill(self, node: str) -> None:
+        """kill -9, and wait until the process is gone."""
+        pid = self.pid(node)
+        os.kill(pid, signal.SIGKILL)
+        wait_until_blocking(lambda: not is_alive(pid), what=f"end of {node}")
+
+    def terminate(self, node: str) -> None:
+        """Ask the node to stop, and wait until it has."""
+        pid = self.pid(node)
+        os.kill(pid, signal.SIGTERM)
+        wait_until_blocking(lambda: not is_alive(pid), timeout_s=20, what=f"end of {node}")
+
+    def pause(self, node: str) -> None:
+        os.kill(self.pid(node), signal.SIGSTOP)
+
+    def resume(self, node: str) -> None:
+        os.kill(self.pid(node), signal.SIGCONT)
+
+    def start_node(self, node: str) -> None:
+        """Start a node that is down; does not wait until it serves."""
+        self.local.start_node(node)
+
+    def kill_zookeeper(self) -> None:
+        pid = self.file.zookeeper_pid
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until_blocking(lambda: not is_alive(pid), what="end of ZooKeeper")
+
+    def pause_zookeeper(self) -> None:
+        os.kill(self.file.zookeeper_pid or 0, signal.SIGSTOP)
+
+    def resume_zookeeper(self) -> None:
+        os.kill(self.file.zookeeper_pid or 0, signal.SIGCONT)
+
+    def start_zookeeper(self) -> None:
+        """Start it again with its data, and wait until it serves."""
+        self.local.start_zookeeper()
+
+    def kill_everything(self) -> None:
+        """All nodes and ZooKeeper, at once."""
+        pids = [*(self.pid(node) for node in self.ids), self.file.zookeeper_pid or 0]
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        wait_until_blocking(lambda: not any(map(is_alive, pids)), what="end of everything")
+
+    # ── what it says ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def address(self, node: str, door: str) -> tuple[str, int]:
+        """Host and port of a node's `resp`, `grpc`, `http` or `bookie`."""
+        host, _, port = getattr(self.file.node(node), door).rpartition(":")
+        return host, int(port)
+
+    @property
+    def url(self) -> str:
+        """For kvstore.client."""
+        return "kv://" + ",".join(node.grpc for node in self.file.nodes)
+
+    def redis(self, node: str, **options: Any) -> redis.Redis:
+        """A redis-py client of one node, without retries of its own: these are unsafe for writes."""
+        host, port = self.address(node, "resp")
+        settings: dict[str, Any] = {"retry": None, "socket_timeout": 10, **options}
+        return redis.Redis(host=host, port=port, **settings)
+
+    def status(self, node: str) -> dict[str, Any]:
+        """The node's status page. Raises OSError."""
+        found: dict[str, Any] = orjson.loads(self.http(node, "/"))
+        return found
+
+    def http(self, node: str, path: str) -> bytes:
+        """Raises OSError."""
+        host, port = self.address(node, "http")
+        with urlopen(f"http://{host}:{port}{path}", timeout=3) as answer:
+            data: bytes = answer.read()
+        return data
+
+    def is_ready(self, node: str) -> bool:
+        try:
+            return self.http(node, "/readyz") == b"ok\n"
+        except (URLError, OSError):
+            return False
+
+    def wait_ready(self, *nodes: str, timeout_s: float = TIMEOUT_S) -> None:
+        """Return when these nodes (default: all) say that they are ready."""
+        for node in nodes or self.ids:
+            self.wait_until(lambda node=node: self.is_ready(node), f"{node} is ready", timeout_s)
+
+    def leaders(self) -> dict[str, str]:
+        """Partition → the node that leads it and says so itself; those without one are absent."""
+        found: dict[str, str] = {}
+        for node in self.ids:
+            try:
+                partitions = self.status(node).get("partitions", {})
+            except OSError:
+                continue
+            found |= {name: node for name, replica in partitions.items() if replica["role"] == "serving"}
+        return found
+
+    def wait_led(self, *, by_other_than: str = "", timeout_s: float = TIMEOUT_S) -> dict[str, str]:
+        """The leaders, once every partition has one."""
+        wanted = self.file.partitions
+
+        def led() -> bool:
+            leaders = self.leaders()
+            return len(leaders) == wanted and by_other_than not in leaders.values()
+
+        self.wait_until(led, "every partition is led", timeout_s)
+        return self.leaders()
+
+    def wait_until(self, condition: Callable[[], object], what: str, timeout_s: float = TIMEOUT_S) -> None:
+        """TimeoutError with the last lines of every log."""
+        try:
+            wait_until_blocking(condition, timeout_s=timeout_s, what=what)
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}\n{self.last_words()}") from None
+
+    def last_words(self, lines: int = 15) -> str:
+        """The end of every log."""
+        logs = sorted((self.directory / "data" / "logs").glob("*.log"))
+        return "\n".join(f"── {log.name}\n" + "\n".join(log.read_text().splitlines()[-lines:]) for log in logs)
+
+
+@contextmanager
+def running_cluster(directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3) -> Iterator[Cluster]:
+    """A cluster that serves, killed at the end."""
+    cluster = Cluster(directory, nodes=nodes, partitions=partitions, replicas=replicas)
+    try:
+        try:
+            cluster.start()
+        except Unavailable as error:
+            raise AssertionError(f"{error}\n{cluster.last_words()}") from error
+        yield cluster
+    finally:
+        cluster.end()
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return " ".join(psutil.Process(pid).cmdline())
+    except psutil.Error:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """Whether the process runs; one that has ended and that nobody has asked about yet does not."""
+    with suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False

@@ -1,0 +1,107 @@
+"""The local cluster as a newcomer meets it: up, three commands, down, up again. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.cluster.harness import Cluster, is_alive, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as started:
+        yield started
+
+
+def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_every_node_serves_every_key(cluster: Cluster) -> None:
+    for writer in cluster.ids:
+        cluster.redis(writer).mset({f"{writer}-{i}": i for i in range(30)})
+    for reader in cluster.ids:
+        for writer in cluster.ids:
+            found = cluster.redis(reader).mget([f"{writer}-{i}" for i in range(30)])
+            assert found == [b"%d" % i for i in range(30)]
+
+
+def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: Cluster) -> None:
+    for node in cluster.ids:
+        assert cluster.redis(node).ping() is True
+        assert cluster.http(node, "/healthz") == b"ok\n"
+        assert cluster.http(node, "/readyz") == b"ok\n"
+        assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
+        assert cluster.status(node)["id"] == node
+
+
+def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None:
+    document = json.loads((cluster.local.data_dir / "cluster.json").read_text())
+    assert {"zookeeper", "zookeeper_pid", "nodes"} <= set(document)
+    for node in document["nodes"]:
+        assert {"id", "pid", "grpc", "resp", "http", "bookie", "data_dir", "config"} <= set(node)
+        assert psutil.Process(node["pid"]).is_running()
+        assert Path(node["config"]).exists()
+
+
+def test_status_shows_every_node(cluster: Cluster) -> None:
+    answer = kvstore(cluster, "status", "--json")
+    assert answer.returncode == 0, answer.stderr
+    document = json.loads(answer.stdout)
+    assert [node["id"] for node in document["nodes"]] == cluster.ids
+    assert all(node["ready"] for node in document["nodes"])
+    assert document["zookeeper"]["running"]
+
+
+def test_up_on_a_running_cluster_starts_what_is_down_and_nothing_else(cluster: Cluster) -> None:
+    before = {node: cluster.pid(node) for node in cluster.ids}
+    cluster.redis("n1").set("kept", "over a kill")
+    cluster.kill("n2")
+    answer = kvstore(cluster, "up", "--detach", "--json")
+    assert answer.returncode == 0, answer.stderr
+    after = {node["id"]: node["pid"] for node in json.loads(answer.stdout)["nodes"]}
+    assert {node for node in before if before[node] != after[node]} == {"n2"}
+    assert cluster.redis("n2").get("kept") == b"over a kill"
+
+
+def test_up_refuses_to_change_a_cluster(cluster: Cluster) -> None:
+    answer = kvstore(cluster, "up", "--detach", "--nodes", "5")
+    assert answer.returncode == 1
+    assert "was made with 3" in answer.stderr
+
+
+def test_a_second_cluster_on_the_same_ports_names_the_one_that_is_taken(cluster: Cluster, tmp_path: Path) -> None:
+    offset = str(cluster.file.port_offset)
+    command = [sys.executable, "-m", "kvstore", "up", "--detach", "--data-dir", str(tmp_path), "--port-offset", offset]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 1
+    assert f"{cluster.file.node('n1').resp} (resp of node n1)" in answer.stderr
+
+
+def test_down_leaves_no_process_and_up_brings_the_data_back(cluster: Cluster) -> None:
+    cluster.redis("n1").mset({f"down-{i}": i for i in range(100)})
+    pids = [*(cluster.pid(node) for node in cluster.ids), cluster.file.zookeeper_pid or 0]
+    answer = kvstore(cluster, "down")
+    assert answer.returncode == 0, answer.stderr
+    assert not any(map(is_alive, pids))
+    assert [p.pid for p in psutil.process_iter() if str(cluster.directory) in _command_line(p)] == []
+    cluster.start()
+    assert cluster.redis("n3").mget([f"down-{i}" for i in range(100)]) == [b"%d" % i for i in range(100)]
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return "" if process.pid == os.getpid() else " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
