@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,7 +22,7 @@ class Model:
     """Results by client, sequence and key; a model forgets nothing."""
 
     def copy(self) -> Model:
-        return deepcopy(self)
+        return Model(dict(self.records), self.seq, self.time_ms, dict(self.done))
 
     # ── mutations ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
