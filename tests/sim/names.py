@@ -16,6 +16,12 @@ def parent(path: str) -> str:
     return path.rpartition("/")[0]
 
 
+def _above(path: str) -> list[str]:
+    """The directories that lead to `path`."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(len(parts))]
+
+
 class Tree:
     """Directories and files at one moment."""
 
@@ -29,6 +35,11 @@ class Tree:
         tree.files = {path: inodes[inode.number] if inodes else inode for path, inode in self.files.items()}
         tree.dirs = dict(self.dirs)
         return tree
+
+    def prune(self) -> None:
+        """Drop what stands in directories that are not there: their own names were never durable."""
+        self.dirs = {path: None for path in sorted(self.dirs) if all(each in self.dirs for each in _above(path))}
+        self.files = {path: inode for path, inode in self.files.items() if parent(path) in self.dirs}
 
     def below(self, path: str) -> list[str]:
         """Names directly in the directory `path`, sorted."""
@@ -46,8 +57,7 @@ class Mkdir:
         return {parent(self.path)}
 
     def apply(self, tree: Tree) -> None:
-        if parent(self.path) in tree.dirs:
-            tree.dirs[self.path] = None
+        tree.dirs[self.path] = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +70,7 @@ class Create:
         return {parent(self.path)}
 
     def apply(self, tree: Tree) -> None:
-        if parent(self.path) in tree.dirs:
-            tree.files[self.path] = self.inode
+        tree.files[self.path] = self.inode
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +96,6 @@ class Rename:
         return {parent(self.old), parent(self.new)}
 
     def apply(self, tree: Tree) -> None:
-        if parent(self.new) not in tree.dirs:
-            return
         if self.old in tree.files:
             tree.files[self.new] = tree.files.pop(self.old)
         elif self.old in tree.dirs:
@@ -149,5 +156,6 @@ class Names:
                 stopped |= change.dirs
                 lost += 1
         self.pending.clear()
+        self.durable.prune()
         self.now = self.durable.copy()
         return lost
