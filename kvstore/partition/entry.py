@@ -130,7 +130,7 @@ class Entry:
 
     @property
     def is_control(self) -> bool:
-        return len(self.kinds) == 1 and self.kinds[0] >= 16
+        return len(self.kinds) == 1 and self.kinds[0] & KIND >= 16
 
     @property
     def last_seq(self) -> Seq:

@@ -140,6 +140,11 @@ def test_control_records_take_no_sequence() -> None:
     assert full_entry().last_seq == 103
 
 
+def test_a_single_put_with_an_expiry_is_no_control_record() -> None:
+    entry = Entry(P1, 3, 100, TIME_MS, bytes((CREATE | EXPIRES,)))
+    assert not entry.is_control
+
+
 GOLDEN = (
     "080112027031180320642880d095ffbc313204214203043a01613a01623a01633a0164420131420232324a0107520685d095"
     "ffbc315a0689d095ffbc3162610a10787878787878787878787878787878780a107979797979797979797979797979797912"
