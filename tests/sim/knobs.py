@@ -33,11 +33,11 @@ class Knobs:
     chaos_s: float = 5.0
     power_cut_at_end: bool = True
 
-    def bookie(self, name: str) -> BookieConfig:
-        """What the bookie of the node `name` is told."""
+    def bookie(self, name: str, listen: str) -> BookieConfig:
+        """What a bookie is told."""
         return BookieConfig(
             name=name,
-            listen=f"{name}:3181",
+            listen=listen,
             segment_bytes=self.segment_bytes,
             reserve_bytes=4 * self.segment_bytes,
             reclaim_interval_s=self.reclaim_s,

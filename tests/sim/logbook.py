@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.partition.entry import Entry, Mutation
+from kvstore.partition.entry import Entry
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Position, Seq
 
 
@@ -112,7 +112,3 @@ class Logbook:
                 self._broken(f"G4 {partition}: {position} has time {entry.time_ms} after {time_ms}")
             seq, epoch, time_ms = entry.last_seq, entry.epoch, entry.time_ms
         return entries
-
-    def mutations(self, partition: PartitionId) -> list[tuple[Entry, Mutation]]:
-        """Every mutation of the partition's log in order, with the entry that it is in."""
-        return [(entry, mutation) for _, entry in self.log(partition) for mutation in entry.mutations()]

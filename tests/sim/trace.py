@@ -17,6 +17,7 @@ class Trace:
         self._text = text
         self._hash = hashlib.sha256()
         self._batch: list[tuple[object, ...]] = []
+        self._before: list[tuple[object, ...]] = []
         self.count = 0
 
     def event(self, node: str, kind: str, *details: str | int | float) -> None:
@@ -31,9 +32,17 @@ class Trace:
         self._flush()
         return self._hash.hexdigest()
 
+    def tail(self, count: int) -> str:
+        """The last events, one a line."""
+        return "".join(map(_line, [*self._before, *self._batch][-count:]))
+
     def _flush(self) -> None:
         self._hash.update(repr(self._batch).encode())
         if self._text is not None:
-            for now, node, kind, *details in self._batch:
-                self._text.write(f"{now:12.6f} {node:8} {kind:12} {' '.join(map(str, details))}\n")
-        self._batch.clear()
+            self._text.writelines(map(_line, self._batch))
+        self._before, self._batch = (self._before + self._batch)[-_BATCH:], []
+
+
+def _line(event: tuple[object, ...]) -> str:
+    now, node, kind, *details = event
+    return f"{now:12.6f} {node:8} {kind:12} {' '.join(map(str, details))}\n"

@@ -55,7 +55,7 @@ class LogStates:
         """The last sequence."""
         return len(self.mutations)
 
-    def keys(self) -> list[bytes]:
+    def all_keys(self) -> list[bytes]:
         return sorted(self._history)
 
     def record(self, key: bytes, seq: int) -> Record:
@@ -79,7 +79,7 @@ class LogStates:
 
     def _take(self, entry: Entry) -> None:
         self._times[-1] = (self._times[-1][0], max(self._times[-1][1], entry.time_ms))
-        for mutation in entry.mutations():
+        for mutation in () if entry.is_control else entry.mutations():
             if mutation.seq != self.end + 1:
                 raise Wrong(f"{self.partition}: sequence {mutation.seq} comes after {self.end}")
             self.mutations.append(mutation)
@@ -281,6 +281,6 @@ def _scan_predicate(op: Op, result: Any, states: LogStates) -> _Fits:
     pairs, following = result
     found = {key: Record(*record) for key, record in pairs}
     end = following if following is not None else end
-    keys = [key for key in states.keys() if start <= key and (not end or key < end)]
+    keys = [key for key in states.all_keys() if start <= key and (not end or key < end)]
     strangers = sorted(set(found) - set(keys))
     return lambda seq: not strangers and all(states.may_be(key, seq, found.get(key)) for key in keys)

@@ -1,0 +1,104 @@
+"""A simulated cluster: nodes with real code at every layer, a simulated metadata store, clients' doors, and rules that
+are checked at every step."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from kvstore.env import Task
+from kvstore.env.nursery import TaskNursery
+from kvstore.server.founding import found
+from kvstore.types import PartitionId
+from tests.sim.clients import Doors
+from tests.sim.env import SimWorld
+from tests.sim.knobs import Knobs
+from tests.sim.logbook import Logbook
+from tests.sim.metadata import MetadataConfig, SimMetadata
+from tests.sim.nodes import Node
+from tests.sim.operations import Recorder
+from tests.sim.rules import Listed, MetadataRules
+
+
+class RuleBroken(AssertionError):
+    """A promise was broken at some step of the run."""
+
+
+class Cluster:
+    """Several nodes and what they share."""
+
+    def __init__(self, world: SimWorld, knobs: Knobs) -> None:
+        self.world, self.knobs = world, knobs
+        self.network = world.network
+        self.recorder = Recorder()
+        self.logbook = Logbook(self.broken)
+        self.rules = MetadataRules(self.logbook.last_confirmed, self.broken, self.logbook.close)
+        self.rules.on_trim = self._check_trim
+        config = MetadataConfig(session_timeout_s=knobs.session_s)
+        self.metadata = SimMetadata(world.loop, world.fork("metadata"), config, world.trace)
+        self.metadata.tree.observers.append(self.rules)
+        self.nodes = [Node(world, f"n{number + 1}", knobs, self.metadata.connect) for number in range(knobs.nodes)]
+        self.wiped: set[str] = set()
+        self.violations: list[str] = []
+        self.on_violation = asyncio.Event()
+        self._task_failed = world.task_failed
+        world.task_failed = self._fail_at_once  # type: ignore[method-assign]
+        self._nursery = TaskNursery("test", on_error=world.task_failed)
+
+    @property
+    def partitions(self) -> list[PartitionId]:
+        return sorted(self.ring.partitions)
+
+    @property
+    def doors(self) -> list[Doors]:
+        return list(self.nodes)
+
+    def broken(self, message: str) -> None:
+        """A rule is broken: the run ends as soon as the test gets a turn."""
+        self.violations.append(f"{message} (at {self.world.loop.time():.6f} s)")
+        self.world.trace.event("rules", "broken", message)
+        self.on_violation.set()
+
+    def check(self) -> None:
+        """Raise RuleBroken if a rule was broken so far, or SimulationFailed if an error left a task."""
+        if self.violations:
+            raise RuleBroken("\n".join(self.violations[:5]))
+        self.world.check()
+
+    def _fail_at_once(self, name: str, error: BaseException) -> None:
+        self._task_failed(name, error)
+        if self.world.errors:
+            self.on_violation.set()
+
+    def spawn(self, work: Coroutine[Any, Any, Any], *, name: str) -> Task:
+        """Run a part of the test beside the others."""
+        return self._nursery.spawn(work, name=name)
+
+    async def found(self) -> None:
+        """Make the cluster in the empty metadata store, and start all nodes."""
+        founder = await self.metadata.connect()
+        servers = {node.id: "" for node in self.nodes}
+        replicas = min(3, len(self.nodes))
+        self.ring = await found(
+            founder, servers, partitions=self.knobs.partitions, replicas=replicas, instance_id="simulated"
+        )
+        await founder.close()
+        for node in self.nodes:
+            node.start()
+
+    def leader(self, partition: PartitionId) -> Node | None:
+        """A node that serves the partition now."""
+        return next((node for node in self.nodes if partition in node.leads), None)
+
+    # ── rules that need the nodes ─────────────────────────────────────────────────────────────────────────────────────
+
+    def _check_trim(self, partition: PartitionId, dropped: list[Listed]) -> None:
+        """What leaves the log is in the synced state of two replicas."""
+        last = dropped[-1].id
+        end = (last, self.logbook.closed.get(last, -1))
+        replicas = self.ring.partitions[partition].replicas
+        durable = {node.name: node.engines.durable(partition) for node in self.nodes if node.id in replicas}
+        held = [name for name, position in durable.items() if position is not None and position >= end]
+        if len(held) < min(2, len(replicas)):
+            self.broken(f"G6 {partition} is trimmed up to {end}, synced are only {durable}")

@@ -1,0 +1,166 @@
+"""One node of a simulated cluster: the real composition (kvstore.server.app) on a simulated machine, with engines in
+memory and a session of the simulated metadata store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env import Env
+from kvstore.errors import MetadataError
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.partition import Partition
+from kvstore.server import app
+from kvstore.server.config import NodeConfig
+from kvstore.types import PartitionId, ServerId
+from tests.sim.disk import SimDisk
+from tests.sim.engines import Engines
+from tests.sim.env import SimWorld
+from tests.sim.knobs import Knobs
+from tests.sim.loop import Process
+from tests.sim.probes import declare, probe
+
+declare("node.start_failed")
+
+Connect = Callable[[], Awaitable[MetadataStore]]
+"""A new session for the process that asks."""
+RESTART_S = 0.2
+STOP_S_MAX = 20.0
+
+
+class Node:
+    """A machine, its disk and engines, and the process that runs on it, if one does."""
+
+    def __init__(self, world: SimWorld, name: str, knobs: Knobs, connect: Connect) -> None:
+        self.name = name
+        self.sim = world.node(name)
+        self.engines = Engines(world.fork(f"engines/{name}"))
+        self.served: app.Node | None = None
+        """The running composition; None until it is up."""
+        self.store: MetadataStore | None = None
+        self._world, self._connect = world, connect
+        self._stopping: asyncio.Event | None = None
+        self._config = NodeConfig(
+            id=name,
+            zookeeper="zk:2181",
+            data_dir=Path("simulated"),
+            bookie=f"{name}:3181",
+            resp=f"{name}:6401",
+            grpc=f"{name}:7401",
+            http=f"{name}:8401",
+            insecure=True,
+            partition=knobs.partition,
+            log=knobs.log,
+        )
+
+    # ── what others see ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def id(self) -> ServerId:
+        return ServerId(self.name)
+
+    @property
+    def is_running(self) -> bool:
+        """A process is there and not stopped by SIGSTOP."""
+        return self.sim.is_running and not self.is_paused
+
+    @property
+    def is_paused(self) -> bool:
+        return self.sim.process is not None and self.sim.process.paused
+
+    @property
+    def disk(self) -> SimDisk:
+        return self.sim.disk
+
+    @property
+    def door(self) -> tuple[Process, Any] | None:
+        """The process and its Backend, once clients can connect to it."""
+        if not self.sim.is_running or self.served is None:
+            return None
+        assert self.sim.process is not None
+        return self.sim.process, self.served.dispatcher
+
+    def replica(self, partition: PartitionId) -> Partition | None:
+        """The partition's replica on this node."""
+        if not self.sim.is_running or self.served is None:
+            return None
+        return self.served.hosting._hosted.get(partition)
+
+    @property
+    def leads(self) -> list[PartitionId]:
+        return self.served.hosting.leads if self.sim.is_running and self.served is not None else []
+
+    # ── its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def start(self) -> None:
+        """Start a process. If it cannot come up it ends, and another is started a little later, as a supervisor does."""
+        self.served = None
+        self.sim.start(self._main)
+
+    def crash(self, *, power: bool = False, silent: bool = False) -> None:
+        """kill -9, or a power cut of the machine."""
+        self.served = None
+        self.sim.crash(power=power, silent=silent)
+
+    async def stop(self) -> None:
+        """SIGTERM: hand over and end. What hangs is killed in the end."""
+        if not self.sim.is_running or self._stopping is None:
+            return
+        ended = asyncio.Event()
+        self.sim.on_death(ended.set)
+        self._stopping.set()
+        try:
+            async with asyncio.timeout(STOP_S_MAX):
+                await ended.wait()
+        except TimeoutError:
+            self.crash()
+
+    def pause(self) -> None:
+        self.sim.pause()
+
+    def resume(self) -> None:
+        if self.sim.is_running:
+            self.sim.resume()
+
+    def wipe(self) -> None:
+        """A new, empty disk. The process must be down."""
+        assert not self.sim.is_running
+        self.sim.disk = SimDisk(
+            self._world.fork(f"disk/{self.name}/new"),
+            self._world.disk_config,
+            name=self.name,
+            trace=self._world.trace,
+        )
+        self.engines.wipe()
+
+    async def _main(self, env: Env) -> None:
+        self._stopping = asyncio.Event()
+        process = self.sim.process
+        try:
+            self.store = store = await self._connect()
+            async with app.serve(self._config, env=env, store=store, open_engine=self.engines.open) as served:
+                self.served = served
+                await self._stopping.wait()
+                self.served = None
+            await store.close()
+        except (MetadataError, OSError) as error:
+            probe("node.start_failed")
+            self._world.trace.event(self.name, "start failed", repr(error))
+            self._world.network.at(self._world.loop.time() + RESTART_S, self._start_again, process)
+
+    def _start_again(self, process: Process | None) -> None:
+        if self.sim.process is process and not self.sim.is_running:
+            self.start()
+
+
+@contextmanager
+def small_journals(knobs: Knobs) -> Iterator[None]:
+    """Let all nodes that are composed meanwhile have the bookie that the knobs say."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(app, "BookieConfig", lambda *, name, listen: knobs.bookie(name, listen))
+        yield

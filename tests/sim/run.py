@@ -1,0 +1,198 @@
+"""One simulated run of a whole cluster: `python -m tests.sim.run SEED…`, or `make sim SEED=n`.
+
+A run goes through phases: the cluster comes up and serves; users work while faults strike; the faults end, and within
+a bounded time every partition must serve again through every node; perhaps the power of all machines is cut once
+more; then everything that was recorded is judged.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from kvstore.partition import commands
+from tests.sim import checks, faults, probes
+from tests.sim.clients import Identity, Worker
+from tests.sim.cluster import Cluster
+from tests.sim.env import SimWorld
+from tests.sim.faults import FAULTS, Chaos
+from tests.sim.knobs import Knobs, draw
+from tests.sim.nodes import small_journals
+from tests.sim.operations import Status
+from tests.sim.watching import watching
+from tests.sim.workloads import Workload
+
+UP_S_MAX = 30.0
+CALM_S = 1.0
+"""Before the faults and after them."""
+RECOVERY_S_MAX = 90.0
+"""Within this time after the last fault every partition serves. A candidate that gave up stays out for up to 30 s."""
+RUN_S_MAX = 600.0
+TAIL = 60
+"""Events of the trace that a failure shows."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run was like."""
+
+    seed: int
+    knobs: Knobs
+    digest: str = ""
+    virtual_s: float = 0.0
+    real_s: float = 0.0
+    recovery_s: float = 0.0
+    """From the last fault until everything served."""
+    answered: tuple[int, int, int] = (0, 0, 0)
+    """Operations before, during and after the faults."""
+    statuses: Counter[Status] = field(default_factory=Counter)
+    struck: Counter[str] = field(default_factory=Counter)
+    mutations: int = 0
+    handles: int = 0
+
+
+def run(seed: int, knobs: Knobs | None = None) -> Outcome:
+    """Play `seed`; with the knobs it draws, unless others are given. Raises whatever is wrong."""
+    began = perf_counter()
+    with SimWorld(seed) as world:
+        chosen = knobs or draw(world.fork("knobs"), sorted(FAULTS))
+        outcome = Outcome(seed, chosen)
+        try:
+            world.run(_guarded(world, outcome), limit_s=RUN_S_MAX)
+        except BaseException as error:
+            error.add_note(f"{chosen}\n{world.trace.tail(TAIL)}")
+            raise
+        outcome.digest, outcome.virtual_s = world.trace.digest(), world.loop.time()
+        outcome.handles = world.loop.handles_run
+    outcome.real_s = perf_counter() - began
+    return outcome
+
+
+async def _guarded(world: SimWorld, outcome: Outcome) -> None:
+    """The scenario, ended at once when a rule is broken."""
+    cluster = Cluster(world, outcome.knobs)
+    with watching(cluster.logbook, cluster.rules), small_journals(outcome.knobs):
+        await until_broken(cluster, scenario(cluster, outcome))
+
+
+async def until_broken(cluster: Cluster, work: Coroutine[Any, Any, None]) -> None:
+    """Do `work`; raise RuleBroken as soon as a rule is broken."""
+    working = asyncio.get_running_loop().create_task(work)
+    watching_rules = asyncio.get_running_loop().create_task(cluster.on_violation.wait())
+    await asyncio.wait((working, watching_rules), return_when=asyncio.FIRST_COMPLETED)
+    cluster.check()
+    await working
+
+
+async def scenario(cluster: Cluster, outcome: Outcome) -> None:
+    """All phases."""
+    world, knobs = cluster.world, outcome.knobs
+    loop = world.loop
+    await cluster.found()
+    await all_serve(cluster, UP_S_MAX)
+    workload = Workload(cluster, world.fork("workload"), knobs.load)
+    users = [cluster.spawn(each, name="user") for each in workload.workers]
+    begun = loop.time()
+    await asyncio.sleep(CALM_S)
+    chaos = Chaos(cluster, world.fork("chaos"), list(knobs.faults), knobs.pace_s)
+    struck_from = loop.time()
+    await chaos.run(knobs.chaos_s)
+    struck_to = loop.time()
+    heal(cluster)
+    await all_serve(cluster, RECOVERY_S_MAX)
+    outcome.recovery_s = loop.time() - struck_to
+    served = loop.time()
+    await asyncio.sleep(CALM_S)
+    workload.stop()
+    for user in users:
+        await user
+    succeeded = cluster.recorder.succeeded
+    outcome.answered = (
+        succeeded(begun, struck_from),
+        succeeded(struck_from, struck_to),
+        succeeded(served, loop.time()),
+    )
+    outcome.struck = Counter(name for _, name in chaos.struck)
+    if knobs.power_cut_at_end:
+        await power_cut_and_up(cluster)
+    await checks.judge(cluster)
+    outcome.statuses = Counter(operation.status for operation in cluster.recorder.operations)
+    outcome.mutations = sum(len(entry.keys) for p in cluster.partitions for _, entry in cluster.logbook.log(p))
+
+
+def heal(cluster: Cluster) -> None:
+    """Undo what faults may have left behind."""
+    cluster.metadata.trouble(0.0)
+    cluster.network.heal()
+    for node in cluster.nodes:
+        node.disk.mend()
+        if node.is_paused:
+            node.resume()
+        if not node.sim.is_running:
+            node.start()
+
+
+async def power_cut_and_up(cluster: Cluster) -> None:
+    """What survives is what was synced; it must be all that was acknowledged."""
+    for node in cluster.nodes:
+        node.crash(power=True)
+    for node in cluster.nodes:
+        node.start()
+    await all_serve(cluster, RECOVERY_S_MAX)
+
+
+async def all_serve(cluster: Cluster, within_s: float) -> None:
+    """Return once each partition has taken a write through each node. Raises AssertionError if that takes too long."""
+    loop = asyncio.get_running_loop()
+    random = cluster.world.fork(f"liveness/{loop.time()}")
+    deadline = loop.time() + within_s
+    for node in cluster.nodes:
+        for partition in cluster.partitions:
+            worker = Worker(_Only(cluster, node), f"check-{node.name}", random, Identity(random))
+            worker.attempts_max = 1
+            key = next(
+                key for number in range(10_000) if cluster.ring.partition_of(key := b"live%d" % number) == partition
+            )
+            while True:
+                done = await worker.do(commands.put(key, b"%s@%.6f" % (node.name.encode(), loop.time())), with_id=False)
+                if done.status is Status.OK:
+                    break
+                await asyncio.sleep(0.05)
+                assert loop.time() < deadline, (
+                    f"P8 {partition} takes no write through {node.name} within {within_s} s: {done.result!r}; "
+                    f"leader {cluster.leader(partition)}"
+                )
+
+
+class _Only:
+    """A cluster of which one node is known."""
+
+    def __init__(self, cluster: Cluster, node: Any) -> None:
+        self.ring, self.network, self.recorder = cluster.ring, cluster.network, cluster.recorder
+        self.doors = [node]
+
+
+def main(seeds: list[int]) -> None:
+    """Play seeds one after the other, and say what they were like."""
+    logging.getLogger("kvstore").setLevel(logging.DEBUG if "TRACE" in os.environ else logging.CRITICAL)
+    for seed in seeds:
+        outcome = run(seed)
+        print(
+            f"seed {seed}: {outcome.virtual_s:.1f} virtual s in {outcome.real_s:.2f} s, {outcome.handles} callbacks, "
+            f"answered {outcome.answered}, recovery {outcome.recovery_s:.1f} s, {dict(outcome.statuses)}, "
+            f"{outcome.mutations} mutations, faults {dict(outcome.struck)}, trace {outcome.digest[:16]}"
+        )
+    print(f"never happened: {', '.join(probes.missed()) or 'nothing'}")
+
+
+if __name__ == "__main__":
+    main([int(each) for each in sys.argv[1:]] or [1])
+
+__all__ = ["Outcome", "faults", "run"]
