@@ -2,56 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from kvstore.env import Env
-from kvstore.meta.store import MetadataStore
 from kvstore.proto import admin_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.admin import Admin, AdminSource
-from kvstore.server.app import VERSION, Node
-from kvstore.server.backend import Backend, Topology
+from kvstore.server.backend import Backend
 from kvstore.server.kv import KV
-from kvstore.types import PartitionId, ServerId
 
 KV_SERVICE = "kvstore.v1.KV"
 ADMIN_SERVICE = "kvstore.v1.Admin"
 GRACE_S = 1.0
 """What calls under way get at a stop. Sessions do not end by themselves; their clients go elsewhere."""
-
-
-class NodeSource:
-    """A node as the Admin service sees it."""
-
-    version = VERSION
-
-    def __init__(self, node: Node) -> None:
-        self._node = node
-        self.id: ServerId = node.id
-        self.store: MetadataStore = node.store
-
-    @property
-    def topology(self) -> Topology:
-        return self._node.dispatcher.topology
-
-    @property
-    def is_draining(self) -> bool:
-        return self._node.is_draining
-
-    def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
-        statistics = self._node.hosting.statistics() if self._node.is_open else {}
-        return {PartitionId(partition): found for partition, found in statistics.items()}
-
-    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
-        return self._node.statistics()
-
-    async def drain(self) -> list[PartitionId]:
-        """Its replicas stop; its bookie and its doors stay, and forward."""
-        led = list(self._node.hosting.leads)
-        self._node.is_draining = True
-        await self._node.hosting.stop()
-        return led
 
 
 class GrpcDoor:

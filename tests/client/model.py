@@ -102,10 +102,7 @@ class ModelPartition:
                     self._delete(key, 0, 0)
                 return len(doomed)
             case (Code.SCAN, start, end, limit, flags, _, _):
-                items, after = self._scan(start, end, limit)
-                if flags & Flag.KEYS_ONLY:
-                    items = [(key, record._replace(value=b"")) for key, record in items]
-                return items, after
+                return self._scan(start, end, limit, bare=bool(flags & Flag.KEYS_ONLY))
             case (Code.COUNT, *_):
                 return len(self.data)
         raise InvalidRequest(f"unknown operation {op[0]}")
@@ -160,13 +157,13 @@ class ModelPartition:
                 results.append(error)
         return results
 
-    def _scan(self, start: bytes, end: bytes, limit: int) -> Any:
+    def _scan(self, start: bytes, end: bytes, limit: int, *, bare: bool) -> Any:
         items: list[tuple[bytes, Record]] = []
         size = 0
         for key in self.data.irange(start, end or None, inclusive=(True, False)):
             if len(items) >= limit or size >= PAGE_BYTES:
                 return items, key
-            items.append((key, self.data[key]))
+            items.append((key, self.data[key]._replace(value=b"") if bare else self.data[key]))
             size += len(key) + len(self.data[key].value)
         return items, None
 

@@ -1,0 +1,187 @@
+"""Operations to frames and answers back, against the server's own half."""
+
+from collections import deque
+from typing import Any
+
+from kvstore.client import operations
+from kvstore.client.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, cut, frame_of, settled
+from kvstore.client.calls import Numbering
+from kvstore.client.operations import Operation
+from kvstore.client.values import Item, Level
+from kvstore.errors import ConditionFailed, Overloaded, StoreError
+from kvstore.partition.commands import Code, Flag, Record, RequestId
+from kvstore.proto import kv_pb2
+from kvstore.server.answers import Outbox
+from kvstore.server.frames import ops_of
+
+ONE, TWO = Numbering(b"1" * 16), Numbering(b"2" * 16)
+
+
+def begun(operation: Operation, numbering: Numbering = ONE, partition: str = "p1") -> Operation:
+    operation.partition = partition
+    numbering.begin(operation)
+    return operation
+
+
+def framed(*wanted: Operation, first: int = 1, **tokens: int) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
+    return frame_of(wanted, first, ring_version=7, timeout_ms=500, tokens=tokens)
+
+
+def test_operations_of_a_partition_share_a_lane_in_their_order() -> None:
+    wanted = [begun(operations.put(b"a", b"1")), begun(operations.get(b"b")), begun(operations.delete(b"c"))]
+    frame, numbered = framed(*wanted, first=5, p1=42)
+    (lane,) = frame.lanes
+    assert (frame.ring_version, frame.timeout_ms, lane.partition, lane.token) == (7, 500, "p1", 42)
+    assert (list(lane.codes), list(lane.keys)) == ([kv_pb2.PUT, kv_pb2.GET, kv_pb2.DELETE], [b"a", b"b", b"c"])
+    assert numbered == dict(zip((5, 6, 7), wanted, strict=True))
+
+
+def test_partitions_identities_and_levels_have_lanes_of_their_own() -> None:
+    wanted = [
+        begun(operations.get(b"a")),
+        begun(operations.get(b"b"), TWO, "p2"),
+        begun(operations.get(b"c")),
+        begun(operations.get(b"d", Level.STALE)),
+        begun(operations.get(b"e"), TWO, "p1"),
+    ]
+    frame, numbered = framed(*wanted)
+    assert [list(lane.keys) for lane in frame.lanes] == [[b"a", b"c"], [b"b"], [b"d"], [b"e"]]
+    assert [
+        numbered[number].key for lane in frame.lanes for number in range(lane.first, lane.first + len(lane.keys))
+    ] == [key for lane in frame.lanes for key in lane.keys]
+
+
+def test_columns_that_say_nothing_are_left_out() -> None:
+    frame, _ = framed(begun(operations.get(b"a")), begun(operations.get(b"b")))
+    (lane,) = frame.lanes
+    assert (len(lane.values), len(lane.sequences), lane.client, len(lane.options)) == (0, 0, b"", 0)
+
+
+def test_the_server_understands_every_operation_as_it_was_meant() -> None:
+    numbering = Numbering(b"x" * 16)
+    numbering.see(5_000)
+    wanted = [
+        begun(operations.get(b"k", Level.SESSION), numbering),
+        begun(operations.meta(b"k", Level.SESSION), numbering),
+        begun(operations.put(b"k", b"v"), numbering),
+        begun(operations.put(b"k", b"v", ttl_s=2, if_version=9, return_old=True), numbering),
+        begun(operations.delete(b"k", if_version=3), numbering),
+        begun(operations.increment(b"k", -5), numbering),
+        begun(operations.append(b"k", b"s"), numbering),
+        begun(operations.expire(b"k", None), numbering),
+        begun(operations.batch([operations.put(b"k", b"v"), operations.increment(b"k", 2)]), numbering),
+        begun(operations.scan("p1", b"a", b"z", 10, Level.SESSION, keys_only=True), numbering),
+        begun(operations.count("p1", Level.SESSION), numbering),
+    ]
+    frame, _ = framed(*wanted, p1=77)
+    ops = [op for lane in frame.lanes for op in ops_of(lane)]
+
+    def request(sequence: int) -> RequestId:
+        return RequestId(b"x" * 16, sequence, 1, 5_000)
+
+    flags = Flag.RELATIVE_TTL | Flag.IF_VERSION | Flag.RETURN_OLD
+    in_batch = ((Code.PUT, b"k", b"v", 0, 0, 0, None), (Code.INCREMENT, b"k", 2, None))
+    assert sorted(ops, key=str) == sorted(
+        [
+            (Code.GET, b"k", Level.SESSION, 77),
+            (Code.META, b"k", Level.SESSION, 77),
+            (Code.PUT, b"k", b"v", 0, 0, 0, request(1)),
+            (Code.PUT, b"k", b"v", 2_000, flags, 9, request(2)),
+            (Code.DELETE, b"k", Flag.IF_VERSION, 3, request(3)),
+            (Code.INCREMENT, b"k", -5, request(4)),
+            (Code.APPEND, b"k", b"s", request(5)),
+            (Code.EXPIRE, b"k", 0, 0, request(6)),
+            (Code.BATCH, b"k", in_batch, 0, request(7)),
+            (Code.SCAN, b"a", b"z", 10, Flag.KEYS_ONLY, Level.SESSION, 77),
+            (Code.COUNT, b"", Level.SESSION),
+        ],
+        key=str,
+    )
+
+
+def test_a_frame_is_bounded_in_operations_and_bytes() -> None:
+    many = deque(begun(operations.get(b"k"), Numbering(b"m" * 16)) for _ in range(FRAME_OPERATIONS_MAX + 1))
+    assert (len(cut(many)), len(many)) == (FRAME_OPERATIONS_MAX, 1)
+    large = deque(operations.put(b"k", bytes(FRAME_BYTES_MAX // 2)) for _ in range(5))
+    assert [len(cut(large)) for _ in range(3)] == [2, 2, 1]
+    swaps = deque(operations.put(b"k", b"v", return_old=True) for _ in range(5))
+    assert len(cut(swaps)) == 2
+
+
+def roundtrip(*results: tuple[Operation, Any, Any]) -> dict[bytes, Any]:
+    """(operation, the server's operation, its result) → what the client makes of the answer, by key."""
+    outbox, open_ = Outbox(), {}
+    for number, (operation, op, result) in enumerate(results, start=1):
+        outbox.add(number, op, result)
+        open_[number] = operation
+    found: dict[bytes, Any] = {}
+    for answers in outbox.take():
+        sent = kv_pb2.Answers.FromString(answers.SerializeToString())
+        for answered, answer in settled(sent, open_):
+            assert answered is not None
+            is_error = isinstance(answer, StoreError)
+            found[answered.key] = answer if is_error else operations.decode(answered, answer)
+    assert open_ == {}
+    return found
+
+
+def test_answers_reach_their_operations_as_they_were_given() -> None:
+    record = Record(b"v", 3, 1, 1_000, 0)
+    brief = Record(b"w", 4, 2, 1_001, 9_000)
+    error = ConditionFailed(8)
+    found = roundtrip(
+        (operations.get(b"found"), (Code.GET,), record),
+        (operations.get(b"brief"), (Code.GET,), brief),
+        (operations.get(b"absent"), (Code.GET,), None),
+        (operations.put(b"put", b""), (Code.PUT, b"", b"", 0, 0, 0, None), 12),
+        (operations.delete(b"deleted"), (Code.DELETE, b"", 0, 0, None), 0),
+        (operations.increment(b"number"), (Code.INCREMENT,), (-7, 13)),
+        (operations.expire(b"expired", 1), (Code.EXPIRE,), False),
+        (operations.meta(b"meta"), (Code.META,), (5, 3, 1, 1_000, 0)),
+        (
+            operations.put(b"old", b"", return_old=True),
+            (Code.PUT, b"", b"", 0, Flag.RETURN_OLD, 0, None),
+            (True, 14, None),
+        ),
+        (operations.delete(b"popped", return_old=True), (Code.DELETE, b"", Flag.RETURN_OLD, 0, None), (15, record)),
+        (operations.put(b"failed", b""), (Code.PUT,), error),
+        (operations.get(b"full"), (Code.GET,), Overloaded("full")),
+    )
+    failed, full = found.pop(b"failed"), found.pop(b"full")
+    assert (type(failed), failed.version, type(full), str(full)) == (ConditionFailed, 8, Overloaded, "full")
+    assert found == {
+        b"found": Item(b"v", 3, 1, 1_000, 0),
+        b"brief": Item(b"w", 4, 2, 1_001, 9_000),
+        b"absent": None,
+        b"put": 12,
+        b"deleted": 0,
+        b"number": -7,
+        b"expired": False,
+        b"meta": (5, 3, 1, 1_000, 0),
+        b"old": (True, 14, None),
+        b"popped": Item(b"v", 3, 1, 1_000, 0),
+    }
+
+
+def test_one_error_of_many_operations_travels_once() -> None:
+    outbox = Outbox()
+    error = Overloaded("full")
+    for number in range(100):
+        outbox.add(number, (Code.GET,), error)
+    (answers,) = outbox.take()
+    assert [len(each.numbers) for each in answers.failures] == [100]
+    assert outbox.is_empty()
+
+
+def test_large_answers_are_spread_over_messages() -> None:
+    outbox = Outbox()
+    for number in range(5):
+        outbox.add(number, (Code.GET,), Record(bytes(700_000), 1, 1, 1, 0))
+    assert outbox.bytes == 3_500_000
+    assert [len(answers.found) for answers in outbox.take()] == [2, 2, 1]
+    assert (outbox.bytes, outbox.count) == (0, 0)
+
+
+def test_an_answer_to_what_nobody_waits_for_is_dropped() -> None:
+    answers = kv_pb2.Answers(numbers=[9], versions=[1], absent=[8])
+    assert list(settled(answers, {})) == [(None, 1), (None, None)]

@@ -1,0 +1,192 @@
+"""Request ids, and what may be concluded from how attempts end."""
+
+import itertools
+from random import Random
+
+import pytest
+
+from kvstore.client import calls, operations
+from kvstore.client.calls import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, Numbering, Pace, failed_for_good, lost, too_late
+from kvstore.client.operations import Operation
+from kvstore.errors import (
+    ConditionFailed,
+    Corrupted,
+    InvalidRequest,
+    Moved,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    Refused,
+    RequestExpired,
+    StoreError,
+    Unavailable,
+)
+
+CLIENT = b"c" * 16
+
+
+def begun(numbering: Numbering, operation: Operation) -> Operation:
+    numbering.begin(operation)
+    operation.is_sent = True
+    return operation
+
+
+def a_put(numbering: Numbering | None = None) -> Operation:
+    return begun(numbering or Numbering(CLIENT), operations.put(b"k", b"v"))
+
+
+def a_get() -> Operation:
+    return begun(Numbering(CLIENT), operations.get(b"k"))
+
+
+def test_sequences_rise_from_one_and_reads_have_none() -> None:
+    numbering = Numbering(CLIENT)
+    wanted = [operations.put(b"k", b"v"), operations.get(b"k"), operations.delete(b"k")]
+    for operation in wanted:
+        numbering.begin(operation)
+    assert [operation.sequence for operation in wanted] == [1, 0, 2]
+
+
+def test_the_first_unacknowledged_is_the_earliest_that_somebody_waits_for() -> None:
+    numbering = Numbering(CLIENT)
+    first, second, third = (a_put(numbering) for _ in range(3))
+    assert numbering.first_unacknowledged == 1
+    numbering.end(second)
+    assert numbering.first_unacknowledged == 1
+    numbering.end(first)
+    assert numbering.first_unacknowledged == 3
+    numbering.end(third)
+    assert numbering.first_unacknowledged == 4
+
+
+def test_one_that_stands_still_bounds_the_span_of_what_the_store_must_remember() -> None:
+    numbering = Numbering(CLIENT)
+    stuck = a_put(numbering)
+    for _ in range(IN_FLIGHT_MAX - 1):
+        assert numbering.has_room()
+        numbering.end(a_put(numbering))
+    assert not numbering.has_room()
+    numbering.end(stuck)
+    assert numbering.has_room()
+
+
+def test_reads_and_bytes_are_bounded_too() -> None:
+    numbering = Numbering(CLIENT)
+    for _ in range(IN_FLIGHT_MAX):
+        begun(numbering, operations.get(b"k"))
+    assert not numbering.has_room()
+    large = Numbering(CLIENT)
+    while large.has_room():
+        begun(large, operations.put(b"k", bytes(1 << 20)))
+    assert large.first_unacknowledged == 1
+    assert IN_FLIGHT_BYTES_MAX >> 20 >= 31
+
+
+def test_the_leader_time_moves_in_steps_and_never_back() -> None:
+    numbering = Numbering(CLIENT)
+    numbering.see(10_000)
+    numbering.see(10_000 + calls.SEEN_STEP_MS - 1)
+    assert a_put(numbering).seen_ms == 10_000
+    numbering.see(9_000)
+    numbering.see(20_000)
+    assert a_put(numbering).seen_ms == 20_000
+
+
+def test_a_client_id_has_16_bytes() -> None:
+    with pytest.raises(ValueError, match="16 bytes"):
+        Numbering(b"short")
+
+
+@pytest.mark.parametrize(
+    "error", [Overloaded(""), NotLeader("p1"), Moved("p1", 2), Unavailable(""), OutcomeUnknown("")]
+)
+def test_what_may_pass_is_tried_again_under_the_same_id(error: StoreError) -> None:
+    operation = a_put()
+    assert failed_for_good(operation, error) is None
+    assert operation.sequence == 1
+
+
+@pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), Corrupted("")])
+def test_what_is_final_is_raised_as_it_is(error: StoreError) -> None:
+    assert failed_for_good(a_put(), error) is error
+    assert failed_for_good(a_get(), error) is error
+
+
+@pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest(""), RequestExpired("")])
+def test_a_refused_retry_of_an_unknown_attempt_is_unknown(error: StoreError) -> None:
+    operation = a_put()
+    failed_for_good(operation, OutcomeUnknown("lost"))
+    assert isinstance(failed_for_good(operation, error), OutcomeUnknown)
+
+
+@pytest.mark.parametrize("error", [ConditionFailed(3), InvalidRequest("")])
+def test_a_refused_retry_of_a_refused_attempt_is_refused(error: StoreError) -> None:
+    operation = a_put()
+    failed_for_good(operation, Overloaded("full"))
+    assert failed_for_good(operation, error) is error
+
+
+def test_a_first_attempt_that_came_too_late_gets_another_id_and_time() -> None:
+    numbering = Numbering(CLIENT)
+    operation = a_put(numbering)
+    numbering.see(50_000)
+    assert failed_for_good(operation, RequestExpired("old")) is None
+    assert (operation.sequence, operation.seen_ms) == (2, 50_000)
+    assert numbering.first_unacknowledged == 2
+
+
+def test_another_id_is_given_only_a_few_times() -> None:
+    operation = a_put()
+    operation.attempts = calls.RENUMBER_MAX
+    assert isinstance(failed_for_good(operation, RequestExpired("old")), RequestExpired)
+
+
+def test_a_read_is_never_unknown() -> None:
+    operation = a_get()
+    assert failed_for_good(operation, OutcomeUnknown("lost")) is None
+    assert isinstance(too_late(operation, None, 1), Unavailable)
+
+
+def test_a_write_that_was_sent_and_not_answered_is_unknown_when_the_time_is_up() -> None:
+    assert isinstance(too_late(a_put(), None, 1), OutcomeUnknown)
+
+
+def test_a_write_that_was_never_sent_is_refused_when_the_time_is_up() -> None:
+    operation = a_put()
+    operation.is_sent = False
+    assert isinstance(too_late(operation, None, 1), Refused)
+
+
+def test_a_write_that_was_refused_each_time_is_refused_when_the_time_is_up() -> None:
+    operation = a_put()
+    error = Overloaded("full")
+    failed_for_good(operation, error)
+    assert too_late(operation, error, 1) is error
+
+
+def test_a_write_refused_after_an_unknown_attempt_is_unknown_when_the_time_is_up() -> None:
+    operation = a_put()
+    failed_for_good(operation, OutcomeUnknown("lost"))
+    failed_for_good(operation, Overloaded("full"))
+    assert isinstance(too_late(operation, Overloaded("full"), 1), OutcomeUnknown)
+
+
+def test_a_lost_connection_leaves_unknown_only_what_was_sent() -> None:
+    sent, unsent = a_put(), a_put()
+    unsent.is_sent = False
+    assert isinstance(lost(sent, "reset"), OutcomeUnknown)
+    assert isinstance(lost(unsent, "reset"), Unavailable)
+    assert isinstance(lost(a_get(), "reset"), Unavailable)
+
+
+def test_the_first_retry_is_at_once_and_the_others_wait_within_a_bound() -> None:
+    pauses = list(itertools.islice(Pace(Random(1)).pauses(), 20))
+    assert pauses[0] == 0
+    assert all(0 <= pause <= 0.25 for pause in pauses)
+    assert max(pauses) > 0.1
+
+
+def test_only_a_named_leader_needs_no_pause() -> None:
+    assert Pace.is_hint(NotLeader("p1", "n2", "host2:1"))
+    assert not Pace.is_hint(NotLeader("p1"))
+    assert not Pace.is_hint(Overloaded(""))

@@ -1,0 +1,36 @@
+"""URLs name a cluster, or say what is wrong with them."""
+
+import pytest
+
+from kvstore.client.config import ClientConfig, parse_url
+
+
+def test_a_url_names_endpoints_and_times() -> None:
+    config = parse_url("kv://a:1,b,[::1]:7402?timeout=250ms&silence=2s")
+    assert config.endpoints == ("a:1", "b:7401", "[::1]:7402")
+    assert (config.timeout_s, config.silence_s, config.connect_timeout_s) == (0.25, 2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("url", "what"),
+    [
+        ("redis://a:1", "kv://"),
+        ("kv://", "at least one endpoint"),
+        ("kv://a:x", "host:port"),
+        ("kv://a:0", "host:port"),
+        ("kv://a:1/path", "only hosts"),
+        ("kv://user:secret@a:1", "only hosts"),
+        ("kv://a:1?timeout=5", "timeout"),
+        ("kv://a:1?timeout=fast", "timeout"),
+        ("kv://a:1?colour=1s", "colour"),
+        ("kv://a:1?timeout=0s", "more than 0"),
+    ],
+)
+def test_a_wrong_url_is_told_what_is_wrong(url: str, what: str) -> None:
+    with pytest.raises(ValueError, match=what):
+        parse_url(url)
+
+
+def test_all_wrong_times_are_named_at_once() -> None:
+    with pytest.raises(ValueError, match=r"timeout_s.*silence_s"):
+        ClientConfig(endpoints=("a:1",), timeout_s=0, silence_s=-1)

@@ -1,0 +1,101 @@
+"""What a client concludes from topologies and errors about where to go."""
+
+import pytest
+
+from kvstore.client.routing import Routing
+from kvstore.errors import ConditionFailed, Moved, NotLeader
+from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import TOKENS, token_of
+
+
+def topology(version: int = 1, *, leader: str = "n1", epoch: int = 1, owners: str = "01") -> kv_pb2.TopologyResponse:
+    """Two partitions that own half of the ring each; p1 is led by `leader`."""
+    message = kv_pb2.TopologyResponse(
+        ring_version=version, tokens=[TOKENS // 2 - 1, TOKENS - 1], owners=[int(each) for each in owners]
+    )
+    message.partitions.add(id="p1", leader=leader, epoch=epoch, replicas=["n1", "n2", "n3"])
+    message.partitions.add(id="p2", leader="n2", epoch=1, replicas=["n2", "n3", "n1"])
+    for number in (1, 2, 3):
+        message.servers.add(id=f"n{number}", grpc=f"host{number}:1")
+    return message
+
+
+@pytest.fixture
+def routing() -> Routing:
+    known = Routing()
+    assert known.learn(topology())
+    return known
+
+
+def test_a_key_belongs_to_the_owner_of_the_range_of_its_token(routing: Routing) -> None:
+    for number in range(200):
+        key = b"key-%d" % number
+        assert routing.partition_of(key) == ("p1" if token_of(key) < TOKENS // 2 else "p2")
+
+
+def test_tokens_after_the_last_one_wrap_round() -> None:
+    routing = Routing()
+    message = topology()
+    message.tokens[:] = [10, 20]
+    routing.learn(message)
+    assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p1"}
+
+
+def test_the_leader_is_asked_first_then_the_replicas_then_everybody(routing: Routing) -> None:
+    asked = list(routing.candidates("p1", ("seed:1",), follow=False, turn=1))
+    assert asked[0] == "host1:1"
+    assert asked[1:4] == ["host2:1", "host3:1", "host1:1"]
+    assert "seed:1" in asked
+
+
+def test_a_read_that_any_replica_may_answer_starts_at_this_clients_favourite(routing: Routing) -> None:
+    asked = list(routing.candidates("p1", (), follow=True, turn=2))
+    assert asked[:3] == ["host3:1", "host1:1", "host2:1"]
+
+
+def test_a_later_epoch_knows_better(routing: Routing) -> None:
+    assert routing.learn(topology(leader="n3", epoch=2))
+    assert routing.leader_of("p1") == "host3:1"
+
+
+def test_an_earlier_epoch_is_not_believed(routing: Routing) -> None:
+    routing.learn(topology(leader="n3", epoch=2))
+    assert not routing.learn(topology(leader="n1", epoch=1))
+    assert routing.leader_of("p1") == "host3:1"
+
+
+def test_a_server_that_knows_no_leader_takes_none_away(routing: Routing) -> None:
+    assert not routing.learn(topology(leader="", epoch=0))
+    assert routing.leader_of("p1") == "host1:1"
+
+
+def test_a_later_ring_replaces_the_earlier_and_not_the_other_way(routing: Routing) -> None:
+    routing.learn(topology(2, owners="11"))
+    assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p2"}
+    routing.learn(topology(1))
+    assert {routing.partition_of(b"key-%d" % number) for number in range(100)} == {"p2"}
+
+
+def test_a_refusal_that_names_the_leader_is_a_hint_until_a_topology_knows_better(routing: Routing) -> None:
+    assert routing.learn_from(NotLeader("p1", "n2", "host2:1"))
+    assert routing.leader_of("p1") == "host2:1"
+    routing.learn(topology(leader="n3", epoch=2))
+    assert routing.leader_of("p1") == "host3:1"
+
+
+def test_an_address_that_moved_is_followed(routing: Routing) -> None:
+    message = topology()
+    message.servers[0].grpc = "elsewhere:2"
+    assert routing.learn(message)
+    assert routing.leader_of("p1") == "elsewhere:2"
+
+
+def test_a_moved_key_asks_for_a_ring_only_if_ours_is_older(routing: Routing) -> None:
+    assert routing.learn_from(Moved("p2", 2))
+    assert not routing.learn_from(Moved("p2", 1))
+    assert not routing.learn_from(ConditionFailed(3))
+
+
+def test_a_partition_that_nobody_told_of_has_no_leader(routing: Routing) -> None:
+    assert routing.leader_of("p9") == ""
+    assert routing.replicas_of("p9") == []

@@ -1,0 +1,62 @@
+"""Pages of several partitions become one stream in order."""
+
+from random import Random
+
+import pytest
+
+from kvstore.client.scanning import PAGE_KEYS, Merge, scan_bounds
+from kvstore.errors import InvalidRequest
+
+
+def scan(stored: dict[str, list[bytes]], *, page: int, limit: int = 0, start: bytes = b"") -> tuple[list[bytes], int]:
+    """The keys in the order in which the merge gives them, and the most that it held."""
+    merge: Merge[int] = Merge(list(stored), start, limit=limit)
+    given: list[bytes] = []
+    held = 0
+    while not merge.is_done:
+        wanted = merge.wanted()
+        assert wanted, "a scan that is not done must want something"
+        for each in wanted:
+            keys = [key for key in stored[each.partition] if key >= each.start][: min(page, each.limit) + 1]
+            more = keys[min(page, each.limit)] if len(keys) > min(page, each.limit) else None
+            merge.feed(each.partition, [(key, 0) for key in keys[: min(page, each.limit)]], more)
+        held = max(held, len(merge._held))
+        given += [key for key, _ in merge.take()]
+    return given, held
+
+
+@pytest.mark.parametrize("number", range(30))
+def test_any_pages_of_any_partitions_come_out_in_order_and_whole(number: int) -> None:
+    random = Random(number)
+    keys = sorted({random.randbytes(random.randint(1, 3)) for _ in range(random.randint(0, 300))})
+    stored: dict[str, list[bytes]] = {f"p{i}": [] for i in range(random.randint(1, 6))}
+    for key in keys:
+        stored[random.choice(sorted(stored))].append(key)
+    page = random.randint(1, 20)
+    given, held = scan(stored, page=page)
+    assert given == keys
+    assert held <= page * len(stored)
+    limit = random.randint(1, 50)
+    assert scan(stored, page=page, limit=limit)[0] == keys[:limit]
+
+
+def test_a_key_that_moved_meanwhile_is_given_once() -> None:
+    merge: Merge[int] = Merge(["p1", "p2"], b"")
+    merge.feed("p1", [(b"k", 1)], None)
+    merge.feed("p2", [(b"k", 2)], None)
+    assert [key for key, _ in merge.take()] == [b"k"]
+
+
+def test_a_scan_with_a_limit_asks_for_no_more_than_that() -> None:
+    assert [page.limit for page in Merge[int](["p1", "p2"], b"", limit=3).wanted()] == [3, 3]
+    assert Merge[int](["p1"], b"").wanted()[0].limit == PAGE_KEYS
+
+
+@pytest.mark.parametrize(("prefix", "end"), [(b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b""), (b"a\x00", b"a\x01")])
+def test_a_prefix_ends_before_the_next_key_that_does_not_have_it(prefix: bytes, end: bytes) -> None:
+    assert scan_bounds(b"", b"", prefix) == (prefix, end)
+
+
+def test_a_prefix_and_bounds_are_refused_together() -> None:
+    with pytest.raises(InvalidRequest):
+        scan_bounds(b"a", b"", b"p")
