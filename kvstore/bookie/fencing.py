@@ -30,7 +30,7 @@ def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstone
         return Verdict.FENCED
     if ledger is None:
         return Verdict.ADMIT if recovery else Verdict.ASK
-    if ledger.key != key:
+    if ledger.key not in (key, b""):  # empty: the record that had it was lost
         return Verdict.WRONG_KEY
     if recovery:
         return Verdict.ADMIT

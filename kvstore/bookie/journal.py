@@ -301,8 +301,12 @@ class Journal:
         self._segments[segment.file] = segment
         if is_limbo:
             self.append(Kind.LIMBO, 0, -1, -1, b"")
+        self.note_files()
+
+    def note_files(self) -> None:
+        """Say in the journal which segments there are."""
         files = sorted(self._segments)
-        self.append(Kind.FILES, 0, -1, segment.file, pack(f">{len(files)}I", *files))
+        self.append(Kind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files))
 
     def _roll(self, size: int) -> Group:
         """Go on in the segment ahead. Raises JournalFull."""

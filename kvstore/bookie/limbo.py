@@ -42,8 +42,6 @@ async def _survey(storage: BookieStorage, authority: Authority) -> None:
     for _, found in sorted(inventory.ledgers.items()):
         storage.set_limbo(found, True)
     storage.journal.append(Kind.LIMBO, CLEARED, -1, -1, b"")
-    done = asyncio.get_running_loop().create_future()
-    storage.journal.barrier(lambda: done.set_result(None) if not done.done() else None)
-    await done
+    await storage.synced()
     inventory.set_limbo(False)
     log.warning("%d ledgers may lack records", len(inventory.ledgers))

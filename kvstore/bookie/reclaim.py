@@ -110,11 +110,11 @@ class Reclaimer:
             self._repeat_facts(segment, ledger)
         if self._inventory.is_limbo:
             self._fact(Kind.LIMBO, 0, -1, b"")
-        await self._synced()
+        await self._storage.synced()
         freed = segment.capacity
         self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"")
         del self._inventory.segments[segment.file]
-        await self._synced()
+        await self._storage.synced()
         segment.remove()
         checkpoint = checkpoint_path(self._config.index_dir, segment.file)
         if self._env.disk.exists(checkpoint):
@@ -153,13 +153,8 @@ class Reclaimer:
 
     async def _pause(self, written: int) -> None:
         self._storage.statistics.rewritten_bytes += written
-        await self._synced()
+        await self._storage.synced()
         await asyncio.sleep(written / self._config.rewrite_bytes_per_s)
-
-    async def _synced(self) -> None:
-        done = asyncio.get_running_loop().create_future()
-        self._journal.barrier(lambda: done.set_result(None) if not done.done() else None)
-        await done
 
     def _repeat_facts(self, segment: Segment, ledger: int) -> None:
         """Write again what is known of a ledger with records in `segment`, wherever else it may stand."""

@@ -90,10 +90,16 @@ class BookieStorage:
         )
         self._reader = Reader(self.inventory, self.journal, self.statistics, poll_ms_max=config.poll_ms_max)
         self._write_again(found)
-        written = self._loop.create_future()
-        self.journal.barrier(lambda: written.set_result(None))
-        await written
+        await self.synced()
+        self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
+        await self.synced()
         self._tidy(found)
+
+    async def synced(self) -> None:
+        """Return when everything accepted before is on the disk."""
+        done = self._loop.create_future()
+        self.journal.barrier(lambda: None if done.done() else done.set_result(None))
+        await done
 
     def _write_again(self, found: Replayed) -> None:
         """One group for everything: until it is on the disk as a whole, the former segments hold what they held."""

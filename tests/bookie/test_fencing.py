@@ -1,0 +1,60 @@
+"""Who may write, and what may be denied: every case."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from kvstore.bookie.fencing import Verdict, judge_add, judge_by_metadata, may_deny
+from kvstore.bookie.ledger import Ledger
+from kvstore.types import LedgerId, LedgerState
+from tests.bookie.support import KEY, ME, OTHERS, metadata
+
+L = LedgerId(7)
+
+
+@pytest.mark.parametrize("case", list(product([False, True], repeat=5)))
+def test_an_add_is_admitted_only_with_the_key_and_past_a_fence_only_by_recovery(case: tuple[bool, ...]) -> None:
+    is_tombstoned, is_fenced, is_admitted, has_key, recovery = case
+    ledger = Ledger(L, KEY)
+    ledger.is_fenced, ledger.is_admitted = is_fenced, is_admitted
+    verdict = judge_add(ledger, key=KEY if has_key else b"other", recovery=recovery, is_tombstoned=is_tombstoned)
+    if is_tombstoned:
+        assert verdict is Verdict.FENCED
+    elif not has_key:
+        assert verdict is Verdict.WRONG_KEY
+    elif recovery:
+        assert verdict is Verdict.ADMIT
+    elif is_fenced:
+        assert verdict is Verdict.FENCED
+    else:
+        assert verdict is (Verdict.ADMIT if is_admitted else Verdict.ASK)
+
+
+def test_an_ordinary_add_to_an_unknown_ledger_is_a_question_and_recoverys_is_none() -> None:
+    assert judge_add(None, key=KEY, recovery=False, is_tombstoned=False) is Verdict.ASK
+    assert judge_add(None, key=KEY, recovery=True, is_tombstoned=False) is Verdict.ADMIT
+    for recovery in (False, True):
+        assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=True) is Verdict.FENCED
+
+
+def test_a_ledger_whose_key_was_lost_with_its_records_takes_the_key_it_is_shown() -> None:
+    assert judge_add(Ledger(L, b""), key=KEY, recovery=True, is_tombstoned=False) is Verdict.ADMIT
+    assert judge_add(Ledger(L, b""), key=KEY, recovery=False, is_tombstoned=False) is Verdict.ASK
+
+
+def test_only_an_open_ledger_that_names_this_bookie_takes_its_writers_adds() -> None:
+    assert judge_by_metadata(metadata(L), ME) is Verdict.ADMIT
+    assert judge_by_metadata(metadata(L, *OTHERS), ME) is Verdict.UNKNOWN
+    for state in (LedgerState.IN_RECOVERY, LedgerState.CLOSED):
+        assert judge_by_metadata(metadata(L, state=state), ME) is Verdict.FENCED
+    assert judge_by_metadata(None, ME) is Verdict.FENCED
+
+
+def test_a_bookie_that_an_unfinished_ledger_does_not_name_denies_nothing() -> None:
+    for state in (LedgerState.OPEN, LedgerState.IN_RECOVERY):
+        assert not may_deny(metadata(L, *OTHERS, state=state), ME)
+        assert may_deny(metadata(L, state=state), ME)
+    assert may_deny(metadata(L, *OTHERS, state=LedgerState.CLOSED), ME)
+    assert may_deny(None, ME)
