@@ -3,7 +3,7 @@ again.
 
 A connection that breaks fails all that is outstanding at once. One that is silent while adds are outstanding is broken
 off after ADD_SILENCE_S: with Qa answers from the others nobody waits for that, so the limit only has to be longer than
-the slowest disk sync of a healthy bookie, and short enough that little is owed to a dead one (docs/protocol.md L4).
+the slowest disk sync of a healthy bookie, and short enough that little is owed to a dead one (docs/protocol.md W2).
 Reads carry deadlines of their own.
 """
 

@@ -1,7 +1,7 @@
 """A partition's log in the hands of its leader: appends to the open ledger, rolls to the next one.
 
 A roll: create ledger n+1, list it, hold appends back until every entry of n is acknowledged, go on in n+1, close n,
-list n+1's exact first sequence. One roll at a time; it ends when n is CLOSED (docs/protocol.md G4, G5). While the
+list n+1's exact first sequence. One roll at a time; it ends when n is CLOSED (docs/protocol.md G5, G10, G13). While the
 metadata store is away nothing is rolled and the open ledger goes on.
 """
 
@@ -16,10 +16,8 @@ from typing import NamedTuple
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
     Corrupted,
-    LedgerClosed,
     LedgerFenced,
     MetadataError,
-    NoSuchLedger,
     NoSuchNode,
     NotEnoughBookies,
     OutcomeUnknown,
@@ -234,7 +232,7 @@ class OpenLog:
             except (MetadataError, NotEnoughBookies) as error:
                 log.info("partition=%s not rolled: %r", self.partition, error)
                 await asyncio.sleep(self._config.check_every_s)
-            except (LedgerFenced, LedgerClosed, NoSuchLedger) as error:
+            except StoreError as error:
                 self._lose(error)
 
     def _check_progress(self) -> None:

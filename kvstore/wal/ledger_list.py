@@ -1,5 +1,5 @@
 """A partition's list of ledgers: the document at /partitions/<id>/log, and the changes that a leader makes to it.
-Decides only (docs/protocol.md G1-G6)."""
+Decides only (docs/protocol.md G1, G6, G11)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Two steps, so that a partition's new leader can wait out the old one's lease between them: `take_over` fences, finds the
 end and writes the tail back; `close` records the end. Either may crash anywhere and be begun again, by anybody
-(docs/protocol.md R1-R8).
+(docs/protocol.md R1-R7).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pins hold a partition's ledgers against trimming, from one ledger on (docs/protocol.md G6).
+"""Pins hold a partition's ledgers against trimming, from one ledger on (docs/protocol.md G14).
 
 A pinner creates its pin, then reads the list, and fails if its ledger is not there. The trimmer changes the list, then
 reads the pins, then deletes what no pin holds. So one of the two always sees the other.

@@ -1,4 +1,5 @@
-"""Where a ledger ends that its writer did not close. Decides only: events in, commands out (docs/protocol.md R1-R6).
+"""Where a ledger ends that its writer did not close. Decides only: events in, commands out (docs/protocol.md L7, L8,
+R2, R3).
 
     FENCING ──covered──► READING ──an absent entry──► ENDED
         └────────────────────┴──── too many unknown ──► UNDECIDED

@@ -1,4 +1,4 @@
-"""Opens a partition's log for a new leader: the five steps up to the list's compare-and-set (docs/protocol.md G3).
+"""Opens a partition's log for a new leader: the five steps up to the list's compare-and-set (docs/protocol.md G8, G9).
 
     read the list ► fence, recover n, then n+1 ► wait out their leases ► close both, list a ledger of one's own
 

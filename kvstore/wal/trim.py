@@ -1,4 +1,4 @@
-"""Drops old ledgers of a partition's log, and sweeps what crashes have left behind (docs/protocol.md G6, G7)."""
+"""Drops old ledgers of a partition's log, and sweeps what crashes have left behind (docs/protocol.md G6, G15)."""
 
 from __future__ import annotations
 

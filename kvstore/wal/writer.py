@@ -1,4 +1,4 @@
-"""One ledger's writer. Decides only: events in, commands out (docs/protocol.md L1-L6).
+"""One ledger's writer. Decides only: events in, commands out (docs/protocol.md L3, L4, W1-W6).
 
           ReplaceBookies              EnsembleChanged | ChangeFailed
     OPEN ────────────────► CHANGING ────────────────────────────────► OPEN
