@@ -1,0 +1,87 @@
+"""Sentences about a partition's list of ledgers."""
+
+import pytest
+
+from kvstore.meta import codec
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, Seq
+from kvstore.wal.ledger_list import LedgerList, Listed, TrimmedEnd
+
+
+def listed(*firsts: int, exact: bool = True, lease_ms: int = 500) -> LedgerList:
+    """Ledgers 10, 11, … with these first sequences."""
+    lines = tuple(Listed(LedgerId(10 + i), Seq(first), exact, 1, lease_ms) for i, first in enumerate(firsts))
+    return LedgerList(1, lines)
+
+
+def test_the_document_is_json_with_these_fields() -> None:
+    assert codec.encode(listed(1)) == (
+        b'{"format":1,"epoch":1,"ledgers":[{"id":10,"first_seq":1,"exact":true,"epoch":1,"lease_ms":500}],'
+        b'"trimmed_seq":0,"trimmed_end":null}'
+    )
+
+
+def test_the_document_survives_the_store() -> None:
+    before = listed(1, 20, 30, 40).without_first([EntryId(3), EntryId(5)])
+    assert codec.decode(LedgerList, codec.encode(before), what="x") == before
+
+
+def test_a_new_ledger_goes_to_the_end_with_a_bound_that_never_falls() -> None:
+    after = listed(1, 20).with_ledger(LedgerId(15), Seq(5), epoch=2, lease_ms=100)
+    assert after.epoch == 2
+    assert after.ledgers[-1] == Listed(LedgerId(15), Seq(20), False, 2, 100)
+
+
+def test_ledger_ids_rise() -> None:
+    with pytest.raises(AssertionError):
+        listed(1, 20).with_ledger(LedgerId(11), Seq(30), epoch=1, lease_ms=0)
+
+
+def test_the_exact_first_sequence_replaces_the_bound() -> None:
+    before = listed(1).with_ledger(LedgerId(11), Seq(1), epoch=1, lease_ms=0)
+    assert before.with_exact(LedgerId(11), Seq(9)).ledgers[-1] == Listed(LedgerId(11), Seq(9), True, 1, 0)
+
+
+def test_ledgers_that_are_synced_everywhere_can_go() -> None:
+    assert listed(1, 20, 30, 40).trimmable(Seq(29), None) == [10, 11]
+    assert listed(1, 20, 30, 40).trimmable(Seq(28), None) == [10]
+
+
+def test_the_last_two_ledgers_always_stay() -> None:
+    assert listed(1, 20, 30).trimmable(Seq(1000), None) == [10]
+    assert listed(1, 20).trimmable(Seq(1000), None) == []
+
+
+def test_a_bound_trims_nothing() -> None:
+    assert listed(1, 20, 30, 40, exact=False).trimmable(Seq(1000), None) == []
+
+
+def test_a_pin_holds_its_ledger_and_all_after_it() -> None:
+    assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(11)) == [10]
+    assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(10)) == []
+
+
+def test_trimming_remembers_the_last_entry_that_went() -> None:
+    after = listed(1, 20, 30, 40).without_first([EntryId(3), EntryId(5)])
+    assert after.trimmed_end == TrimmedEnd(LedgerId(11), EntryId(5))
+    assert after.trimmed_seq == 30
+    assert [each.id for each in after.ledgers] == [12, 13]
+
+
+def test_an_empty_ledger_that_goes_is_not_the_end_of_anything() -> None:
+    once = listed(1, 20, 30, 40, 50).without_first([EntryId(3), NO_ENTRY])
+    assert once.trimmed_end == TrimmedEnd(LedgerId(10), EntryId(3))
+    assert once.without_first([NO_ENTRY]).trimmed_end == TrimmedEnd(LedgerId(10), EntryId(3))
+
+
+def test_the_wait_is_the_largest_lease_of_the_last_two_and_a_margin() -> None:
+    assert listed(1, 2, lease_ms=500).lease_wait_s() == pytest.approx(0.55)
+    assert listed(1, 2, lease_ms=5000).lease_wait_s() == pytest.approx(5.5)
+    mixed = listed(1, 2, lease_ms=5000).with_ledger(LedgerId(20), Seq(3), epoch=2, lease_ms=100)
+    assert mixed.lease_wait_s() == pytest.approx(5.5)
+    again = mixed.with_ledger(LedgerId(21), Seq(4), epoch=3, lease_ms=100)
+    assert again.lease_wait_s() == pytest.approx(0.15)
+
+
+def test_without_leases_and_without_ledgers_nobody_waits() -> None:
+    assert listed(1, 2, lease_ms=0).lease_wait_s() == 0
+    assert LedgerList().lease_wait_s() == 0
