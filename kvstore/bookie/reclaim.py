@@ -48,13 +48,20 @@ class Reclaimer:
     async def run(self) -> None:
         """Look again and again, for ever."""
         while True:
-            interval_s = self._config.reclaim_interval_s
-            await asyncio.sleep(min(interval_s, FULL_RETRY_S) if self._journal.is_full else interval_s)
+            await self._rest()
             try:
                 await self.drop_deleted()
                 await self.free_segments()
             except (MetadataError, Corrupted, JournalFull, OSError) as error:
                 log.warning("reclaim stopped: %r", error)
+
+    async def _rest(self) -> None:
+        """Until the next look; on a full disk that is soon."""
+        left_s = self._config.reclaim_interval_s
+        while left_s > 0:
+            step_s = min(left_s, FULL_RETRY_S)
+            await asyncio.sleep(step_s)
+            left_s = 0 if self._journal.is_full else left_s - step_s
 
     # Ledgers
 

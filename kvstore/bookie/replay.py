@@ -9,6 +9,7 @@ written once more to a new segment before anybody is answered.
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from kvstore.bookie.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
@@ -249,9 +250,16 @@ def _indexed(disk: Disk, directory: str) -> list[int]:
 
 
 def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
-    """Write a full segment's checkpoint. It need not reach the disk: a bad one only costs a scan."""
+    """Write a full segment's checkpoint. Without it, or with a bad one, a start reads the segment itself."""
     file = disk.open(checkpoint_path(directory, checkpoint.file), create=True)
     data = encode_checkpoint(checkpoint)
     file.pwrite(0, data)
     file.truncate(len(data))
-    file.submit_sync(lambda _error: file.close())
+
+    def on_synced(error: OSError | None) -> None:
+        file.close()
+        if error is None:
+            with suppress(OSError):
+                disk.sync_dir(directory)
+
+    file.submit_sync(on_synced)

@@ -1,0 +1,221 @@
+"""Which bookie a set of directories is, and which it must not be taken for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.bookie.identity import Identity, establish
+from kvstore.errors import ConfigError, NoSuchNode
+from kvstore.meta.cookies import Cookie, decode_cookie
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.registration import RegistrationManager
+from tests.bookie.support import FAST, crash, run, tiny
+from tests.sim.disk import SimDisk
+from tests.sim.env import SimWorld
+from tests.sim.oplog import OpLog, crash_images
+
+CLUSTER = "8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47"
+
+
+@pytest.fixture
+def world(seed: int) -> Iterator[SimWorld]:
+    with SimWorld(seed, disk=FAST) as world:
+        yield world
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str = CLUSTER, **config: str) -> Identity:
+    """One start of a bookie on the node, as far as its identity; then the power goes."""
+
+    async def work() -> Identity:
+        registration = RegistrationManager(MemoryStore(tree))
+        return await establish(world.env(node), tiny(**config), registration, cluster)
+
+    identity = run(world, work(), node)
+    crash(world, node)
+    return identity
+
+
+def disk_of(world: SimWorld, node: str = "b1") -> SimDisk:
+    return world.node(node).disk
+
+
+def empty(disk: SimDisk, directory: str) -> None:
+    for name in disk.list(directory):
+        disk.remove(f"{directory}/{name}")
+    disk.sync_dir(directory)
+
+
+def test_empty_directories_become_a_new_incarnation_that_stays(world: SimWorld, tree: MemoryTree) -> None:
+    first = start(world, tree)
+    assert first.is_new
+    assert first.bookie.startswith("b1-")
+    for _ in range(3):
+        assert start(world, tree) == Identity(first.bookie, False, ())
+
+
+def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWorld, tree: MemoryTree) -> None:
+    bookie = start(world, tree).bookie
+    expected = Cookie(
+        bookie=bookie, journal_dirs=("bookie/journal",), ledger_dirs=("bookie/journal",), instance_id=CLUSTER,
+        index_dirs=("bookie/index",),
+    )  # fmt: skip
+    disk = disk_of(world)
+    for directory in ("bookie/journal", "bookie/index"):
+        file = disk.open(f"{directory}/VERSION")
+        assert decode_cookie(file.read(0, file.size()), what=directory) == expected
+    assert decode_cookie(tree.get(f"/ledgers/cookies/{bookie}")[0], what="") == expected
+
+
+def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: MemoryTree) -> None:
+    first = start(world, tree)
+    for directory in ("bookie/journal", "bookie/index"):
+        empty(disk_of(world), directory)
+    second = start(world, tree)
+    assert second.is_new
+    assert second.bookie != first.bookie
+    assert tree.get(f"/ledgers/cookies/{first.bookie}"), "the old one stays known, as lost"
+
+
+@pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
+def test_one_empty_directory_among_full_ones_is_refused_by_name(
+    world: SimWorld, tree: MemoryTree, directory: str
+) -> None:
+    start(world, tree)
+    empty(disk_of(world), directory)
+    with pytest.raises(ConfigError, match=f"{directory} is empty while the others are not"):
+        start(world, tree)
+
+
+@pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
+def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
+    world: SimWorld, tree: MemoryTree, directory: str
+) -> None:
+    start(world, tree)
+    disk = disk_of(world)
+    disk.remove(f"{directory}/VERSION")
+    file = disk.open(f"{directory}/00000001.journal", create=True)
+    file.pwrite(0, b"x")
+    with pytest.raises(ConfigError, match=f"{directory} holds files but no cookie"):
+        start(world, tree)
+
+
+@pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
+def test_a_disk_swapped_with_another_bookies_is_refused(world: SimWorld, tree: MemoryTree, directory: str) -> None:
+    start(world, tree)
+    other = start(world, tree, "b2", name="b2")
+    data = disk_of(world, "b2").names.now.files[f"{directory}/VERSION"].cache.read(0, 4096)
+    file = disk_of(world).open(f"{directory}/VERSION")
+    file.truncate(0)
+    file.pwrite(0, data)
+    with pytest.raises(ConfigError, match=rf"belongs to bookie (b1-.*{other.bookie}|{other.bookie}.*b1-)"):
+        start(world, tree)
+
+
+def test_all_disks_of_another_bookie_are_refused(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    start(world, tree, "b2", name="b2")
+    world.node("b1").disk = disk_of(world, "b2")
+    with pytest.raises(ConfigError, match=r"belongs to bookie b2-.*this one is called b1"):
+        start(world, tree)
+
+
+def test_another_cluster_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    with pytest.raises(ConfigError, match=f"belongs to the cluster {CLUSTER}, the metadata store to other"):
+        start(world, tree, cluster="other")
+
+
+def test_a_cookie_that_the_metadata_store_does_not_know_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    with pytest.raises(ConfigError, match="does not know"):
+        start(world, MemoryTree())
+
+
+def test_other_directories_than_it_was_formatted_with_are_refused(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    disk_of(world).rename("bookie/index", "bookie/moved")
+    with pytest.raises(ConfigError, match="formatted together with other directories"):
+        start(world, tree, index_dir="bookie/moved")
+
+
+def test_a_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    disk_of(world).flip_bit("bookie/index/VERSION", 8 * 3 + 5)
+    with pytest.raises(ConfigError, match="bookie/index"):
+        start(world, tree)
+
+
+def test_a_restored_copy_of_the_directories_is_doubted(world: SimWorld, tree: MemoryTree) -> None:
+    start(world, tree)
+    start(world, tree)
+    backup = disk_of(world).copy(world.random)
+    assert start(world, tree).doubts == ()
+    assert start(world, tree).doubts == ()
+    world.node("b1").disk = backup
+    assert "it is a copy" in start(world, tree).doubts[0]
+    assert start(world, tree).doubts == (), "the doubt is noted in the journal by then"
+
+
+def test_a_cut_at_any_moment_of_formatting_ends_in_one_bookie(world: SimWorld, seed: int) -> None:
+    tree = MemoryTree()
+    oplog = OpLog(disk_of(world))
+    start(world, tree)
+    for number, image in enumerate(crash_images(oplog, 300, world.random)):
+        node = f"image{number}"
+        world.node(node).disk = image.disk
+        first = start(world, tree, node)
+        assert start(world, tree, node) == Identity(first.bookie, False, ())
+
+
+def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None:
+    tree = MemoryTree()
+    bookie = start(world, tree).bookie
+    oplog = OpLog(disk_of(world))
+    start(world, tree)
+    version = tree.get(f"/ledgers/cookies/{bookie}")[1].version
+    for number, image in enumerate(crash_images(oplog, 100, world.random)):
+        node = f"image{number}"
+        world.node(node).disk = image.disk
+        disk = image.disk
+        file = disk.open("bookie/journal/STARTS")
+        if str(version) in file.read(0, 100).decode().split():
+            assert start(world, tree, node).doubts == ()
+            data = tree.get(f"/ledgers/cookies/{bookie}")
+            version = data[1].version
+
+
+def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: MemoryTree) -> None:
+    bookie = start(world, tree).bookie
+
+    class Racing(MemoryStore):
+        async def set(self, path: str, data: bytes, version: int) -> int:
+            await super().set(path, data, version)
+            return await super().set(path, data, version)
+
+    async def work() -> None:
+        await establish(world.env("b1"), tiny(), RegistrationManager(Racing(tree)), CLUSTER)
+
+    with pytest.raises(ConfigError, match=f"another process starts as bookie {bookie}"):
+        run(world, work())
+
+
+def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld, tree: MemoryTree) -> None:
+    bookie = start(world, tree).bookie
+
+    async def decommission() -> None:
+        registration = RegistrationManager(MemoryStore(tree))
+        _, version = await registration.read_cookie(bookie)
+        await registration.delete_cookie(bookie, version)
+        with pytest.raises(NoSuchNode):
+            await registration.read_cookie(bookie)
+
+    run(world, decommission())
+    with pytest.raises(ConfigError, match="does not know"):
+        start(world, tree)
