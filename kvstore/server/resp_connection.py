@@ -69,6 +69,9 @@ class RespConnection:
         self._is_full = False
         """The client does not read its replies."""
         self._is_closing = False
+        """No more commands are begun."""
+        self._is_ended = False
+        """The client sends no more."""
         self._is_lost = False
         self._stream: Stream
         self._peer: StreamHandler | None = None
@@ -97,6 +100,8 @@ class RespConnection:
         else:
             self._run(commands)
             self._send()
+            if self._is_closing:
+                return self._close_when_done()
         if self._parser.error is not None and not self._queue:
             self._end(f"ERR Protocol error: {self._parser.error}")
         self.server.note_input(self, self._parser.buffered)
@@ -105,7 +110,7 @@ class RespConnection:
         """The client sends no more; what it still waits for is answered first."""
         if self._peer is not None:
             return self._peer.eof_received()
-        self._is_closing = True
+        self._is_ended = True
         return self._in_flight() > 0 or bool(self._queue)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -145,7 +150,7 @@ class RespConnection:
         self._send()
         if self._resume_below is not None:
             self._resume()
-        elif self._is_closing:
+        elif self._is_closing or self._is_ended:
             self._close_when_done()
 
     def answer(self, number: int, reply: bytes) -> None:
@@ -197,11 +202,11 @@ class RespConnection:
                 return self._stall(words, waiting)
             elif self._is_busy:
                 return self._stall(None, waiting)
+            elif self._is_closing or self._peer is not None:
+                return None  # nothing is meant to come after
 
     def _begin(self, words: Command) -> bool:
         """Begin any command. False if it has to wait."""
-        if self._is_closing:
-            return True
         if isinstance(words, Unfit):
             self.reply(replies.error(f"ERR {words.reason}"))
             return True
@@ -299,7 +304,7 @@ class RespConnection:
             return
         if self._parser.error is not None:
             self._end(f"ERR Protocol error: {self._parser.error}")
-        elif self._is_closing:
+        elif self._is_closing or self._is_ended:
             self._close_when_done()
         else:
             self._stream.resume_reading()
