@@ -21,6 +21,10 @@ from kvstore.rpc.channels import TIMEOUT_MAX_MS, channel_options
 
 logger = logging.getLogger(__name__)
 
+GATHER_SHARE = 4
+"""Operations wait for company until they are this part of those under way,"""
+GATHER_S = 0.002
+"""but never longer than this."""
 LATE = Unavailable("the time is up")
 """What a waiter gets whose deadline has passed."""
 _FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
@@ -62,6 +66,8 @@ class Link:
         """No longer connecting."""
         self._heard_at = env.clock.now()
         self._is_probing = False
+        self._is_overdue = False
+        self._timer: asyncio.TimerHandle | None = None
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         env.nursery.spawn(self._run(), name=f"link {address}")
@@ -145,11 +151,28 @@ class Link:
     async def _write(self, call: grpc.aio.StreamStreamCall[kv_pb2.Frame, kv_pb2.Answers]) -> None:
         while self.state is State.UP:
             self._wake.clear()
-            while self._pending:
+            while self._pending and not self._should_gather():
                 operations = [each for each in cut(self._pending) if not each.waiter.done()]
                 if operations:
                     await call.write(self._frame(operations))
             await self._wake.wait()
+
+    def _should_gather(self) -> bool:
+        """Whether few operations wait compared with those under way: the answers to those will soon bring more.
+
+        Without this, small frames bring small answers, which bring small frames.
+        """
+        if len(self._pending) * GATHER_SHARE >= len(self._open) or self._is_overdue:
+            self._is_overdue = False
+            return False
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._on_timer)
+        return True
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._is_overdue = bool(self._pending)
+        self._wake.set()
 
     def _frame(self, operations: list[Operation]) -> kv_pb2.Frame:
         now = self._env.clock.now()
@@ -182,6 +205,8 @@ class Link:
                 for operation, answer in settled(answers, self._open):
                     if operation is not None and not operation.waiter.done():
                         operation.waiter.set_result(answer)
+                if self._pending:
+                    self._wake.set()
         except _FAILURES as error:
             self.fall(_text(error))
 

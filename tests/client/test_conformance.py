@@ -1,17 +1,18 @@
-"""What every client does with every cluster: {asyncio, blocking} × {a model behind real gRPC servers}."""
+"""What every client does with every cluster: {asyncio, blocking} × {a model behind real gRPC, real processes}."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 
 import pytest
 
-from kvstore.client import Batch, ClientConfig, Item, Level
+from kvstore.client import AsyncClient, Batch, ClientConfig, Item, Level
 from kvstore.client.config import parse_url
 from kvstore.errors import ConditionFailed, InvalidRequest, Unavailable
 from tests.client.faces import FACES, Face
 from tests.client.model import ModelCluster
 from tests.client.serving import serving
+from tests.cluster.harness import running_cluster
 
 
 @dataclass
@@ -21,10 +22,33 @@ class Subject:
     """A second client of the same cluster."""
 
 
-@pytest.fixture(params=["model"])
-async def endpoints(request: pytest.FixtureRequest) -> AsyncIterator[str]:
+@pytest.fixture(scope="module")
+def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster.url
+
+
+@pytest.fixture(params=["model", pytest.param("cluster", marks=pytest.mark.cluster)])
+def real_url(request: pytest.FixtureRequest) -> str | None:
+    """Where the real cluster is, if this case wants it. Starting it needs a thread without an event loop."""
+    return request.getfixturevalue("real_cluster") if request.param == "cluster" else None
+
+
+@pytest.fixture
+async def endpoints(real_url: str | None) -> AsyncIterator[str]:
+    if real_url is not None:
+        await empty(real_url)
+        yield real_url
+        return
     async with serving(ModelCluster()) as servers:
         yield servers.url
+
+
+async def empty(url: str) -> None:
+    """Delete what the test before left in the real cluster."""
+    async with AsyncClient(url) as client:
+        keys = [key async for key, _ in client.scan(keys_only=True)]
+        await asyncio.gather(*(client.delete(key) for key in keys))
 
 
 @pytest.fixture(params=FACES.keys())
