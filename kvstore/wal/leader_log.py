@@ -88,6 +88,7 @@ class OpenLog:
         self._loop = asyncio.get_running_loop()
         self._held: deque[_Held] | None = None
         """Appends held back by a roll."""
+        self._is_sealing = False
         self._first_append: tuple[Seq, float] | None = None
         """First sequence in the open ledger, and when it was appended."""
         self._on_lost: list[Callable[[StoreError], None]] = []
@@ -119,8 +120,9 @@ class OpenLog:
 
     def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
         """Send an entry; see LeaderLog. Raises Overloaded, with nothing done, when far too many are under way."""
-        if self.lost is not None:
-            refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {self.lost}")
+        if self.lost is not None or self._is_sealing:
+            reason = self.lost or "it is being closed"
+            refusal = NotEnoughBookies(f"partition {self.partition}: its log is closed to this leader: {reason}")
             self._loop.call_soon(done, None, 0.0, refusal)
             return
         handle = self._handle
@@ -145,12 +147,15 @@ class OpenLog:
         self._lose(OutcomeUnknown(f"partition {self.partition}: its leader has stopped"))
 
     async def seal(self) -> None:
-        """After the last append is acknowledged: close the ledger. The log takes no more appends. Raises MetadataError,
-        LedgerFenced."""
+        """After the last append is acknowledged: close the ledger. The log takes no more appends then: one that is
+        confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
         async with self._changing_list:  # no roll is under way
             if self.lost is not None:
                 raise self.lost
             await self._handle.drained()
+            if self.lost is not None:
+                raise self.lost
+            self._is_sealing = True
             await self._handle.close()
         self.close_for_good()
 
