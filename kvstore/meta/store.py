@@ -124,7 +124,8 @@ class MetadataStore(Protocol):
 
     def watch(self, path: str, changed: Callable[[], None]) -> Watch:
         """Call `changed` on the event loop, soon after `path` or the set of its children may have changed, and after
-        each reconnect. The path need not exist."""
+        each reconnect. The path need not exist. Watch first, then read: only what changes after that read is sure to be
+        told."""
         ...
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:

@@ -51,7 +51,7 @@ async def test_whoever_reads_when_called_ends_with_the_last_value(store: Metadat
     await store.create("/a", b"0")
     hint = Hint()
     store.watch("/a", hint)
-    seen = b"0"
+    seen, _ = await store.get("/a")
     for version in range(200):
         await other.set("/a", b"%d" % (version + 1), version)
         if version % 7 == 0:
