@@ -98,7 +98,7 @@ class Replica:
     async def stop(self, *, hand_over: bool) -> None:
         """Stop for good; with `hand_over` a leader first drains and releases its lease, so that the next need not
         wait."""
-        if hand_over and self.leader is not None:
+        if hand_over and self.leader is not None and self._serves():
             try:
                 await self.leader.release()
             except StoreError as error:

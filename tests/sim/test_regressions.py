@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
+
 import pytest
 
+from kvstore.errors import NotEnoughBookies, StoreError, Unavailable
 from kvstore.meta.cookies import Cookie
 from kvstore.meta.layout import LayoutManager
 from kvstore.meta.registration import RegistrationManager
-from kvstore.types import BookieId
+from kvstore.types import BookieId, PartitionId, Position, Seq
+from tests.partition import leading
 from tests.sim.env import SimWorld
+from tests.sim.ledgers import LedgerCluster, Writer
 from tests.sim.metadata import MetadataConfig, SimMetadata
 
 pytestmark = pytest.mark.sim
 
+P = PartitionId("p1")
 LAGGING = MetadataConfig(lag_s=(5.0, 5.0), slow_p=0.0, followers=8)
 
 
@@ -47,3 +54,57 @@ def test_a_bookie_that_restarts_at_once_reads_its_newest_cookie() -> None:
                 )
 
         world.run(story())
+
+
+@pytest.fixture
+def partition() -> Iterator[leading.Partition]:
+    made = leading.Partition()
+    yield made
+    leading.MADE.clear()
+    made.loop.close()
+
+
+def test_a_leader_that_is_asked_to_stop_before_it_serves_never_serves(partition: leading.Partition) -> None:
+    """It logged its release record, then its epoch start was acknowledged and it served, and what it acknowledged while
+    the ledger was being closed was lost."""
+    started = partition.loop.create_task(partition.leader.start())
+    partition.settle()
+    released = partition.loop.create_task(partition.leader.release())
+    partition.settle()
+    partition.acknowledge(len(partition.log.under_way))
+    assert isinstance(released.exception(), Unavailable)
+    assert started.exception() is not None
+    assert not partition.leader.serving
+    assert partition.sent_kinds() == []
+
+
+def test_a_log_that_is_being_closed_takes_no_more_appends() -> None:
+    """What was appended between the last acknowledgement and the close was acknowledged, and cut off by the close."""
+    with LedgerCluster(1) as cluster:
+
+        async def story(writer: Writer) -> None:
+            log = await writer.logs.open_as_leader(P, 0, lambda: Seq(1))
+            results: list[tuple[Position | None, StoreError | None]] = []
+
+            def done(position: Position | None, sent_at: float, error: StoreError | None) -> None:
+                results.append((position, error))
+
+            log.append(b"first", Seq(1), done)
+            sealing = writer.env.nursery.spawn(log.seal(), name="seal")
+            while not sealing.done():
+                await asyncio.sleep(0.0001)
+                if results:
+                    log.append(b"late", Seq(2), done)
+            await sealing
+            (first, none), *late = results
+            assert first == Position(log.handle.ledger, 0)
+            assert none is None
+            assert late
+            assert all(isinstance(error, NotEnoughBookies) for _, error in late)
+
+        async def run() -> None:
+            cluster.start_all()
+            await cluster.wait_up()
+            await story(cluster.writers["n1"])
+
+        cluster.run(run())
