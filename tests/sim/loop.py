@@ -308,17 +308,18 @@ class SimLoop(asyncio.BaseEventLoop):
     # Ending
 
     def close(self) -> None:
-        """Bury all tasks. What their `finally` blocks schedule from here on goes nowhere."""
+        """Bury all tasks. Their `finally` blocks run now, too late for anybody to see: their ports refuse, and what
+        they schedule goes nowhere."""
         if self.is_closed():
             return
         super().close()
-        tasks = [task for process in self._processes for task in process.tasks if not task.done()]
+        tasks = [(task, process) for process in self._processes for task in process.tasks if not task.done()]
         for process in self._processes:
             process.alive = False
             process.queued = True
             process.ready = deque(maxlen=0)
-        for task in tasks:
-            _bury(task)
+        for task, process in tasks:
+            process.context.copy().run(_bury, task)
         self._timers.clear()
         self._graveyard.clear()
 
