@@ -43,6 +43,8 @@ class Servers:
         self.cluster = cluster
         self._nursery = TaskNursery("servers")
         self._running: dict[ServerId, tuple[GrpcServer, KV]] = {}
+        self.loop: asyncio.AbstractEventLoop
+        """Set by `serving_in_a_thread`."""
 
     async def start(self, id: ServerId) -> None:
         """Listen, on the port that the server had before if it had one."""
@@ -61,6 +63,10 @@ class Servers:
         server, service = self._running.pop(id)
         service.close()
         await server.stop(0)
+
+    def kill_from_outside(self, id: ServerId) -> None:
+        """The same, called in another thread than the servers'."""
+        asyncio.run_coroutine_threadsafe(self.kill(id), self.loop).result(10)
 
     async def close(self) -> None:
         for id in sorted(self._running):
@@ -91,7 +97,8 @@ def serving_in_a_thread(cluster: ModelCluster) -> Iterator[Servers]:
 
     async def main() -> None:
         async with serving(cluster) as servers:
-            held["loop"], held["stop"], held["servers"] = asyncio.get_running_loop(), asyncio.Event(), servers
+            servers.loop = held["loop"] = asyncio.get_running_loop()
+            held["stop"], held["servers"] = asyncio.Event(), servers
             ready.set()
             await held["stop"].wait()
 

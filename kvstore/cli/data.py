@@ -1,0 +1,279 @@
+"""`kvstore get|put|del|scan|watch` and `load-tree|verify-tree`: keys and values from a shell."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.endpoints import Server, config_of, run
+from kvstore.cli.output import as_json, as_table
+
+if TYPE_CHECKING:
+    from kvstore.client import AsyncClient, Item
+
+T = TypeVar("T")
+Key = Annotated[str, typer.Argument(help="The key, as UTF-8.")]
+Timeout = Annotated[float, typer.Option(help="Seconds for each operation, retries included.")]
+Folder = Annotated[Path, typer.Argument(help="The folder.", exists=True, file_okay=False)]
+Prefix = Annotated[str, typer.Option(help="What keys begin with, before the path below DIR.")]
+TREE_TIMEOUT_S = 60.0
+
+
+class Freshness(StrEnum):
+    linearizable = "linearizable"
+    strict = "strict"
+    session = "session"
+    stale = "stale"
+
+
+Level = Annotated[Freshness, typer.Option(help="How fresh the read must be.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    app.command()(get)
+    app.command()(put)
+    app.command("del")(delete)
+    app.command()(scan)
+    app.command()(watch)
+    app.command("load-tree")(load_tree)
+    app.command("verify-tree")(verify_tree)
+
+
+def get(
+    key: Key,
+    level: Level = Freshness.linearizable,
+    timeout: Timeout = 5.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Print a value, byte for byte (and a line end on a terminal). Exit code 1 if the key is absent."""
+
+    async def work(client: AsyncClient) -> Item | None:
+        from kvstore.client import Level
+
+        return await client.get(_bytes(key), level=Level[level.name.upper()])
+
+    found = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    if found is None:
+        if json:
+            print(as_json({"key": key, "found": False}))
+        else:
+            print(f"kvstore: {key!r} is absent", file=sys.stderr)
+        raise typer.Exit(1)
+    if json:
+        print(as_json({**_shown_key(_bytes(key)), "found": True, **_shown(found)}))
+        return
+    sys.stdout.buffer.write(found.value)
+    if sys.stdout.isatty():
+        sys.stdout.buffer.write(b"\n")
+    sys.stdout.buffer.flush()
+
+
+def put(
+    key: Key,
+    value: Annotated[str | None, typer.Argument(help="The value, as UTF-8. Without it: standard input.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Take the value from this file.", exists=True)] = None,
+    ttl: Annotated[float | None, typer.Option(help="Seconds until the key vanishes.")] = None,
+    if_absent: Annotated[bool, typer.Option("--if-absent", help="Only if there is no such key.")] = False,
+    if_version: Annotated[int | None, typer.Option(help="Only if the key has this version; 0: is absent.")] = None,
+    timeout: Timeout = 5.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Write a value. Exit code 1 if a condition is not met."""
+    if value is not None and file is not None:
+        raise typer.BadParameter("want a value or --file, not both")
+    content = _content(value, file)
+
+    async def work(client: AsyncClient) -> int:
+        return await client.put(_bytes(key), content, ttl_s=ttl, if_absent=if_absent, if_version=if_version)
+
+    version = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    if json:
+        print(as_json({**_shown_key(_bytes(key)), "version": version}))
+
+
+def delete(
+    keys: Annotated[list[str], typer.Argument(help="The keys, as UTF-8.")],
+    timeout: Timeout = 5.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Delete keys, each by itself, and print how many there were."""
+
+    async def work(client: AsyncClient) -> int:
+        return sum([bool(await client.delete(_bytes(key))) for key in keys])
+
+    count = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    print(as_json({"deleted": count}) if json else count)
+
+
+def scan(
+    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    start: Annotated[str, typer.Option(help="From this key on.")] = "",
+    end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many; 0: all.")] = 100,
+    keys: Annotated[bool, typer.Option("--keys", help="Only keys, one per line.")] = False,
+    level: Level = Freshness.linearizable,
+    timeout: Timeout = 5.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """List keys in order, over all partitions."""
+
+    async def work(client: AsyncClient) -> list[tuple[bytes, Item]]:
+        from kvstore.client import Level
+
+        found = client.scan(
+            _bytes(start),
+            _bytes(end),
+            prefix=_bytes(prefix),
+            limit=limit,
+            keys_only=keys,
+            level=Level[level.name.upper()],
+        )
+        return [each async for each in found]
+
+    found = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
+    if json:
+        shown = [_shown_key(key) | ({} if keys else _shown(item)) for key, item in found]
+        print(as_json(shown))
+    elif keys:
+        print("\n".join(_text(key) for key, _ in found))
+    else:
+        rows = [
+            {"key": key, "bytes": len(item.value), "version": item.version, "value": _brief(item.value)}
+            for key, item in found
+        ]
+        print(as_table(rows, ("key", "bytes", "version", "value")))
+
+
+def watch(
+    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+) -> None:
+    """Print changes of keys as they happen."""
+    from kvstore.cli.watching import print_changes
+
+    print_changes(config_of(data_dir, zookeeper, server, TREE_TIMEOUT_S), _bytes(prefix))
+
+
+def load_tree(
+    folder: Folder,
+    prefix: Prefix = "",
+    chunk_bytes: Annotated[int, typer.Option(help="Files larger than this are split.")] = 256 << 10,
+    timeout: Timeout = TREE_TIMEOUT_S,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Put every file below DIR: the path is the key, the content the value; `kvstore get PATH` gives it back.
+
+    Large files are split, their key holds a manifest. Symbolic links are stored as such. Goes on while nodes fail.
+    """
+    from kvstore.cli.trees import load
+
+    config = config_of(data_dir, zookeeper, server, timeout)
+    found = run(lambda: load(config, folder, _bytes(prefix), chunk_bytes))
+    _report(found, json)
+
+
+def verify_tree(
+    folder: Folder,
+    prefix: Prefix = "",
+    timeout: Timeout = TREE_TIMEOUT_S,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Compare every file below DIR with what is stored, byte for byte. Exit code 1 if there is any difference."""
+    from kvstore.cli.trees import verify
+
+    config = config_of(data_dir, zookeeper, server, timeout)
+    found = run(lambda: verify(config, folder, _bytes(prefix)))
+    _report(found, json)
+
+
+def _report(found: dict[str, Any], json: bool) -> None:
+    if json:
+        print(as_json(found))
+    else:
+        for problem in found["problems"]:
+            print(f"{problem['path']}: {problem['what']}", file=sys.stderr)
+        done = {name: value for name, value in found.items() if name != "problems"}
+        print(as_table([{**done, "problems": len(found["problems"])}]))
+    if found["problems"]:
+        raise typer.Exit(1)
+
+
+def _with_client(config: Any, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
+    from kvstore.client import AsyncClient
+
+    async def main() -> T:
+        async with AsyncClient(config) as client:
+            return await work(client)
+
+    return run(main)
+
+
+def _content(value: str | None, file: Path | None) -> bytes:
+    if value is not None:
+        return _bytes(value)
+    return file.read_bytes() if file is not None else sys.stdin.buffer.read()
+
+
+def _bytes(text: str) -> bytes:
+    """What was typed, also if it is no UTF-8."""
+    return os.fsencode(text)
+
+
+def _text(data: bytes) -> str:
+    return data.decode("utf-8", "backslashreplace")
+
+
+def _brief(value: bytes) -> str:
+    shown = _text(value[:60]).replace("\n", "\\n")
+    return shown if len(value) <= 60 else f"{shown}…"
+
+
+def _shown_key(key: bytes) -> dict[str, str]:
+    return _exact("key", key)
+
+
+def _shown(item: Item) -> dict[str, Any]:
+    return {
+        **_exact("value", item.value),
+        "version": item.version,
+        "created": item.created,
+        "written_ms": item.written_ms,
+        "expires_ms": item.expires_ms,
+    }
+
+
+def _exact(name: str, data: bytes) -> dict[str, str]:
+    """Bytes in JSON: as text if they are UTF-8, else in base64 under another name. Nothing is lost."""
+    try:
+        return {name: data.decode()}
+    except UnicodeDecodeError:
+        return {f"{name}_base64": base64.b64encode(data).decode()}

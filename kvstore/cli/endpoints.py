@@ -1,0 +1,65 @@
+"""How a command that reads and writes keys finds its cluster: --server, --zookeeper or --data-dir."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import typer
+
+from kvstore.client.config import ClientConfig, parse_url
+from kvstore.errors import ConfigError
+
+T = TypeVar("T")
+Server = Annotated[str | None, typer.Option(help="gRPC address of a server, or several: HOST:PORT,...")]
+
+
+def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:
+    """How to reach the cluster. Raises ConfigError if nothing names one."""
+    if server:
+        try:
+            return ClientConfig(endpoints=parse_url(f"kv://{server}").endpoints, timeout_s=timeout_s)
+        except ValueError as error:
+            raise ConfigError(f"--server: {error}") from None
+    endpoints = _of_zookeeper(zookeeper) if zookeeper else _of_data_dir(data_dir)
+    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s)
+
+
+def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
+    path = data_dir / "cluster.json"
+    try:
+        return tuple(node["grpc"] for node in json.loads(path.read_bytes())["nodes"])
+    except FileNotFoundError:
+        raise ConfigError(
+            f"no cluster at {path}: start one with `kvstore up`, or name one with --server or --zookeeper"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
+
+
+def _of_zookeeper(address: str) -> tuple[str, ...]:
+    from kvstore.cli.cluster import Tools, with_tools
+    from kvstore.meta import paths
+    from kvstore.server.members import Member
+
+    async def read(tools: Tools) -> tuple[str, ...]:
+        names = await tools.store.children(paths.SERVERS)
+        members = [Member.decode((await tools.store.get(f"{paths.SERVERS}/{name}"))[0]) for name in names]
+        return tuple(member.grpc for member in members if member.grpc)
+
+    found = with_tools(Path(), address, read)
+    if not found:
+        raise ConfigError(f"no server of the cluster at ZooKeeper {address} is up")
+    return found
+
+
+def run(work: Callable[[], Awaitable[T]]) -> T:
+    """Run a command's work on an event loop of its own."""
+    from kvstore.env.real import run as run_loop
+
+    async def main() -> T:
+        return await work()
+
+    return run_loop(main())

@@ -1,0 +1,99 @@
+"""How a file stands in the store. Decides only: values in, values out.
+
+    small file   := its bytes, under its path
+    other        := MAGIC | JSON, under its path: a file in chunks, or a symbolic link
+    chunk number := bytes, under path | NUL | first 16 digits of the file's SHA-256 | NUL | number (8 digits)
+
+No path holds a NUL, so no file's key is another's chunk. A file whose own bytes begin with MAGIC is stored in chunks,
+so that what begins with MAGIC is always ours. Chunks are named by content: while a file is replaced its old chunks stay
+until the new manifest is there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import orjson
+
+from kvstore.errors import Corrupted
+
+MAGIC = b"\x00kvstore-file\n"
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Chunked:
+    """A file in chunks."""
+
+    size: int
+    sha256: str
+    chunk_bytes: int
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.size // self.chunk_bytes)
+
+    def key(self, path: bytes, number: int) -> bytes:
+        """Where a chunk is."""
+        return b"%b\x00%b\x00%08d" % (path, self.sha256[:16].encode(), number)
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """A symbolic link."""
+
+    target: bytes
+
+
+Entry = bytes | Chunked | Link
+"""bytes: the file itself."""
+
+
+def is_plain(content: bytes, chunk_bytes: int) -> bool:
+    """Whether a file is stored as it is."""
+    return len(content) <= chunk_bytes and not content.startswith(MAGIC)
+
+
+def encode(entry: Entry) -> bytes:
+    """The value under a path."""
+    if isinstance(entry, bytes):
+        return entry
+    if isinstance(entry, Link):
+        document: dict[str, object] = {"format": FORMAT, "type": "symlink", "target": entry.target.hex()}
+    else:
+        document = {
+            "format": FORMAT,
+            "type": "file",
+            "size": entry.size,
+            "sha256": entry.sha256,
+            "chunk_bytes": entry.chunk_bytes,
+        }
+    return MAGIC + orjson.dumps(document)
+
+
+def decode(value: bytes) -> Entry:
+    """Raises Corrupted for a manifest that is none, and for an unknown format, by number."""
+    if not value.startswith(MAGIC):
+        return value
+    try:
+        document = orjson.loads(value[len(MAGIC) :])
+        if document["format"] != FORMAT:
+            raise Corrupted(f"file manifest: want format {FORMAT}, got {document['format']}")
+        if document["type"] == "symlink":
+            return Link(bytes.fromhex(document["target"]))
+        found = Chunked(int(document["size"]), str(document["sha256"]), int(document["chunk_bytes"]))
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+        raise Corrupted(f"not a file manifest: {error!r}") from error
+    if found.chunk_bytes <= 0 or found.size < 0:
+        raise Corrupted(f"not a file manifest: {found}")
+    return found
+
+
+def sha256_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
+def first_difference(one: bytes, other: bytes) -> int:
+    """The first offset at which they differ; the shorter length if one begins with the other."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))

@@ -1,0 +1,263 @@
+"""Folders into the store, and compared with it. Bounded in memory; goes on while nodes fail."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+
+from kvstore.cli.manifests import MAGIC, Chunked, Link, decode, encode, first_difference, sha256_of
+from kvstore.client import AsyncClient, ClientConfig
+from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
+
+WORKERS = 24
+"""Files under way at a time."""
+VALUE_BYTES_MAX = 1 << 20
+
+
+@dataclass
+class Job:
+    """One run over a folder."""
+
+    client: AsyncClient
+    prefix: bytes
+    progress: Progress
+    bar: TaskID
+    files: int = 0
+    size: int = 0
+    """Of the files, in bytes."""
+    links: int = 0
+    problems: list[dict[str, str]] = field(default_factory=list)
+
+    def problem(self, path: bytes, what: str) -> None:
+        self.problems.append({"path": path.decode("utf-8", "backslashreplace"), "what": what})
+
+    def document(self) -> dict[str, Any]:
+        self.problems.sort(key=lambda each: (each["path"], each["what"]))
+        return {"files": self.files, "bytes": self.size, "links": self.links, "problems": self.problems}
+
+
+Work = Callable[[Job, bytes, bytes, os.stat_result], Awaitable[None]]
+"""(job, path below the folder, path of the file, what lstat said)."""
+
+
+async def load(config: ClientConfig, folder: Path, prefix: bytes, chunk_bytes: int) -> dict[str, Any]:
+    """Store every file and symbolic link. Problems are what could not be read or stored."""
+    if not 0 < chunk_bytes <= VALUE_BYTES_MAX:
+        raise InvalidRequest(f"want chunks of 1 to {VALUE_BYTES_MAX} bytes, got {chunk_bytes}")
+
+    async def work(job: Job, name: bytes, path: bytes, found: os.stat_result) -> None:
+        await _load_one(job, name, path, found, chunk_bytes)
+
+    return await _over_tree(config, folder, prefix, "load", work)
+
+
+async def verify(config: ClientConfig, folder: Path, prefix: bytes) -> dict[str, Any]:
+    """Compare every file and symbolic link. Problems are the differences."""
+    return await _over_tree(config, folder, prefix, "verify", _verify_one)
+
+
+# ── one file ──
+
+
+async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, chunk_bytes: int) -> None:
+    key = job.prefix + name
+    if stat.S_ISLNK(found.st_mode):
+        await _replace(job, key, encode(Link(os.readlink(path))))
+        job.links += 1
+        return
+    if found.st_size <= chunk_bytes:
+        content = _read(path)
+        if len(content) <= chunk_bytes and not content.startswith(MAGIC):
+            await _replace(job, key, content)
+            _count(job, len(content))
+            return
+    whole, size = await asyncio.to_thread(_digest, path)
+    entry = Chunked(size, whole, chunk_bytes)
+    check = hashlib.sha256()
+    with open(path, "rb") as file:
+        for number in range(entry.chunks):
+            chunk = file.read(chunk_bytes)
+            check.update(chunk)
+            await _insist(partial(job.client.put, entry.key(key, number), chunk))
+            job.progress.advance(job.bar, len(chunk))
+    if check.hexdigest() != whole:
+        raise InvalidRequest("changed while it was read")
+    await _replace(job, key, encode(entry))
+    job.files += 1
+    job.size += size
+
+
+async def _verify_one(job: Job, name: bytes, path: bytes, found: os.stat_result) -> None:
+    key = job.prefix + name
+    item = await job.client.get(key)
+    if item is None:
+        job.problem(name, "is not stored")
+        return
+    entry = decode(item.value)
+    if stat.S_ISLNK(found.st_mode):
+        job.links += 1
+        if entry != Link(os.readlink(path)):
+            job.problem(name, f"is a link to {os.readlink(path)!r}, stored is {_what(entry)}")
+        return
+    if isinstance(entry, Link):
+        job.problem(name, f"is a file, stored is {_what(entry)}")
+        return
+    if isinstance(entry, bytes):
+        content = _read(path)
+        if content != entry:
+            job.problem(name, _difference(content, entry, 0))
+        _count(job, len(content))
+        return
+    await _verify_chunks(job, name, path, key, entry)
+
+
+async def _verify_chunks(job: Job, name: bytes, path: bytes, key: bytes, entry: Chunked) -> None:
+    whole = hashlib.sha256()
+    job.files += 1
+    with open(path, "rb") as file:
+        for number in range(entry.chunks):
+            chunk = file.read(entry.chunk_bytes)
+            item = await job.client.get(entry.key(key, number))
+            job.progress.advance(job.bar, len(chunk))
+            job.size += len(chunk)
+            if item is None:
+                job.problem(name, f"chunk {number} of {entry.chunks} is not stored")
+                return
+            if item.value != chunk:
+                job.problem(name, _difference(chunk, item.value, number * entry.chunk_bytes))
+                return
+            whole.update(item.value)
+        if file.read(1):
+            job.problem(name, f"is longer than the {entry.size} bytes stored")
+        elif whole.hexdigest() != entry.sha256:
+            job.problem(name, "its SHA-256 is not the one stored")
+
+
+async def _replace(job: Job, key: bytes, value: bytes) -> None:
+    """Write what stands under a path, and drop the chunks of what stood there before."""
+    replaced = await _insist(lambda: job.client.replace(key, value))
+    try:
+        old = decode(replaced.old.value) if replaced.old is not None else b""
+        new = decode(value)
+    except Corrupted:
+        return
+    if isinstance(old, Chunked) and not (isinstance(new, Chunked) and new.sha256[:16] == old.sha256[:16]):
+        for number in range(old.chunks):
+            await _insist(partial(job.client.delete, old.key(key, number)))
+
+
+async def _insist(write: Callable[[], Awaitable[Any]]) -> Any:
+    """Write again while the outcome is unknown: what is written twice is the same."""
+    for _ in range(3):
+        try:
+            return await write()
+        except OutcomeUnknown:
+            continue
+    return await write()
+
+
+def _count(job: Job, size: int) -> None:
+    job.files += 1
+    job.size += size
+    job.progress.advance(job.bar, size)
+
+
+def _difference(local: bytes, stored: bytes, offset: int) -> str:
+    if sha256_of(local) == sha256_of(stored):
+        return "differs in length only"
+    at = offset + first_difference(local, stored)
+    return f"differs from byte {at} on ({offset + len(local)} bytes here, {offset + len(stored)} stored)"
+
+
+def _what(entry: bytes | Chunked | Link) -> str:
+    match entry:
+        case Link(target):
+            return f"a link to {target!r}"
+        case Chunked(size):
+            return f"a file of {size} bytes"
+    return f"a file of {len(entry)} bytes"
+
+
+# ── the tree ──
+
+
+def walk(folder: bytes) -> Iterator[tuple[bytes, bytes]]:
+    """(path below the folder, path) of everything that is not a folder, in order. Links are not followed."""
+    with os.scandir(folder) as entries:
+        found = sorted(entries, key=lambda entry: entry.name)
+    for entry in found:
+        if entry.is_dir(follow_symlinks=False):
+            for below, path in walk(entry.path):
+                yield entry.name + b"/" + below, path
+        else:
+            yield entry.name, entry.path
+
+
+async def _over_tree(config: ClientConfig, folder: Path, prefix: bytes, verb: str, work: Work) -> dict[str, Any]:
+    names = await asyncio.to_thread(lambda: list(walk(os.fsencode(folder))))
+    sizes = [os.lstat(path).st_size for _, path in names]
+    async with AsyncClient(config) as client:
+        with _bar(verb, sum(sizes)) as (progress, bar):
+            job = Job(client, prefix, progress, bar)
+            left = iter(enumerate(names, start=1))
+
+            async def worker() -> None:
+                for number, (name, path) in left:
+                    progress.update(bar, description=f"{verb} file {number} of {len(names)}")
+                    await _one(job, name, path, work)
+
+            await asyncio.gather(*(worker() for _ in range(min(WORKERS, len(names)))))
+            return job.document()
+
+
+async def _one(job: Job, name: bytes, path: bytes, work: Work) -> None:
+    """Work on one file; what goes wrong is named and the others go on."""
+    try:
+        found = os.lstat(path)
+        if not (stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode)):
+            job.problem(name, "is neither a file nor a link; left out")
+            return
+        await work(job, name, path, found)
+    except (StoreError, OSError) as error:
+        job.problem(name, f"{type(error).__name__}: {error}")
+
+
+@contextmanager
+def _bar(verb: str, size: int) -> Iterator[tuple[Progress, TaskID]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=not console.is_terminal) as progress:
+        yield progress, progress.add_task(verb, total=size)
+
+
+def _read(path: bytes) -> bytes:
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _digest(path: bytes) -> tuple[str, int]:
+    whole, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(1 << 20):
+            whole.update(chunk)
+            size += len(chunk)
+    return whole.hexdigest(), size

@@ -1,0 +1,205 @@
+"""`kvstore get|put|del|scan|load-tree|verify-tree` against gRPC servers in front of a model."""
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from kvstore.cli.main import build
+from kvstore.cli.manifests import MAGIC, Chunked, Link, decode, encode, first_difference
+from kvstore.errors import ConditionFailed, Corrupted
+from kvstore.types import ServerId
+from tests.client.model import ModelCluster
+from tests.client.serving import Servers, serving_in_a_thread
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture
+def cluster() -> ModelCluster:
+    return ModelCluster()
+
+
+@pytest.fixture
+def servers(cluster: ModelCluster) -> Iterator[Servers]:
+    with serving_in_a_thread(cluster) as running:
+        yield running
+
+
+@pytest.fixture
+def kvstore(servers: Servers) -> Run:
+    """Runs a command line against the cluster."""
+    address = servers.url.removeprefix("kv://")
+    app, runner = build(), CliRunner()
+
+    def run(*arguments: str, stdin: bytes | None = None) -> Result:
+        return runner.invoke(app, [*arguments, "--server", address], input=stdin)
+
+    return run
+
+
+def stored(cluster: ModelCluster) -> dict[bytes, bytes]:
+    return {key: record.value for part in cluster.partitions.values() for key, record in part.data.items()}
+
+
+def test_what_was_put_is_printed_byte_for_byte(kvstore: Run) -> None:
+    content = bytes(range(256))
+    assert kvstore("put", "key", stdin=content).exit_code == 0
+    assert kvstore("get", "key").stdout_bytes == content
+
+
+def test_a_value_may_stand_on_the_command_line_or_in_a_file(kvstore: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"from a file")
+    kvstore("put", "a", "from the line")
+    kvstore("put", "b", "--file", str(tmp_path / "file"))
+    assert [kvstore("get", key).stdout for key in "ab"] == ["from the line", "from a file"]
+    assert kvstore("put", "a", "x", "--file", str(tmp_path / "file")).exit_code == 2
+
+
+def test_an_absent_key_is_an_error(kvstore: Run) -> None:
+    result = kvstore("get", "nothing")
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "absent" in result.stderr
+    assert json.loads(kvstore("get", "nothing", "--json").stdout) == {"key": "nothing", "found": False}
+
+
+def test_json_loses_nothing(kvstore: Run) -> None:
+    kvstore("put", "text", "grün")
+    kvstore("put", "bytes", stdin=b"\xff\x00")
+    assert json.loads(kvstore("get", "text", "--json").stdout)["value"] == "grün"
+    assert json.loads(kvstore("get", "bytes", "--json").stdout)["value_base64"] == "/wA="
+
+
+def test_a_condition_that_is_not_met_is_an_error_that_names_the_version(kvstore: Run) -> None:
+    version = json.loads(kvstore("put", "key", "1", "--json").stdout)["version"]
+    refused = kvstore("put", "key", "2", "--if-absent")
+    assert isinstance(refused.exception, ConditionFailed)
+    assert refused.exception.version == version
+    assert kvstore("put", "key", "3", "--if-version", str(version)).exit_code == 0
+
+
+def test_deleted_keys_are_counted(kvstore: Run) -> None:
+    kvstore("put", "a", "1")
+    assert kvstore("del", "a", "b").stdout.strip() == "1"
+
+
+def test_a_scan_lists_keys_in_order(kvstore: Run) -> None:
+    for key in ("b", "a", "c", "x"):
+        kvstore("put", key, f"value of {key}")
+    assert kvstore("scan", "--keys").stdout.split() == ["a", "b", "c", "x"]
+    assert kvstore("scan", "--keys", "--start", "b", "--end", "x").stdout.split() == ["b", "c"]
+    listed = json.loads(kvstore("scan", "--prefix", "a", "--json").stdout)
+    assert [(each["key"], each["value"]) for each in listed] == [("a", "value of a")]
+    assert "value of c" in kvstore("scan").stdout
+
+
+def test_a_cluster_that_nobody_names_is_an_error(tmp_path: Path) -> None:
+    result = CliRunner().invoke(build(), ["get", "key", "--data-dir", str(tmp_path)])
+    assert "kvstore up" in str(result.exception)
+
+
+def a_tree(root: Path) -> None:
+    (root / "sub" / "deeper").mkdir(parents=True)
+    (root / "empty").write_bytes(b"")
+    (root / "sub" / "small").write_bytes(b"small")
+    (root / "sub" / "deeper" / "large").write_bytes(os.urandom(2_500))
+    (root / "exact").write_bytes(b"e" * 1_000)
+    (root / "like a manifest").write_bytes(MAGIC + b'{"format": 1}')
+    (root / "odd\nname ü").write_bytes(b"odd")
+    os.symlink("sub/small", root / "link")
+    os.symlink("sub", root / "link to a folder")
+    os.symlink("nowhere", root / "broken link")
+    with open(os.fsencode(root) + b"/\xff\xfe", "wb") as file:
+        file.write(b"no UTF-8")
+
+
+def test_a_tree_is_stored_and_verified_byte_for_byte(kvstore: Run, cluster: ModelCluster, tmp_path: Path) -> None:
+    a_tree(tmp_path)
+    loaded = json.loads(kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000", "--json").stdout)
+    assert loaded == {"files": 7, "bytes": 5 + 2_500 + 1_000 + len(MAGIC) + 13 + 3 + 8, "links": 3, "problems": []}
+    assert stored(cluster)[b"sub/small"] == b"small"
+    assert isinstance(decode(stored(cluster)[b"sub/deeper/large"]), Chunked)
+    verified = kvstore("verify-tree", str(tmp_path), "--json")
+    assert verified.exit_code == 0
+    assert json.loads(verified.stdout) == loaded
+
+
+def test_every_difference_is_named(kvstore: Run, tmp_path: Path) -> None:
+    a_tree(tmp_path)
+    kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000", "--prefix", "tree/")
+    (tmp_path / "sub" / "small").write_bytes(b"smalL")
+    large = tmp_path / "sub" / "deeper" / "large"
+    large.write_bytes(large.read_bytes()[:1_500] + b"!" + large.read_bytes()[1_501:] + b"more")
+    (tmp_path / "new").write_bytes(b"new")
+    (tmp_path / "link").unlink()
+    os.symlink("elsewhere", tmp_path / "link")
+    (tmp_path / "empty").unlink()
+    os.symlink("x", tmp_path / "empty")
+    result = kvstore("verify-tree", str(tmp_path), "--prefix", "tree/", "--json")
+    problems = {each["path"]: each["what"] for each in json.loads(result.stdout)["problems"]}
+    assert result.exit_code == 1
+    assert problems.keys() == {"sub/small", "sub/deeper/large", "new", "link", "empty"}
+    assert "byte 4" in problems["sub/small"]
+    assert "byte 1500" in problems["sub/deeper/large"]
+    assert "not stored" in problems["new"]
+
+
+@pytest.mark.parametrize("change", [b"", b"longer and longer " * 100])
+def test_a_file_that_grew_or_shrank_differs(kvstore: Run, tmp_path: Path, change: bytes) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 1_200)
+    kvstore("load-tree", str(tmp_path), "--chunk-bytes", "500")
+    (tmp_path / "file").write_bytes(change)
+    assert kvstore("verify-tree", str(tmp_path)).exit_code == 1
+
+
+def test_a_replaced_file_leaves_no_chunks_behind(kvstore: Run, cluster: ModelCluster, tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    for content in (b"a" * 2_500, b"b" * 1_700, b"small"):
+        file.write_bytes(content)
+        kvstore("load-tree", str(tmp_path), "--chunk-bytes", "1000")
+        assert kvstore("verify-tree", str(tmp_path)).exit_code == 0
+    assert stored(cluster) == {b"file": b"small"}
+
+
+def test_what_cannot_be_stored_is_named_and_the_rest_is_stored(kvstore: Run, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_bytes(b"x")
+    result = kvstore("load-tree", str(tmp_path), "--json")
+    assert [each["path"] for each in json.loads(result.stdout)["problems"]] == ["pipe"]
+    assert kvstore("get", "file").stdout == "x"
+
+
+def test_a_tree_is_loaded_while_a_server_is_gone(kvstore: Run, servers: Servers, tmp_path: Path) -> None:
+    servers.kill_from_outside(ServerId("n1"))
+    for partition in servers.cluster.partitions:
+        servers.cluster.leaders[partition] = ServerId("n2")
+    for number in range(50):
+        (tmp_path / f"{number}").write_bytes(b"%d" % number)
+    assert kvstore("load-tree", str(tmp_path)).exit_code == 0
+    assert kvstore("verify-tree", str(tmp_path)).exit_code == 0
+
+
+def test_manifests_are_pinned() -> None:
+    chunked = Chunked(2_500, "ab" * 32, 1_000)
+    assert chunked.chunks == 3
+    assert chunked.key(b"path", 2) == b"path\x00abababababababab\x0000000002"
+    sha = "ab" * 32
+    pinned = MAGIC + b'{"format":1,"type":"file","size":2500,"sha256":"%b","chunk_bytes":1000}' % sha.encode()
+    assert encode(chunked) == pinned
+    assert encode(Link(b"x\xff")) == MAGIC + b'{"format":1,"type":"symlink","target":"78ff"}'
+    assert [decode(encode(each)) for each in (chunked, Link(b"x\xff"), b"plain")] == [chunked, Link(b"x\xff"), b"plain"]
+
+
+@pytest.mark.parametrize("rest", [b"", b"{}", b'{"format":2}', b'{"format":1,"type":"file","size":1}'])
+def test_a_manifest_that_is_none_is_corrupt(rest: bytes) -> None:
+    with pytest.raises(Corrupted):
+        decode(MAGIC + rest)
+
+
+def test_the_first_difference_is_where_they_part() -> None:
+    assert first_difference(b"abc", b"abd") == 2
+    assert first_difference(b"ab", b"abc") == 2
