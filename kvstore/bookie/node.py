@@ -70,8 +70,13 @@ class Bookie:
     @property
     def address(self) -> str:
         """The `host:port` that others are told."""
+        return self._config.advertise or self.listening
+
+    @property
+    def listening(self) -> str:
+        """The `host:port` that is bound."""
         assert self._listener is not None, "not started"
-        return self._config.advertise or self._listener.address
+        return self._listener.address
 
     def _move(self, readonly: bool) -> None:
         if self._nursery is not None:

@@ -1,0 +1,142 @@
+"""Lets Apache BookKeeper's shell work on our bookies, and records what goes over the wire.
+
+    python -m tests.interop.apache [--install] [--record]
+
+`--install` fetches the jars by Maven into .interop/ first; `--record` writes the frames that Java sent to
+tests/proto/golden/, where plain unit tests read them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+from kvstore.types import LedgerId, LedgerState
+from tests.interop import java
+from tests.interop.cluster import Cluster
+from tests.interop.java import Output, Programs
+
+T = TypeVar("T")
+GOLDEN = Path(__file__).parent.parent / "proto" / "golden"
+
+
+COUNTED = ("adds", "reads", "fences", "bad_requests", "refused_unknown", "syncs")
+
+
+class Failed(Exception):
+    """Apache's program did not do what it does on its own bookies."""
+
+
+def expect(output: Output, *texts: str) -> None:
+    """Raise Failed unless the program ended well and said all of `texts`."""
+    missing = [text for text in texts if text not in output.text]
+    if output.code != 0 or missing:
+        raise Failed(f"exit code {output.code}, missing {missing}:\n{output.text[-4000:]}")
+
+
+async def simpletest(programs: Programs, ensemble: int, write: int, ack: int) -> None:
+    """Create, write, read unconfirmed, close, open, read, delete."""
+    quorum = ("-e", str(ensemble), "-w", str(write), "-a", str(ack))
+    expect(await programs.shell("simpletest", *quorum, "-n", "200"), "200 entries written to ledger")
+
+
+async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
+    """A ledger written by Java and left behind open: simpletest's client is killed before it can close."""
+    before = set(await cluster.ledgers.list_ids())
+    process = await asyncio.create_subprocess_exec(
+        *programs.command(java.SHELL, "-conf", str(programs.conf), "simpletest", "-w", "3", "-n", "1000000"),
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        async with asyncio.timeout(java.TIMEOUT_S):
+            while True:
+                await asyncio.sleep(0.1)
+                made = [each for each in await cluster.ledgers.list_ids() if each not in before]
+                held = [b.storage.inventory.ledgers.get(each) for b in cluster.bookies for each in made]
+                if held and all(ledger is not None and ledger.lac > 100 for ledger in held):
+                    return made[0]
+    finally:
+        process.kill()
+        await process.wait()
+
+
+async def run_shell(cluster: Cluster, programs: Programs) -> None:
+    """Every command that this project promises to keep working."""
+    ids = sorted(bookie.id for bookie in cluster.bookies)
+    for quorum in ((3, 3, 2), (3, 2, 2)):
+        await step(f"simpletest {quorum}", simpletest(programs, *quorum))
+    await step("listbookies", says(programs, ["listbookies", "-rw"], *ids))
+    await step("listbookies -a", says(programs, ["listbookies", "-a"], *ids))
+    await step("bookieinfo", says(programs, ["bookieinfo"], *ids))
+    ledger = await step("a writer is killed", keep_a_ledger(cluster, programs))
+    await step("ledgermetadata", says(programs, ["ledgermetadata", "-l", str(ledger)], "state=OPEN", *ids))
+    reading = ["readledger", "-l", str(ledger), "-fe", "0", "-le", "20", "-r"]
+    await step("readledger with recovery", says(programs, reading, "Eid=20,"))
+    metadata, _ = await cluster.ledgers.read(ledger)
+    if metadata.state is not LedgerState.CLOSED or metadata.last_entry < 100:
+        raise Failed(f"Java's recovery left {metadata}")
+    await step("readledger", says(programs, ["readledger", "-l", str(ledger), "-fe", "90", "-le", "95"], "Eid=95,"))
+    for bookie in ids:
+        raw = ["readledger", "-l", str(ledger), "-fe", "1", "-le", "5", "-b", bookie]
+        await step(f"readledger -b {bookie}", says(programs, raw, "Eid=4 "))
+    await step("listledgers", says(programs, ["listledgers", "-m"], f"ledgerID: {ledger}"))
+    await step("deleteledger", says(programs, ["deleteledger", "-l", str(ledger), "-f"]))
+    if ledger in await cluster.ledgers.list_ids():
+        raise Failed(f"ledger {ledger} is still there")
+
+
+async def says(programs: Programs, arguments: list[str], *texts: str) -> None:
+    expect(await programs.shell(*arguments), *texts)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+async def step(name: str, work: Awaitable[T]) -> T:
+    """Do one thing and say so."""
+    result = await work
+    say(f"ok  {name}")
+    return result
+
+
+async def on_our_bookies(directory: Path, then: Callable[[Cluster], None]) -> None:
+    """Start ZooKeeper and three bookies, let the shell work on them."""
+    async with Cluster(directory) as cluster:
+        programs = Programs(directory / "java", cluster.zookeeper.address)
+        await run_shell(cluster, programs)
+        for bookie in cluster.bookies:
+            figures = bookie.statistics()
+            say(bookie.id + "".join(f" {name}={figures[name]}" for name in COUNTED))
+        then(cluster)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--install", action="store_true")
+    parser.add_argument("--record", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.install or not java.is_installed():
+        java.install()
+
+    def record(cluster: Cluster) -> None:
+        source = f"Apache BookKeeper {java.version()}'s shell (requests) and our bookies (responses)"
+        if arguments.record:
+            cluster.recording.write(GOLDEN / "shell.hex", source)
+
+    with tempfile.TemporaryDirectory(prefix="interop-") as directory:
+        try:
+            asyncio.run(on_our_bookies(Path(directory), record))
+        except Failed as error:
+            sys.exit(f"failed: {error}")
+
+
+if __name__ == "__main__":
+    main()

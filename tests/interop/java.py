@@ -1,0 +1,105 @@
+"""Apache BookKeeper's own programs: their jars, their configuration, their shell. Real processes."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+JARS = ROOT / ".interop" / "jars"
+POM = Path(__file__).with_name("pom.xml")
+SHELL = "org.apache.bookkeeper.bookie.BookieShell"
+SERVER = "org.apache.bookkeeper.server.Main"
+TIMEOUT_S = 120.0
+
+_FLAGS = [
+    "-Xmx512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Djava.net.preferIPv4Stack=true",
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in ("java.nio", "jdk.internal.misc", "java.io")),
+    "--add-opens=java.base/java.util.zip=ALL-UNNAMED",
+]
+_LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
+<Configuration status="error">
+  <Appenders>
+    <Console name="console" target="SYSTEM_OUT">
+      <PatternLayout pattern="%-5level %logger{1} %msg%n%throwable"/>
+    </Console>
+  </Appenders>
+  <Loggers>
+    <Root level="info"><AppenderRef ref="console"/></Root>
+  </Loggers>
+</Configuration>
+"""
+
+
+def is_installed() -> bool:
+    """Whether the jars are there and a Java runs them."""
+    return any(JARS.glob("bookkeeper-server-*.jar")) and shutil.which("java") is not None
+
+
+def install() -> None:
+    """Fetch the jars by Maven. Raises CalledProcessError."""
+    subprocess.run(["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"], check=True, timeout=900)
+
+
+def version() -> str:
+    """Of the jars."""
+    return next(JARS.glob("bookkeeper-server-*.jar")).stem.removeprefix("bookkeeper-server-")
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a program said, and how it ended."""
+
+    code: int
+    text: str
+
+    def lines(self, containing: str) -> list[str]:
+        return [line for line in self.text.splitlines() if containing in line]
+
+
+class Programs:
+    """Apache's programs on one cluster."""
+
+    def __init__(self, directory: Path, zookeeper: str, **settings: str) -> None:
+        """`zookeeper`: host:port. `settings`: more lines of the configuration file."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self._logging = directory / "log4j2.xml"
+        self._logging.write_text(_LOGGING)
+        self.conf = directory / "bk.conf"
+        lines = {"metadataServiceUri": f"zk://{zookeeper}/ledgers", **settings}
+        self.conf.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+
+    def command(self, main: str, *arguments: str) -> list[str]:
+        """The command line that runs a class of the jars."""
+        return ["java", *_FLAGS, f"-Dlog4j.configurationFile={self._logging}", "-cp", f"{JARS}/*", main, *arguments]
+
+    async def shell(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Output:
+        """Run one command of the shell."""
+        return await self.run(SHELL, "-conf", str(self.conf), *arguments, timeout_s=timeout_s)
+
+    async def run(self, main: str, *arguments: str, timeout_s: float = TIMEOUT_S) -> Output:
+        """Run a class to its end. Raises TimeoutError."""
+        process = await asyncio.create_subprocess_exec(
+            *self.command(main, *arguments), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+        try:
+            async with asyncio.timeout(timeout_s):
+                out, _ = await process.communicate()
+        except BaseException:
+            process.kill()
+            await process.wait()
+            raise
+        assert process.returncode is not None
+        return Output(process.returncode, out.decode(errors="replace"))
+
+    def server(self, log: Path) -> subprocess.Popen[bytes]:
+        """Start a bookie of Apache's, as this configuration says; its output goes to `log`."""
+        return subprocess.Popen(
+            self.command(SERVER, "--conf", str(self.conf)), stdout=log.open("wb"), stderr=subprocess.STDOUT
+        )
