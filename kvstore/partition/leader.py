@@ -1,277 +1,329 @@
-"""A leader's decisions: a batch of operations becomes one entry of effects, and the answers to give once it is
-acknowledged. Decides only.
+"""One leadership of a partition: operations in, entries out, answers back. reads.py, evaluate.py and state.py decide.
 
-Operations are evaluated in order, each against the state, the entries in flight over it, and what came before it in
-the batch. All keys of a batch are looked up in one call; a plain put costs no object but a tuple.
+    submit → queue → [decide] → log.append → acknowledged → [apply] → answer
+
+Up to `entries_in_flight_max` entries are under way; what arrives meanwhile gathers in the next. An entry is applied
+after it is acknowledged and before anybody is answered. The first failure of an append ends the leadership: what was
+in flight is of unknown outcome, what was queued was never sent (docs/protocol.md, Group commit).
 """
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-import mmh3
-
-from kvstore.errors import Overloaded, StoreError
-from kvstore.partition import entry as entries
-from kvstore.partition.commands import (
-    KEY_BYTES_MAX,
-    VALUE_BYTES_MAX,
-    Code,
-    Op,
-    RequestId,
-    Result,
+from kvstore.env import Env
+from kvstore.errors import (
+    InvalidRequest,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
 )
+from kvstore.partition.answers import Answers, Nobody, Once, Reply, lost
+from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.draft import Draft
-from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind
-from kvstore.partition.operations import MUTATIONS, check_sizes
-from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
-from kvstore.partition.queries import keys_in
-from kvstore.partition.results import decode_result
-from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
+from kvstore.partition.entry import Entry, Kind
+from kvstore.partition.evaluate import REAP, Evaluator, Item
+from kvstore.partition.leader_reads import READS, LeaderReads
+from kvstore.partition.operations import MUTATIONS
+from kvstore.partition.queries import overdue
+from kvstore.partition.queue import Queue
+from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
+from kvstore.types import Position, Seq
+from kvstore.wal.ports import LeaderLog
 
-Item = tuple[Op, Any, int]
-"""Operation, sink, token."""
-Reply = tuple[Any, int, Result]
-"""Sink, token, result."""
+SWEEP_KEYS_MAX = 256
 
-REAP = 64
-"""(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
-RANGE_KEYS_MAX = 1000
-"""Deleted by one entry; a longer DELETE_RANGE goes on in the next."""
-
-_PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
+_GET, _PUT = int(Code.GET), int(Code.PUT)
+_MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
 
 
-class Decided:
-    """What became of a batch."""
+class _Flight:
+    """An entry that is not acknowledged yet."""
 
-    __slots__ = ("data_keys", "entry", "replies", "rest")
+    __slots__ = ("data_keys", "entry", "observed", "replies")
 
-    def __init__(self, entry: Entry | None, data_keys: list[bytes], replies: list[Reply], rest: list[Item]) -> None:
-        self.entry = entry
-        """None if nothing changes."""
-        self.data_keys = data_keys
-        self.replies = replies
-        """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease
-        holds."""
-        self.rest = rest
-        """What goes on in the next batch, before anything else: DELETE_RANGEs."""
+    def __init__(self, entry: Entry, data_keys: list[bytes], replies: list[Reply]) -> None:
+        self.entry, self.data_keys, self.replies = entry, data_keys, replies
+        self.observed: list[Reply] = []
+        """Answers found in what this entry and those before it make of the state."""
 
 
-class Evaluator:
-    """Knows what the log will say after all entries in flight."""
+class Leader:
+    """From an opened log to its end. `on_stopped` is called once if the lead is lost while serving."""
 
-    def __init__(self, state: State, epoch: int, config: PartitionConfig) -> None:
-        self.draft: Draft
-        self._state, self._epoch, self._config = state, epoch, config
-        self._overlay = Overlay()
-        self._next_seq = state.seq + 1
-        self._time_ms = state.record_time_ms
-        self._stored: dict[bytes, bytes | None] = {}
-        self._ranges: set[tuple[RequestId | None, int]] = set()
-        """DELETE_RANGEs that have begun and not ended."""
-        self._unchecked = 0
+    def __init__(
+        self,
+        env: Env,
+        config: PartitionConfig,
+        state: State,
+        log: LeaderLog,
+        on_stopped: Callable[[StoreError], None],
+    ) -> None:
+        """`state` has applied the log up to its recovered end."""
+        self.serving = False
+        self._env, self._config, self._state, self._log = env, config, state, log
+        self._on_stopped = on_stopped
+        self._loop = asyncio.get_running_loop()
+        self._gate = ReadGate(config.lease_ms / 1000)
+        self._answers = Answers()
+        self._reads = LeaderReads(state, config, self._gate, env.clock, self._answers, self._reap, self._wake)
+        self._queue = Queue(config)
+        self._evaluator = Evaluator(state, log.epoch, config)
+        self._flights: deque[_Flight] = deque()
+        self._refused: list[tuple[Sink, int, StoreError]] = []
+        self._idle: asyncio.Future[None] | None = None
+        self._stopped: StoreError | None = None
+        self._turn_is_due = False
+        self._deadlines: asyncio.TimerHandle | None = None
+        self._sweep_timer: asyncio.TimerHandle | None = None
+        self._entries = self._mutations = self._refusals = 0
 
     @property
-    def time_ms(self) -> int:
-        """Record time of the last entry."""
-        return self._time_ms
+    def epoch(self) -> int:
+        return self._log.epoch
 
-    def control(self, kind: Kind, wall_ms: int) -> Entry:
-        """A record that changes no key, as the next entry."""
-        self._time_ms = max(self._time_ms, wall_ms)
-        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
-        self._overlay.layers.append(Layer())
-        self._check(made, now=kind is Kind.EPOCH_START)
-        return made
+    @property
+    def lease_until(self) -> float:
+        """Boot-time clock; reads are answered without asking anybody until then."""
+        return self._gate.lease_until
 
-    def applied(self) -> None:
-        """The oldest entry in flight is now in the state."""
-        self._overlay.layers.popleft()
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "epoch": self._log.epoch,
+            "entries": self._entries,
+            "mutations": self._mutations,
+            "answers": self._answers.given,
+            "refused": self._refusals,
+            "queued": len(self._queue),
+            "queued_bytes": self._queue.bytes,
+            "in_flight": len(self._flights),
+            "reads_waiting": len(self._reads),
+            "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
+            "retry_clients": len(self._state.retries),
+            "retry_bytes": self._state.retries.bytes,
+        }
 
-    def evaluate(self, items: list[Item], wall_ms: int) -> Decided:
-        """Decide on `items`, as the next entry."""
-        time_ms = max(self._time_ms, wall_ms)
-        draft = self.draft = Draft(self._next_seq, time_ms)
-        replies: list[Reply] = []
-        rest: list[Item] = []
-        keys = [item[0][1] for item in items]
-        data_keys = list(map(data_key, keys))
-        rows = self._state.engine.multi_get(data_keys)
-        self._stored = dict(zip(keys, rows, strict=True))
-        touched = self._overlay.touched_of(keys)
-        written = draft.layer.rows
-        for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
-            op, sink, token = item
-            plain = op[0] == _PUT and not op[4] and not op[3] and op[6] is None
-            if plain and key not in touched and key not in written and (row is None or row[0] < EXPIRES):
-                result: Result = self._put(draft, key, row_key, op[2], row)
-            elif op[0] == _DELETE_RANGE:
-                result = self._delete_range(op, item, rest)
-                if result is UNTOUCHED:
-                    continue
-            else:
-                result = self._decide(op)
-            replies.append((sink, token, result))
-        self._stored = {}
-        return Decided(self._finish(draft), draft.data_keys, replies, rest)
+    # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _finish(self, draft: Draft) -> Entry | None:
-        """The draft as the next entry, None if it is empty."""
-        if not draft.keys:
-            return None
-        self._time_ms = draft.time_ms
-        self._next_seq += len(draft.keys)
-        self._overlay.layers.append(draft.layer)
-        made = draft.entry(self._state.partition, self._epoch)
-        self._check(made, now=False)
-        return made
+    async def start(self) -> None:
+        """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies."""
+        self._log.on_lost(self._lose)
+        await self._append_control(Kind.EPOCH_START)
+        self.serving = True
+        self._sweep_later()
 
-    def _check(self, entry: Entry, *, now: bool) -> None:
-        """Now and then let an entry say what the state was, so that replicas can compare theirs."""
-        self._unchecked += 1
-        if self._unchecked >= self._config.check_every or now:
-            self._unchecked = 0
-            entry.check_seq, entry.check_crc = self._state.seq, self._state.crc
+    async def release(self) -> None:
+        """Answer what has come, then nothing more, and say so in the log: the next leader need not wait for the lease.
+        Raises StoreError if that did not work out; the leader has stopped then."""
+        if not self.serving:
+            self.stop(NotLeader(self._state.partition))
+            raise Unavailable(f"partition {self._state.partition}: there was no lead to release yet, or not any more")
+        self.serving = False
+        try:
+            async with asyncio.timeout(2 * self._config.queue_wait_max_s):
+                await self._drained()
+                self._gate.close()
+                await self._append_control(Kind.RELEASE)
+                await self._log.seal()
+        except TimeoutError as error:
+            raise Unavailable(f"partition {self._state.partition}: not released in time") from error
+        finally:
+            self.stop(NotLeader(self._state.partition))
 
-    # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
+    def stop(self, reason: StoreError) -> None:
+        """End at once: what is in flight is of unknown outcome, what is queued was not done."""
+        if self._stopped is not None:
+            return
+        self._stopped = reason
+        self.serving = False
+        self._gate.close()
+        self._log.close_for_good()
+        for timer in (self._deadlines, self._sweep_timer):
+            if timer is not None:
+                timer.cancel()
+        while self._flights:
+            flight = self._flights.popleft()
+            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
+        for op, sink, token in self._queue.take_all():
+            self._answers.give(sink, token, self._not_done(op, NotLeader(self._state.partition)))
+        self._reads.stop(NotLeader(self._state.partition))
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_exception(reason)
+        self._give_refusals()
+        self._answers.flush()
 
-    def live(self, key: bytes) -> Row | None:
-        """The key's record after everything before this operation. If it is past its expiry, its delete is added to
-        the draft first."""
-        row = self._latest(key)
-        if row is not None and 0 < row[4] <= self.draft.time_ms:
-            self.draft.delete(key, row)
-            return None
-        return row
+    def _lose(self, reason: StoreError) -> None:
+        """The lead is lost."""
+        if self._stopped is None:
+            served = self.serving
+            self.stop(reason)
+            if served:
+                self._on_stopped(reason)
 
-    def _latest(self, key: bytes) -> Row | None:
-        row: Row | None = self.draft.layer.rows.get(key, UNTOUCHED)
-        if row is UNTOUCHED:
-            row = self._overlay.find(key)
-        if row is UNTOUCHED:
-            stored: Any = self._stored.get(key, UNTOUCHED)
-            if stored is UNTOUCHED:
-                stored = self._state.engine.get(data_key(key))
-            row = None if stored is None else record_of(stored)
-        return row
+    async def _append_control(self, kind: Kind) -> None:
+        """Append a control record; return once it is acknowledged and applied."""
+        once = Once()
+        entry = self._evaluator.control(kind, self._env.clock.wall_ms())
+        self._append(entry, [], [(once, 0, None)])
+        await once.done
 
-    def _put(self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None) -> Result:
-        """A put without flags, expiry or request id, of a key that nothing in flight touches."""
-        if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
-            return self._refusal(key, value)
-        seq = draft.first_seq + len(draft.keys)
-        if row is None:
-            created = seq
-            draft.kinds.append(CREATE)
+    async def _drained(self) -> None:
+        """Wait until nothing is queued, in flight or waiting. Raises StoreError if the lead is lost."""
+        if self._stopped is not None:
+            raise self._stopped
+        self._idle = self._loop.create_future()
+        self._wake()
+        await self._idle
+
+    # ── arriving ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        """Carry `op` out. The sink gets the result on a later turn of the event loop."""
+        code = op[0]
+        if not self.serving:
+            self._refuse(sink, token, NotLeader(self._state.partition))
+        elif code == _GET or code in READS:
+            if not self._reads.arrive((op, sink, token)):
+                self._refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
+        elif code == _PUT or code in _MUTATIONS:
+            if not self._queue.offer((op, sink, token)):
+                self._refuse(sink, token, Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes"))
         else:
-            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "little")
-            draft.kinds.append(OVERWRITE)
-            draft.ages.append(seq - created)
-        draft.keys.append(key)
-        draft.data_keys.append(row_key)
-        draft.values.append(value)
-        draft.layer.rows[key] = (value, seq, created, draft.time_ms, 0)
-        return seq
+            self._refuse(sink, token, InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}"))
+        if not self._turn_is_due:
+            self._wake()
 
-    def _refusal(self, key: bytes, value: bytes) -> StoreError:
+    def _refuse(self, sink: Sink, token: int, error: StoreError) -> None:
+        self._refusals += 1
+        self._refused.append((sink, token, error))
+
+    def _give_refusals(self) -> None:
+        refused, self._refused = self._refused, []
+        self._answers.give_all(refused)
+
+    def _wake(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """At the end of a turn of the event loop: everything that has arrived in it."""
+        self._turn_is_due = False
+        self._give_refusals()
+        if self._stopped is None:
+            self._queue.stamp(self._env.clock.now())
+            self._reads.turn()
+            self._fill()
+        else:
+            self._reads.stop(NotLeader(self._state.partition))
+        self._answers.flush()
+
+    # ── leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _fill(self) -> None:
+        """Send as much as may be in flight."""
+        room = self._config.entries_in_flight_max
+        while self._queue and len(self._flights) < room and self._stopped is None:
+            self._send(self._queue.take())
+        if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
+            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [], [])
+        if (self._queue or self._reads.is_waiting) and self._deadlines is None and self._stopped is None:
+            self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
+        if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
+            self._idle.set_result(None)
+
+    def _send(self, items: list[Item]) -> None:
+        """Decide on a batch, and append its effects."""
+        decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
+        for item in decided.rest:
+            self._queue.put_back(item, self._env.clock.now())
+        if decided.entry is not None:
+            self._append(decided.entry, decided.data_keys, decided.replies)
+        elif self._flights:
+            self._flights[-1].observed += decided.replies
+        else:
+            self._reads.observe(decided.replies)
+
+    def _append(self, entry: Entry, data_keys: list[bytes], replies: list[Reply]) -> None:
+        self._flights.append(_Flight(entry, data_keys, replies))
+        self._gate.send()
+        self._entries += 1
+        self._mutations += len(entry.keys)
+        self._log.append(entry.encode(), Seq(entry.first_seq), self._done)
+
+    def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        """The oldest entry in flight is acknowledged, or is not."""
+        if self._stopped is not None or not self._flights:
+            return  # answered already
+        if error is not None or position is None:
+            self._fail(error or OutcomeUnknown("an entry was not acknowledged"))
+            return
+        flight = self._flights.popleft()
         try:
-            check_sizes(key, value)
-        except StoreError as error:
-            return error
-        raise AssertionError("refused without a reason")
+            self._state.apply_decoded(position, flight.entry, flight.data_keys)
+        except (StoreError, OSError) as failure:
+            # Acknowledged, so it is in the log for good; this process can go on from it only by starting anew.
+            self._env.fatal(f"partition {self._state.partition}: entry {position} cannot be applied: {failure}")
+            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
+            self._lose(OutcomeUnknown(str(failure)))
+            return
+        self._evaluator.applied()
+        self._gate.acknowledge(sent_at)
+        self._answers.give_all(flight.replies)
+        if flight.observed:
+            self._reads.observe(flight.observed)
+        self._reads.acknowledged()
+        self._answers.flush()
+        if self._queue or self._idle is not None or self._reads:
+            self._wake()
 
-    def _decide(self, op: Op) -> Result | StoreError:
-        """The result of any operation but DELETE_RANGE, or why it is refused."""
-        if op[0] == REAP:
-            for key in op[2]:
-                self.live(key)
-            return None
-        request: RequestId | None = op[-1]
-        key = op[1]
-        try:
-            if request is None:
-                return MUTATIONS[op[0]](self, op)
-            hash_of_key = self._hash(key)
-            known = self._known(request, hash_of_key)
-            if known is not UNTOUCHED:
-                return known
-            before = self.draft.last_seq
-            result = MUTATIONS[op[0]](self, op)
-            if self.draft.last_seq == before:
-                self.draft.note(key)  # or a late duplicate could still change something
-            touched = b"" if op[0] != _BATCH else _tokens(op)
-            self.draft.answer(request, hash_of_key, result, touched)
-        except StoreError as error:
-            return error
-        return result
+    def _fail(self, error: StoreError) -> None:
+        """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""
+        if isinstance(error, NotEnoughBookies):
+            # Nothing of this entry was sent: it is definitely not done.
+            flight = self._flights.popleft()
+            self._answers.give_all([(sink, token, error) for sink, token, _ in flight.replies + flight.observed])
+        self._lose(error)
 
-    def _hash(self, key: bytes) -> int:
-        return int.from_bytes(data_key(key)[1:5], "big") << 32 | mmh3.hash(key, 1, False)
+    # ── now and then ──────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def _known(self, request: RequestId, hash_of_key: int) -> Result:
-        """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused."""
-        draft = self.draft
-        client, sequence, _, _ = request
-        result = draft.layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
-        if result is UNTOUCHED:
-            result = self._overlay.find_request(request, hash_of_key)
-        if result is not UNTOUCHED:
-            return result
-        remembered = self._state.retries.find(request, hash_of_key, draft.time_ms)
-        if remembered is None:
-            return UNTOUCHED
-        return remembered if isinstance(remembered, int) else decode_result(remembered)
+    def _expire(self) -> None:
+        """Refuse what has waited for too long: it was not appended, and is not any more."""
+        self._deadlines = None
+        before = self._env.clock.now() - self._config.queue_wait_max_s
+        self._reads.expire(before)
+        error = Unavailable(f"partition {self._state.partition}: the write has waited for too long")
+        for op, sink, token in self._queue.take_older(before):
+            self._answers.give(sink, token, self._not_done(op, error))
+        self._fill()
+        self._answers.flush()
 
-    def _delete_range(self, op: Op, item: Item, rest: list[Item]) -> Result | StoreError:
-        """How many keys were deleted; UNTOUCHED if the operation goes on in the next batch. Keys go one by one, as
-        effects: a range of many is not atomic, and its request id stands with its last key."""
-        _, start, end, request, *so_far = op
-        count, hash_of_key = so_far or (0, self._hash(start))
-        try:
-            known = UNTOUCHED if request is None or so_far else self._known_range(request, hash_of_key)
-        except StoreError as error:
-            return error
-        if known is not UNTOUCHED:
-            return known
-        keys, following = keys_in(self._state, start, end, RANGE_KEYS_MAX)
-        self._look_up(keys)
-        changed = self._changed_between(start, following or end or None)
-        for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
-            row = self.live(key)
-            if row is not None:
-                self.draft.delete(key, row)
-                count += 1
-        if following is not None:
-            rest.append(((op[0], following, end, request, count, hash_of_key), *item[1:]))
-            self._ranges.add((request, hash_of_key))
-            return UNTOUCHED
-        self._ranges.discard((request, hash_of_key))
-        if request is not None:
-            self.draft.note(start)
-            self.draft.answer(request, hash_of_key, count)
-        return count
+    def _not_done(self, op: Op, error: StoreError) -> StoreError:
+        """`error`, unless part of a long DELETE_RANGE is done already."""
+        if op[0] == Code.DELETE_RANGE and len(op) > 4:
+            return OutcomeUnknown(f"partition {self._state.partition}: {op[4]} keys were deleted, then it ended")
+        return error
 
-    def _known_range(self, request: RequestId, hash_of_key: int) -> Result:
-        """As `_known`. Raises Overloaded while the same request is under way: the one that ends later could delete
-        what its client wrote after the other had ended."""
-        if (request, hash_of_key) in self._ranges:
-            raise Overloaded(f"request {request.sequence} is under way")
-        return self._known(request, hash_of_key)
+    def _reap(self, keys: list[bytes], sink: Sink) -> None:
+        """Log the deletes of keys past their expiry."""
+        self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
+        self._wake()
 
-    def _look_up(self, keys: list[bytes]) -> None:
-        rows = self._state.engine.multi_get(list(map(data_key, keys)))
-        self._stored.update(zip(keys, rows, strict=True))
+    def _sweep_later(self) -> None:
+        if self._config.expiry_sweep_s > 0 and self._stopped is None:
+            self._sweep_timer = self._loop.call_later(self._config.expiry_sweep_s, self._sweep)
 
-    def _changed_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
-        changed = self._overlay.rows_between(start, end)
-        own = self.draft.layer.rows.items()
-        changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
-        return changed
-
-
-def _tokens(op: Op) -> bytes:
-    """The tokens of all keys of a batch."""
-    return b"".join(sorted({data_key(each[1])[1:5] for each in op[2]}))
+    def _sweep(self) -> None:
+        """Delete keys past their expiry that nobody asks for; not while there is other work."""
+        if self.serving and not self._queue:
+            keys = overdue(self._state, self._env.clock.wall_ms(), SWEEP_KEYS_MAX)
+            if keys:
+                self._reap(keys, Nobody())
+        self._sweep_later()
