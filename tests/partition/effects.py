@@ -26,6 +26,17 @@ def all_records(state: State) -> dict[bytes, Record]:
     return {rows.key_of_data(key): rows.record_of(row) for key, row in state.engine.iterate(*rows.ALL_DATA)}
 
 
+def check_indexes(state: State) -> None:
+    """The state's indexes and counts agree with its records, its request ids with the retry table."""
+    records = all_records(state)
+    assert state.key_count == len(records)
+    assert [key[1:] for key, _ in state.engine.iterate(*rows.ALL_ORDER)] == sorted(records)
+    expiries = sorted(rows.expiry_key(record.expires_ms, key) for key, record in records.items() if record.expires_ms)
+    assert [key for key, _ in state.engine.iterate(*rows.ALL_EXPIRY)] == expiries
+    assert [int.from_bytes(key[1:], "big") for key, _ in state.engine.iterate(*rows.ALL_RETRY)] == state.retries.rows()
+    state.retries.check()
+
+
 class Writer:
     """Writes what a leader would, from a seed. `log` is the entries, `model` what they amount to."""
 

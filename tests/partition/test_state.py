@@ -12,7 +12,7 @@ from kvstore.partition.entry import Kind, decode
 from kvstore.partition.state import State
 from kvstore.types import EntryId, Position
 from kvstore.wal.ports import LogEntry
-from tests.partition.effects import P1, TIME_MS, Writer, all_records, state_over
+from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_indexes, state_over
 
 every_seed = pytest.mark.parametrize("seed", range(30))
 
@@ -21,12 +21,7 @@ def check(state: State, writer: Writer, entries: int) -> None:
     """The state is the model after so many entries, and its indexes agree with its records."""
     model = writer.models[entries]
     assert all_records(state) == model
-    assert state.key_count == len(model)
-    assert [key[1:] for key, _ in state.engine.iterate(*rows.ALL_ORDER)] == sorted(model)
-    expiries = sorted(rows.expiry_key(record.expires_ms, key) for key, record in model.items() if record.expires_ms)
-    assert [key for key, _ in state.engine.iterate(*rows.ALL_EXPIRY)] == expiries
-    assert [int.from_bytes(key[1:], "big") for key, _ in state.engine.iterate(*rows.ALL_RETRY)] == state.retries.rows()
-    state.retries.check()
+    check_indexes(state)
 
 
 @every_seed

@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from kvstore.errors import NotLeader, OutcomeUnknown, Overloaded, RequestExpired, StoreError
+from kvstore.errors import NotLeader, OutcomeUnknown, RequestExpired, Retryable, StoreError
 from kvstore.partition import commands as c
 from kvstore.partition.commands import Code, Flag, Level, Op, RequestId
 from kvstore.partition.config import PartitionConfig
@@ -21,7 +21,7 @@ from kvstore.partition.entry import Entry
 from kvstore.partition.evaluate import REAP, Decided, Item
 from kvstore.partition.state import State
 from kvstore.wal.ports import LogEntry
-from tests.partition.effects import all_records
+from tests.partition.effects import all_records, check_indexes
 from tests.partition.leading import P1, UNKNOWN, Partition
 from tests.partition.model import Model
 
@@ -80,6 +80,8 @@ class Leading(RuleBasedStateMachine):
         self.sequences = [0, 0]
         self.open: list[set[int]] = [set(), set()]
         """Per client: sequences without a final answer."""
+        self.computed_from: dict[int, int] = {}
+        """By token: the sequence up to which the answer knows what will be."""
         self.sent: list[Op] = []
         self.p.caller.on_complete = self.completed
         self.lead()
@@ -119,6 +121,7 @@ class Leading(RuleBasedStateMachine):
             else:
                 expected = self.model.apply(op)
                 assert repr(result) == repr(expected), f"{op} got {result}, want {expected}"
+        self.computed_from.update({token: self.model.seq for _, token, _ in decided.replies})
         if decided.entry is None:
             self.model.time_ms = time_ms
         else:
@@ -148,11 +151,11 @@ class Leading(RuleBasedStateMachine):
                 assert found == expected, f"{op} got {found}, want {expected}"
             return
         request: RequestId | None = op[-1]
-        if request is not None and not isinstance(result, OutcomeUnknown | NotLeader | Overloaded | StoreError):
+        if request is not None and not isinstance(result, StoreError):
             self.open[CLIENTS.index(request.client)].discard(request.sequence)
-        if request is None and not isinstance(result, StoreError | bool | None) and op[0] == Code.PUT:
-            version = result if isinstance(result, int) else result[1]
-            assert version <= self.p.state.seq, "answered before it was applied"
+        if not isinstance(result, OutcomeUnknown | Retryable):
+            assert self.computed_from[token] <= self.acknowledged.seq, f"{op} got {result} before it was true"
+            assert self.computed_from[token] <= self.p.state.seq, f"{op} got {result} before it was applied"
 
     # ── what happens ──────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -239,7 +242,8 @@ class Leading(RuleBasedStateMachine):
         assert state.record_time_ms == self.acknowledged.time_ms
         assert not self.p.fatal
         assert not self.p.loop.errors
-        state.retries.check()
+        assert len(self.p.leader._evaluator._overlay.layers) == len(self.p.log.under_way)
+        check_indexes(state)
 
 
 TestLeading = Leading.TestCase
