@@ -79,12 +79,15 @@ class LedgerList:
         return replace(self, ledgers=kept, trimmed_seq=kept[0].first_seq, trimmed_end=end)
 
     def trimmable(self, durable_seq: Seq, pinned: LedgerId | None) -> list[LedgerId]:
-        """The oldest ledgers that hold nothing above `durable_seq` and nothing that a pin holds (`pinned` and all after
-        it). Never the last two: the last is written, the one before may not be closed yet."""
+        """The oldest ledgers that end before `durable_seq` and hold nothing that a pin holds (`pinned` and all after
+        it). Never the last two: the last is written, the one before may not be closed yet.
+
+        Control records have no sequence of their own. So a ledger whose last mutation is `durable_seq` stays: a replica
+        that has synced just that may stand before the ledger's end, and could not read on if it were gone."""
         gone: list[LedgerId] = []
         for this, following in zip(self.ledgers[:-2], self.ledgers[1:], strict=False):
             is_pinned = pinned is not None and this.id >= pinned
-            if is_pinned or not following.exact or following.first_seq - 1 > durable_seq:
+            if is_pinned or not following.exact or following.first_seq > durable_seq:
                 break
             gone.append(this.id)
         return gone
