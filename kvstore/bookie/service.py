@@ -252,17 +252,19 @@ class BookieConnection:
         if not self._begin(0, is_priority=is_fence or request.header.priority > 0):
             self._send(wire.encode_read_response(txn, Status.TOO_MANY_REQUESTS, read.ledger, read.entry))
             return
-        done = partial(self._have_read, txn, read.ledger)
+        done = partial(self._have_read, txn, read.ledger, is_fence)
         if is_poll:
             self._storage.long_poll(read.ledger, read.previous_lac, read.timeout_ms, done=done)
             return
         key = read.master_key if read.HasField("master_key") else None
         self._storage.read(read.ledger, read.entry, key=key, fence=is_fence, done=done)
 
-    def _have_read(self, txn: int, ledger: int, status: Status, entry: int, body: bytes | None, lac: int) -> None:
+    def _have_read(
+        self, txn: int, ledger: int, is_fence: bool, status: Status, entry: int, body: bytes | None, lac: int
+    ) -> None:
         def answer(status: Status) -> None:
             self._end(0)
-            max_lac = lac if status is Status.OK else None
+            max_lac = lac if status is Status.OK and not is_fence else None
             self._send(wire.encode_read_response(txn, status, ledger, entry, body, max_lac))
 
         self._when_deniable(status, ledger, answer)

@@ -1,0 +1,312 @@
+"""The bookie protocol as a client meets it, byte for byte where Apache's bookie was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+from random import Random
+
+import pytest
+
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto import bookkeeper_pb2 as pb
+from kvstore.proto.bookkeeper import Operation, Status
+from kvstore.types import LedgerState
+from tests.bookie.peer import Peer, Served
+from tests.bookie.support import FAST, KEY, ME, OTHERS, Metadata, metadata, packet
+from tests.proto.golden import recorded
+from tests.sim.env import SimWorld
+from tests.sim.pause import pause
+
+L = 7
+NAMED = wire.bookie_context(ME)
+RECORDED = recorded("bookie.hex")
+
+
+@pytest.fixture
+def world(seed: int) -> Iterator[SimWorld]:
+    with SimWorld(seed, disk=FAST) as world:
+        yield world
+
+
+def serve(
+    world: SimWorld, scenario: Callable[[Served, Peer], Awaitable[None]], meta: Metadata | None = None, **config: int
+) -> None:
+    """Run a scenario with a bookie and one connection to it."""
+
+    async def work() -> None:
+        served = Served(world, meta, **config)
+        await scenario(served, await served.connect())
+
+    world.run(work())
+
+
+def test_every_answer_is_the_one_that_apaches_bookie_gave(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        for name, (request, expected) in RECORDED.items():
+            decoded = pb.Request.FromString(request)
+            decoded.ClearField("context")  # it names a bookie that is not here
+            payload = decoded.SerializeToString()
+            peer.send(len(payload).to_bytes(4, "big") + payload)
+            (answer,) = await peer.answers(1)
+            assert answer.hex() == expected.hex(), name
+
+    serve(world, scenario)
+
+
+def test_what_java_sent_is_understood(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        for name, (payload,) in recorded("shell.hex").items():
+            if name.startswith("request"):
+                peer.send(len(payload).to_bytes(4, "big") + payload)
+                answer = wire.decode_response((await peer.answers(1))[0])
+                assert answer.status != Status.BAD_REQUEST, name
+                assert (answer.txn, answer.operation) == txn_of(payload)
+
+    serve(world, scenario)
+
+
+def txn_of(payload: bytes) -> tuple[int, int]:
+    header = pb.Request.FromString(payload).header
+    return header.txn_id, header.operation
+
+
+# Who is meant
+
+
+def test_a_client_that_means_another_bookie_is_told_so_and_cut_off(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        frame = wire.encode_read(1, L, 0, context=wire.bookie_context("b1-0000"))
+        peer.send(frame, wire.encode_add(2, L, 0, KEY, packet(L, 0)))
+        assert wire.decode_response((await peer.answers(1))[0]).status == Status.UNKNOWN_LEDGER_STATE
+        await peer.closed
+        assert not peer.frames
+        assert L not in served.shelf.storage.inventory.ledgers
+
+    serve(world, scenario)
+
+
+def test_a_client_that_means_this_bookie_gets_definite_answers(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        assert (await peer.ask(wire.encode_read(1, L, 0, context=NAMED))).status == Status.NO_LEDGER
+        assert (await peer.ask(wire.encode_read(2, L, 0))).status == Status.NO_LEDGER, "said once is enough"
+        assert served.meta.asked == []
+
+    serve(world, scenario)
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_a_client_that_names_nobody_gets_no_denial_about_a_ledger_that_is_elsewhere(
+    world: SimWorld, state: LedgerState
+) -> None:
+    """The address may have belonged to a bookie that has it."""
+    meta = Metadata()
+    meta.known = {L: metadata(L, *OTHERS, state=state), 8: metadata(8, state=state), 9: None}
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        for frame in (
+            wire.encode_read(1, L, 0),
+            wire.encode_read(1, L, wire.LAST_ENTRY, fence_key=KEY),
+            wire.encode_read(1, L, 0, fence_key=KEY, priority=100),
+            wire.encode_read_lac(1, L),
+            wire.encode_long_poll(1, L, 0, 0),
+        ):
+            answer = await peer.ask(frame)
+            assert answer.status in (Status.UNKNOWN_LEDGER_STATE, Status.OK)
+            assert answer.body is None
+        assert (await peer.ask(wire.encode_read(2, 8, 0))).status == Status.NO_LEDGER
+        assert (await peer.ask(wire.encode_read(3, 9, 0))).status == Status.NO_LEDGER
+        served.meta.is_away = True
+        assert (await peer.ask(wire.encode_read(4, 8, 0))).status == Status.UNKNOWN_LEDGER_STATE
+
+    serve(world, scenario, meta)
+
+
+# Malformed input
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x00\x00\x00\x00",
+        b"\x00\x00\x00\x04\x02\x01\x00\x00",
+        b"\x00\x00\x00\x10" + b"\xff" * 16,
+        b"\x7f\xff\xff\xff",
+        b"\xff\xff\xff\xff",
+        (wire.PAYLOAD_MAX + 1).to_bytes(4, "big"),
+    ],
+)
+def test_what_is_no_request_closes_the_connection_and_nothing_else(world: SimWorld, frame: bytes) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        other = await served.connect()
+        peer.send(wire.encode_add(1, L, 0, KEY, packet(L, 0)))
+        await peer.answers(1)
+        peer.send(frame)
+        await peer.closed
+        assert (await other.ask(wire.encode_read(2, L, 0))).status == Status.OK
+
+    serve(world, scenario)
+
+
+@pytest.mark.parametrize("operation", [3, 4, 12])
+def test_an_operation_that_is_not_served_is_a_bad_request_and_the_connection_lives(
+    world: SimWorld, operation: int
+) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        header = bytes((8, 3, 16, operation, 24, 5))
+        peer.send(b"\x00\x00\x00\x08\x0a\x06" + header)
+        (answer,) = await peer.answers(1)
+        assert answer.hex() == "0a06" + header.hex() + "109403"
+        assert (await peer.ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY
+
+    serve(world, scenario)
+
+
+def test_a_request_with_fields_missing_is_a_bad_request_and_the_connection_lives(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        request = wire.decode_request(wire.encode_add(5, L, 0, KEY, packet(L, 0))[4:])
+        request.add.ClearField("master_key")
+        payload = request.SerializePartialToString()
+        answer = await peer.ask(len(payload).to_bytes(4, "big") + payload)
+        assert (answer.txn, answer.operation, answer.status) == (5, Operation.ADD_ENTRY, Status.BAD_REQUEST)
+        assert (await peer.ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY
+
+    serve(world, scenario)
+
+
+def test_another_version_of_the_protocol_is_refused_as_such(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        frame = bytearray(wire.encode_read(5, L, 0))
+        frame[7] = 2
+        assert (await peer.ask(bytes(frame))).status == Status.BAD_VERSION
+
+    serve(world, scenario)
+
+
+def test_a_piggybacked_read_of_a_given_entry_is_a_bad_request(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        request = wire.decode_request(wire.encode_long_poll(5, L, 0, 10)[4:])
+        request.read.entry = 3
+        payload = request.SerializeToString()
+        assert (await peer.ask(len(payload).to_bytes(4, "big") + payload)).status == Status.BAD_REQUEST
+
+    serve(world, scenario)
+
+
+@pytest.mark.parametrize("round", range(20))
+def test_mangled_frames_never_harm_the_bookie(world: SimWorld, round: int) -> None:
+    random = Random(round)
+    frames = [
+        wire.encode_add(1, L, 0, KEY, packet(L, 0)),
+        wire.encode_read(2, L, 0, fence_key=KEY),
+        wire.encode_long_poll(3, L, -1, 10),
+        wire.encode_write_lac(4, L, 0, KEY, packet(L, 0)[:20]),
+        wire.encode_list_entries(5, L),
+        wire.encode_bookie_info(6, -1),
+    ]
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        for _ in range(60):
+            frame = bytearray(random.choice(frames))
+            for _ in range(random.randint(1, 4)):
+                frame[random.randrange(4, len(frame))] = random.randrange(256)
+            peer.send(bytes(frame))
+            await pause(0.01)
+            if peer.closed.done():
+                peer = await served.connect()
+        fine = await served.connect()
+        assert (await fine.ask(wire.encode_read_lac(9, 12345, context=NAMED))).status == Status.NO_ENTRY
+
+    serve(world, scenario)
+
+
+# Limits
+
+
+def test_adds_beyond_a_connections_limit_are_refused_and_recoverys_are_not(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(wire.encode_add(0, L, 0, KEY, packet(L, 0)))
+        world.node("b1").disk.slow_syncs((1, 1))
+        ordinary = [wire.encode_add(entry, L, entry, KEY, packet(L, entry)) for entry in range(1, 21)]
+        recovery = [wire.encode_add(entry, L, entry, KEY, packet(L, entry), True) for entry in range(21, 31)]
+        fence = wire.encode_read(31, 8, wire.LAST_ENTRY, fence_key=KEY, context=NAMED)
+        peer.send(*ordinary, *recovery, fence)
+        answers = [wire.decode_response(payload) for payload in await peer.answers(31)]
+        status = {answer.txn: Status(answer.status) for answer in answers}
+        assert [status[txn] for txn in range(1, 21)] == [Status.OK] * 10 + [Status.TOO_MANY_REQUESTS] * 10
+        assert [status[txn] for txn in range(21, 31)] == [Status.OK] * 10
+        assert status[31] is Status.NO_ENTRY
+        assert served.shelf.storage.statistics.refused_overload == 10
+
+    serve(world, scenario, connection_pending_max=10)
+
+
+def test_bytes_under_way_are_limited_too(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        await peer.ask(wire.encode_add(0, L, 0, KEY, packet(L, 0)))
+        world.node("b1").disk.slow_syncs((1, 1))
+        peer.send(*(wire.encode_add(entry, L, entry, KEY, packet(L, entry, b"x" * 10_000)) for entry in range(1, 20)))
+        answers = [wire.decode_response(payload).status for payload in await peer.answers(19)]
+        assert answers.count(Status.OK) == 4
+
+    serve(world, scenario, connection_bytes_max=50_000)
+
+
+def test_who_does_not_read_answers_is_not_served_on_and_holds_no_memory(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        body = packet(L, 0, b"x" * 100_000)
+        await peer.ask(wire.encode_add(0, L, 0, KEY, body))
+        peer.transport.pause_reading()
+        peer.send(*(wire.encode_read(txn, L, 0) for txn in range(1, 2001)))
+        await pause(5)
+        reads = served.shelf.storage.statistics.reads
+        assert reads < 100, "200 MB of answers were asked for"
+        peer.transport.resume_reading()
+        answers = await peer.answers(2000)
+        assert [wire.decode_response(payload).txn for payload in answers] == list(range(1, 2001))
+
+    serve(world, scenario, connection_bytes_max=1 << 20)
+
+
+def test_answers_that_are_ready_together_leave_together(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        await peer.ask(wire.encode_add(0, L, 0, KEY, packet(L, 0)))
+        peer.deliveries = 0
+        peer.send(*(wire.encode_add(entry, L, entry, KEY, packet(L, entry)) for entry in range(1, 101)))
+        await peer.answers(100)
+        assert peer.deliveries <= 5
+
+    serve(world, scenario)
+
+
+async def refused(served: Served) -> None:
+    """A connection is accepted, if at all, only to be closed."""
+    try:
+        peer = await served.connect()
+    except ConnectionResetError:
+        return
+    await peer.closed
+
+
+def test_connections_beyond_the_limit_are_refused(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        others = [await served.connect() for _ in range(2)]
+        for _ in range(2):
+            await refused(served)
+        assert (await peer.ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY
+        assert served.shelf.storage.statistics.connections == 3
+        others[0].transport.close()
+        await pause(1)
+        assert (await (await served.connect()).ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY
+
+    serve(world, scenario, connections_max=3)
+
+
+def test_a_connection_that_ends_early_leaves_nothing_behind(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        peer.send(wire.encode_add(0, L, 0, KEY, packet(L, 0)), wire.encode_long_poll(1, L, 5, 500))
+        peer.transport.abort()
+        await pause(1)
+        assert not served.service.connections
+        assert served.shelf.storage.statistics.connections == 0
+
+    serve(world, scenario)
