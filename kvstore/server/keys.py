@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from kvstore.partition.commands import Code, Level, Op
+from kvstore.partition.commands import Code, Flag, Level, Op
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
@@ -17,7 +17,7 @@ Ask = Callable[[Op, PartitionId], Awaitable[Any]]
 PAGE_KEYS_MAX = 1000
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
-_SCAN_TOKENS, _COUNT = int(Code.SCAN_TOKENS), int(Code.COUNT)
+_SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
 
 
 async def scan(
@@ -34,7 +34,7 @@ async def scan(
     for _ in range(RANGES_MAX):
         owner, end = range_at(ring, token)
         limit = max(1, min(count - len(keys), PAGE_KEYS_MAX))
-        items, after = await ask((_SCAN_TOKENS, token, limit, int(level)), owner)
+        items, after = await ask((_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
         # What the partition holds beyond this range belongs to a later part of the walk.
         keys += [key for key, _ in items if token_of(key) <= end]
         token = after if after is not None and after <= end else end + 1
@@ -58,7 +58,7 @@ async def all_keys(ask: Ask, ring: Ring, level: int = Level.LINEARIZABLE) -> lis
     for partition in sorted(ring.partitions):
         token: int | None = 0
         while token is not None:
-            items, token = await ask((_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level)), partition)
+            items, token = await ask((_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level), _KEYS_ONLY), partition)
             keys += [key for key, _ in items]
     return keys
 

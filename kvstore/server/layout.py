@@ -9,6 +9,8 @@ from typing import Any
 
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig
+from kvstore.types import Quorum
+from kvstore.wal.config import LogConfig
 
 ZOOKEEPER_PORT = 2181
 PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
@@ -130,6 +132,8 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
 
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
     """What the node's process is told."""
+    bookies = len(cluster.nodes)
+    few = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True) if bookies < SAFE_NODES_MIN else LogConfig()
     return NodeConfig(
         id=node.id,
         zookeeper=cluster.zookeeper,
@@ -140,6 +144,7 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
         http=node.http,
         log_dir=data_dir / "logs",
         unsafe=cluster.unsafe,
+        log=few,
     )
 
 

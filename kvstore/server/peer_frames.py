@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from msgspec.msgpack import Decoder, Encoder, Ext
 
 from kvstore import errors
-from kvstore.errors import OutcomeUnknown, StoreError
+from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError
 from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Op, RequestId
 
 VERSION = 1
@@ -50,14 +50,21 @@ class Lane(Struct, array_like=True, forbid_unknown_fields=True):
     puts: list[tuple[_Id, _Put]] = []
     others: list[tuple[_Id, tuple[Any, ...]]] = []
 
-    def in_order(self) -> list[tuple[int, Op]]:
-        """All of them as they were submitted. Raises FrameError if one of the rarer ones is malformed."""
+    def in_order(self) -> tuple[list[tuple[int, Op]], list[tuple[int, InvalidRequest]]]:
+        """All of them as they were submitted, and why some of the rarer ones cannot be done."""
         if not self.puts and not self.others:
-            return self.gets
+            return self.gets, []
         if not self.gets and not self.others:
-            return self.puts
-        others = [(number, restored(op)) for number, op in self.others]
-        return sorted([*self.gets, *self.puts, *others], key=operator.itemgetter(0))
+            return self.puts, []
+        good: list[tuple[int, Op]] = [*self.gets, *self.puts]
+        bad: list[tuple[int, InvalidRequest]] = []
+        for number, op in self.others:
+            try:
+                good.append((number, restored(op)))
+            except FrameError as error:
+                bad.append((number, InvalidRequest(str(error))))
+        good.sort(key=operator.itemgetter(0))
+        return good, bad
 
 
 class Operations(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
@@ -172,7 +179,7 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     Code.BATCH: (_INT, _BYTES, tuple, _INT, object),
     Code.DELETE_RANGE: (_INT, _BYTES, _BYTES, object),
     Code.SCAN: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
-    Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT),
+    Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT, _INT),
     Code.COUNT: (_INT, _BYTES, _INT),
 }
 _KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
@@ -200,9 +207,9 @@ def restored(op: tuple[Any, ...]) -> Op:
 def check_op(op: tuple[Any, ...]) -> None:
     """Raises FrameError unless `op` has the shape and the bounds of an operation."""
     shape = _SHAPES.get(op[0]) if op and type(op[0]) is int else None
-    if shape is None or len(op) != len(shape):
+    if shape is None or not len(shape) - (op[0] == Code.SCAN_TOKENS) <= len(op) <= len(shape):
         raise FrameError("an unknown operation")
-    for value, kind in zip(op, shape, strict=True):
+    for value, kind in zip(op, shape, strict=False):
         if kind is object:
             if value is not None and type(value) is not RequestId:
                 raise FrameError(f"operation {op[0]}: a malformed request id")

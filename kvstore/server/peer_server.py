@@ -135,7 +135,7 @@ class PeerSession:
         match message:
             case Operations(ring_version, lanes):
                 for lane in lanes:
-                    self._submit(PartitionId(lane.partition), lane.in_order(), ring_version)
+                    self._submit(PartitionId(lane.partition), *lane.in_order(), ring_version)
             case Call():
                 self._take_call(message)
             case Ping():
@@ -143,15 +143,18 @@ class PeerSession:
             case _:
                 raise FrameError(f"a {type(message).__name__} from the asking side")
 
-    def _submit(self, partition: PartitionId, ops: list[tuple[int, Any]], ring_version: int) -> None:
+    def _submit(
+        self, partition: PartitionId, ops: list[tuple[int, Any]], refused: list[tuple[int, Any]], ring_version: int
+    ) -> None:
         dispatcher = self._owner.dispatcher
         self._partitions[partition] = None
         self._owner.operations += len(ops)
         if self._in_flight + len(ops) > self._owner.operations_max:
-            for number, _ in ops:
-                self._others.append((number, Overloaded("too many operations on one link")))
+            refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
+            ops = []
+        if refused:
+            self._others += refused
             self._send_results()
-            return
         self._in_flight += len(ops)
         for number, op in ops:
             dispatcher.submit_here(partition, op, self, number, ring_version)

@@ -100,8 +100,7 @@ class RespConnection:
         else:
             self._run(commands)
             self._send()
-            if self._is_closing:
-                return self._close_when_done()
+            self._close_when_done()
         if self._parser.error is not None and not self._queue:
             self._end(f"ERR Protocol error: {self._parser.error}")
         self.server.note_input(self, self._parser.buffered)
@@ -361,7 +360,8 @@ class RespConnection:
         self._close_when_done()
 
     def _close_when_done(self) -> None:
-        if not self._in_flight() and not self._queue and not self._is_lost:
+        is_over = self._is_closing or self._is_ended
+        if is_over and not self._in_flight() and not self._queue and not self._is_lost:
             self._stream.close()
 
     # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,125 @@
+"""A node's configuration: every fault named at once, nothing beyond loopback by accident, the same after a file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore import config as toml
+from kvstore.errors import ConfigError
+from kvstore.partition.config import PartitionConfig
+from kvstore.server.config import Limits, NodeConfig, Role, is_loopback
+
+GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "data/n1"}
+
+
+def test_a_few_lines_are_a_node() -> None:
+    config = toml.from_table(GOOD, NodeConfig)
+    assert config.data_dir == Path("data/n1")
+    assert config.roles == (Role.BOOKIE, Role.SERVER)
+    assert config.limits == Limits()
+
+
+def test_every_fault_is_named_at_once() -> None:
+    table = {"id": 5, "data_dir": "d", "rols": ["bookie"], "roles": ["cook"], "limits": {"waiting_max": "x"}}
+    with pytest.raises(ConfigError) as raised:
+        toml.from_table(table, NodeConfig)
+    message = str(raised.value)
+    for fault in (
+        "id: want str, got 5",
+        "zookeeper: missing",
+        "rols: unknown",
+        "roles[0]: want one of bookie, server, got 'cook'",
+        "limits.waiting_max: want int, got 'x'",
+    ):
+        assert fault in message
+
+
+def test_faults_of_meaning_are_named_at_once_too() -> None:
+    with pytest.raises(ConfigError) as raised:
+        toml.from_table({**GOOD, "id": "N 1", "roles": [], "http": "nowhere"}, NodeConfig)
+    assert all(fault in str(raised.value) for fault in ("id: want lower-case", "roles: want", "http: want host:port"))
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:6401", "10.0.0.1:6401", "[::]:6401", "example.org:6401"])
+def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> None:
+    with pytest.raises(ConfigError, match=r"resp: .*no TLS"):
+        toml.from_table({**GOOD, "resp": address}, NodeConfig)
+    assert toml.from_table({**GOOD, "resp": address, "insecure": True}, NodeConfig).resp == address
+
+
+def test_a_listener_that_the_role_does_not_have_is_not_looked_at() -> None:
+    config = toml.from_table({**GOOD, "roles": ["bookie"], "resp": "0.0.0.0:1"}, NodeConfig)
+    assert config.listeners() == {"bookie": config.bookie, "http": config.http}
+
+
+@pytest.mark.parametrize(("host", "loopback"), [("127.0.0.9", True), ("::1", True), ("localhost", True), ("::", False)])
+def test_what_is_loopback(host: str, loopback: bool) -> None:
+    assert is_loopback(host) is loopback
+
+
+def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
+    config = NodeConfig(
+        id="n1",
+        zookeeper="a:1,b:2/x",
+        data_dir=tmp_path / 'with "quotes" and \\',
+        roles=(Role.SERVER,),
+        log_dir=tmp_path,
+        unsafe=True,
+        limits=Limits(waiting_max=7),
+        partition=PartitionConfig(lease_ms=0, flush_s=1.5),
+    )
+    path = tmp_path / "node.toml"
+    path.write_text(toml.to_toml(config))
+    assert toml.read(path, NodeConfig) == config
+
+
+def test_what_equals_its_default_is_not_written() -> None:
+    config = toml.from_table(GOOD, NodeConfig)
+    assert set(toml.to_toml(config).split()) == {
+        *("id", "=", '"n1"', "zookeeper", '"127.0.0.1:2181/kvstore"', "data_dir", '"data/n1"')
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"), [("id = ", "not TOML"), ("\xff", "not TOML"), (None, "cannot be read: No such file")]
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, fault: str) -> None:
+    path = tmp_path / "node.toml"
+    if text is not None:
+        path.write_bytes(text.encode("latin-1"))
+    with pytest.raises(ConfigError, match=f"node.toml: {fault}"):
+        toml.read(path, NodeConfig)
+
+
+def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nresp = "0.0.0.0:1"\n')
+    assert toml.read(path, NodeConfig, {"insecure": True}).insecure
+
+
+class Colour(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True)
+class Inner:
+    ratio: float = 0.5
+
+
+@dataclass(frozen=True)
+class Outer:
+    inner: Inner
+    names: tuple[str, ...] = ()
+    colour: Colour | None = None
+
+
+def test_nested_tables_lists_and_optional_values() -> None:
+    table = {"inner": {"ratio": 1}, "names": ["a", "b"], "colour": "red"}
+    assert toml.from_table(table, Outer) == Outer(Inner(1.0), ("a", "b"), Colour.RED)
+    with pytest.raises(ConfigError, match=r"inner: want a table, got 5; names: want a list, got 'a'"):
+        toml.from_table({"inner": 5, "names": "a"}, Outer)

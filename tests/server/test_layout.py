@@ -1,0 +1,97 @@
+"""The local cluster on paper."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.server.layout import ClusterFile, Wish, listeners, node_config, plan
+
+DATA = Path("/data")
+
+
+def test_node_i_has_the_default_ports_plus_i() -> None:
+    cluster = plan(Wish(data_dir=DATA), None)
+    assert cluster.zookeeper == "127.0.0.1:2181/kvstore"
+    assert [node.id for node in cluster.nodes] == ["n1", "n2", "n3"]
+    second = cluster.nodes[1]
+    assert (second.bookie, second.resp, second.grpc, second.http) == (
+        *("127.0.0.1:3182", "127.0.0.1:6402", "127.0.0.1:7402", "127.0.0.1:8402"),
+    )
+    assert (second.data_dir, second.config) == ("/data/n2", "/data/n2/node.toml")
+
+
+def test_the_offset_is_added_to_every_port() -> None:
+    cluster = plan(Wish(data_dir=DATA, port_offset=20_100), None)
+    assert cluster.zookeeper == "127.0.0.1:22281/kvstore"
+    assert cluster.nodes[0].resp == "127.0.0.1:26501"
+
+
+@pytest.mark.parametrize("offset", [-1, 100, 500, 1000, 20_050, 60_000])
+def test_an_offset_that_would_mix_ports_up_is_refused(offset: int) -> None:
+    with pytest.raises(ConfigError, match="--port-offset: want"):
+        plan(Wish(data_dir=DATA, port_offset=offset), None)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 99, 20_000, 24_300, 56_900])
+def test_ports_of_one_cluster_never_meet(offset: int) -> None:
+    cluster = plan(Wish(data_dir=DATA, port_offset=offset, nodes=99), None)
+    ports = [int(a.rpartition(":")[2]) for _, a in listeners(cluster, {node.id for node in cluster.nodes})]
+    ports.append(int(cluster.zookeeper.partition("/")[0].rpartition(":")[2]))
+    assert len(set(ports)) == len(ports)
+    assert max(ports) < 1 << 16
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_fewer_than_three_nodes_only_if_that_is_meant(nodes: int) -> None:
+    with pytest.raises(ConfigError, match="--unsafe"):
+        plan(Wish(data_dir=DATA, nodes=nodes), None)
+    cluster = plan(Wish(data_dir=DATA, nodes=nodes, unsafe=True), None)
+    assert cluster.replicas == nodes
+    quorum = node_config(cluster, cluster.nodes[0], DATA).log.quorum
+    assert (quorum.ensemble, quorum.write, quorum.ack) == ((1, 1, 1) if nodes == 1 else (2, 2, 2))
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        Wish(data_dir=DATA, nodes=0),
+        Wish(data_dir=DATA, nodes=100),
+        Wish(data_dir=DATA, replicas=4),
+        Wish(data_dir=DATA, partitions=0),
+    ],
+)
+def test_numbers_that_do_not_fit_are_refused(wish: Wish) -> None:
+    with pytest.raises(ConfigError, match="want"):
+        plan(wish, None)
+
+
+def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
+    made = plan(Wish(data_dir=DATA, port_offset=7), None)
+    assert plan(Wish(data_dir=DATA), made) == made
+    assert plan(Wish(data_dir=DATA, nodes=3, port_offset=7), made) == made
+    with pytest.raises(ConfigError, match="--port-offset 8: the cluster in /data was made with 7"):
+        plan(Wish(data_dir=DATA, port_offset=8), made)
+
+
+def test_the_cluster_file_survives_its_document() -> None:
+    made = plan(Wish(data_dir=DATA), None).with_pid("n2", 17)
+    assert ClusterFile.from_document(made.document()) == made
+    assert made.node("n2").pid == 17
+    assert made.with_pids({}, None).node("n2").pid is None
+    with pytest.raises(ConfigError, match="no node 'n9'"):
+        made.node("n9")
+    with pytest.raises(ConfigError, match="not a cluster file"):
+        ClusterFile.from_document({"nodes": [{"id": "n1"}]})
+
+
+def test_a_node_is_told_what_the_cluster_file_says() -> None:
+    made = plan(Wish(data_dir=DATA, zookeeper="zk:2181/x"), None)
+    assert not made.own_zookeeper
+    config = node_config(made, made.nodes[2], DATA)
+    assert (config.id, config.zookeeper, config.resp) == ("n3", "zk:2181/x", "127.0.0.1:6403")
+    assert config.log_dir == Path("/data/logs")
+    assert node_config(replace(made, unsafe=True), made.nodes[0], DATA).unsafe
