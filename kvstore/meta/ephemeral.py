@@ -35,7 +35,7 @@ def never(_: bytes) -> bool:
 
 
 class KeptEphemeral:
-    """Keeps `path` as this process's ephemeral. Call `publish`, then `start`; `close` removes the node.
+    """Keeps `path` as this process's ephemeral. `publish` says what is wanted, `start` keeps it so.
 
     A node of another session that is in the way is replaced if `is_our_former` says so of its data: the ephemeral of an
     earlier session of this process, or of its dead predecessor, outlives it until that session expires. Otherwise it is
@@ -55,8 +55,11 @@ class KeptEphemeral:
         all the same, and a started keeper goes on trying.
         """
         self._wanted = data
-        self._hint.set()
-        await self._reconcile()
+        try:
+            await self._reconcile()
+        except BaseException:
+            self._hint.set()
+            raise
 
     def start(self, nursery: Nursery) -> None:
         """Keep the node in place until the nursery ends."""
@@ -102,10 +105,12 @@ class KeptEphemeral:
 
     async def _place(self, data: bytes) -> None:
         try:
-            await self._store.create(self._path, data, ephemeral=True)
+            found, stat = await self._store.get(
+                self._path
+            )  # first: a refused create costs the store a sync, a read none
+        except NoSuchNode:
+            await self._create(data)
             return
-        except NodeExists:
-            found, stat = await self._store.get(self._path)
         if stat.owner == self._store.session:
             if found != data:
                 await self._store.set(self._path, data, stat.version)
@@ -114,6 +119,12 @@ class KeptEphemeral:
             log.info("replaced the ephemeral of an earlier session path=%s", self._path)
         else:
             raise NodeExists(self._path)
+
+    async def _create(self, data: bytes) -> None:
+        try:
+            await self._store.create(self._path, data, ephemeral=True)
+        except NodeExists:
+            raise VersionConflict(self._path) from None  # the read was of a moment ago: look again
 
     async def _remove(self) -> None:
         try:

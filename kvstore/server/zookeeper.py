@@ -31,6 +31,7 @@ SESSION_TIMEOUT_MAX_MS = 60_000
 START_TIMEOUT_S = 30.0
 STOP_TIMEOUT_S = 15.0
 _POLL_S = 0.02
+_LOOKS = 5
 _LOGS = ("zookeeper.log", "zookeeper.out")
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
@@ -81,13 +82,26 @@ class ZooKeeperProcess:
 
     def is_running(self) -> bool:
         """Whether the process lives and is this directory's server: numbers of processes are used again."""
+        return self._is_alive() and self._is_this_server()
+
+    def _is_alive(self) -> bool:
         with suppress(ChildProcessError):
             os.waitpid(self.pid, os.WNOHANG)  # if it is a child that has ended
         try:
-            process = psutil.Process(self.pid)
-            return process.status() != psutil.STATUS_ZOMBIE and str(self.directory / "zoo.cfg") in process.cmdline()
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
+
+    def _is_this_server(self) -> bool:
+        for _ in range(_LOOKS):
+            try:
+                arguments = psutil.Process(self.pid).cmdline()
+            except psutil.Error:
+                return False
+            if arguments:
+                return str(self.directory / "zoo.cfg") in arguments
+            time.sleep(_POLL_S)  # empty for a moment while a process replaces its program, as a starting Java does
+        return False
 
     def is_ready(self) -> bool:
         """Whether it serves clients; a member of an ensemble does so only in a quorum. Another server at its address is
@@ -98,7 +112,7 @@ class ZooKeeperProcess:
         """Raises Unavailable, with the server's last words, if it ends or takes longer."""
         deadline = time.monotonic() + timeout_s
         while not self.is_ready():
-            if not self.is_running():
+            if not self._is_alive():
                 raise Unavailable(f"ZooKeeper at {self.address} ended while starting; it said:\n{self._last_words()}")
             if time.monotonic() > deadline:
                 raise Unavailable(
