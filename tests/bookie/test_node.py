@@ -1,0 +1,167 @@
+"""A whole bookie on a metadata store: it registers last, stays registered, and comes back as what it was."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from kvstore.bookie import Bookie
+from kvstore.errors import ConfigError
+from kvstore.meta.layout import LayoutManager
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.registration import Bookies, RegistrationClient
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from tests.bookie.support import FAST, KEY, crash, packet, run, tiny
+from tests.sim.env import NodeCrashed, SimWorld
+from tests.sim.pause import pause
+
+L = LedgerId(7)
+
+
+@pytest.fixture
+def world(seed: int) -> Iterator[SimWorld]:
+    with SimWorld(seed, disk=FAST) as world:
+        yield world
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+class Started:
+    """A bookie and its session."""
+
+    def __init__(self, bookie: Bookie, store: MemoryStore) -> None:
+        self.bookie = bookie
+        self.store = store
+        self.client = RegistrationClient(store)
+
+    async def add(self, entry: int, payload: bytes = b"hello") -> Status:
+        answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+        body = packet(L, entry, payload)
+        self.bookie.storage.add(L, entry, body, KEY, recovery=False, done=answer.set_result)
+        return await answer
+
+    async def create_ledger(self) -> None:
+        fragment = Fragment(EntryId(0), (self.bookie.id,))
+        await LedgerManager(self.store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
+
+
+@asynccontextmanager
+async def started(world: SimWorld, tree: MemoryTree, **config: object) -> AsyncIterator[Started]:
+    store = MemoryStore(tree)
+    await LayoutManager(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
+    async with Bookie(world.env("b1"), tiny(**{"listen": "b1:3181", **config}), store) as bookie:
+        yield Started(bookie, store)
+
+
+def test_a_bookie_registers_where_it_listens_and_withdraws_when_it_stops(world: SimWorld, tree: MemoryTree) -> None:
+    async def scenario() -> None:
+        async with started(world, tree) as one:
+            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+            assert one.bookie.statistics()["new_incarnations"] == 1
+        assert await RegistrationClient(MemoryStore(tree)).bookies() == Bookies({}, {})
+
+    run(world, scenario())
+
+
+def test_others_are_told_the_address_that_is_advertised(world: SimWorld, tree: MemoryTree) -> None:
+    async def scenario() -> None:
+        async with started(world, tree, advertise="outside:9999") as one:
+            assert (await one.client.bookies()).writable == {one.bookie.id: "outside:9999"}
+
+    run(world, scenario())
+
+
+def test_a_bookie_comes_back_as_the_same_one_after_a_crash(world: SimWorld, tree: MemoryTree) -> None:
+    ids: list[BookieId] = []
+
+    async def first() -> None:
+        async with started(world, tree) as one:
+            ids.append(one.bookie.id)
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+            world.node("b1").crash(power=True)
+
+    async def second() -> None:
+        async with started(world, tree) as one:
+            assert one.bookie.id == ids[0]
+            assert one.bookie.statistics()["new_incarnations"] == 0
+            assert await one.add(1) is Status.OK
+            assert (await one.client.bookies()).writable == {ids[0]: "b1:3181"}
+
+    with pytest.raises(NodeCrashed):
+        run(world, first())
+    run(world, second())
+
+
+def test_a_lost_session_does_not_stop_a_bookie_and_it_registers_again_as_itself(
+    world: SimWorld, tree: MemoryTree
+) -> None:
+    async def scenario() -> None:
+        async with started(world, tree) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+            one.store.suspend()
+            assert await one.add(1) is Status.OK
+            one.store.expire()
+            assert await RegistrationClient(MemoryStore(tree)).bookies() == Bookies({}, {})
+            assert await one.add(2) is Status.OK
+            one.store.resume()
+            await pause(15)
+            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+
+    run(world, scenario())
+
+
+def test_a_full_disk_moves_the_registration_and_back(world: SimWorld, tree: MemoryTree) -> None:
+    async def scenario() -> None:
+        async with started(world, tree) as one:
+            await one.create_ledger()
+            disk = world.node("b1").disk
+            disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + 5 * 4096)
+            entry = 0
+            while await one.add(entry, b"x" * 300) is Status.OK:
+                entry += 1
+            await pause(1)
+            assert await one.client.bookies() == Bookies({}, {one.bookie.id: "b1:3181"})
+            disk.set_capacity(1 << 30)
+            await pause(5)
+            assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
+
+    run(world, scenario())
+
+
+def test_a_bookie_that_must_not_start_registers_nowhere(world: SimWorld, tree: MemoryTree) -> None:
+    async def first() -> None:
+        async with started(world, tree):
+            pass
+
+    async def second() -> None:
+        async with started(world, tree, name="b2"):
+            pass
+
+    run(world, first())
+    crash(world)
+    with pytest.raises(ConfigError, match="this one is called b2"):
+        run(world, second())
+    assert tree.children("/ledgers/available") == ["readonly"]
+
+
+def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: MemoryTree) -> None:
+    async def scenario() -> None:
+        async with started(world, tree, reclaim_interval_s=30.0) as one:
+            await one.create_ledger()
+            assert await one.add(0) is Status.OK
+            await LedgerManager(one.store).remove(L, -1)
+            await pause(31)
+            assert one.bookie.statistics()["dropped_ledgers"] == 1
+            assert await one.add(1) is Status.FENCED
+
+    run(world, scenario())
