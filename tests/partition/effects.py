@@ -40,7 +40,7 @@ def check_indexes(state: State) -> None:
 class Writer:
     """Writes what a leader would, from a seed. `log` is the entries, `model` what they amount to."""
 
-    def __init__(self, seed: int, keys: int = 20) -> None:
+    def __init__(self, seed: int, keys: int = 20, *, remembers_models: bool = True) -> None:
         self.random = Random(seed)
         self.log: list[LogEntry] = []
         self.model: dict[bytes, Record] = {}
@@ -51,13 +51,15 @@ class Writer:
         self.sent = [1, 1, 1]
         self.unacked = [1, 1, 1]
         self.keys = keys
+        self.remembers_models = remembers_models
         self.requests: list[tuple[RequestId, int, int | bytes]] = []
         """Every request id ever logged, the hash of its key, and its result."""
 
     def add(self, entry: Entry) -> LogEntry:
         logged = LogEntry(Position(LedgerId(1 + self.epoch), EntryId(len(self.log))), entry.encode())
         self.log.append(logged)
-        self.models.append(dict(self.model))
+        if self.remembers_models:
+            self.models.append(dict(self.model))
         return logged
 
     def control(self, kind: Kind) -> LogEntry:

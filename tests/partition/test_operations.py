@@ -107,6 +107,13 @@ def test_a_batch_is_all_or_nothing(p: Partition) -> None:
     assert p.state.key_count == 4
 
 
+def test_what_came_before_a_failed_batch_in_its_entry_stands(p: Partition) -> None:
+    failing = batch(b"a", (put(b"a", b"22"), put(b"a", b"333"), put(b"b", b"x"), increment(b"b", 1)))
+    results = p.do(put(b"a", b"1"), failing, append(b"a", b"x"), put(b"b", b"1", flags=Flag.IF_ABSENT))
+    assert isinstance(results.pop(1), InvalidRequest)
+    assert results == [1, (2, 2), 3]
+
+
 def test_independent_operations_of_a_batch_fail_each_for_itself(p: Partition) -> None:
     p.do(put(b"n", b"x"))
     results = p.do(batch(b"a", (put(b"a", b"1"), increment(b"n", 1), get(b"a"), meta(b"a")), Flag.INDEPENDENT))
