@@ -56,11 +56,15 @@ class HttpDoor:
             ]
         )
         self._runner = web.AppRunner(
-            app, access_log=None, max_line_size=HEADER_BYTES_MAX, max_field_size=HEADER_BYTES_MAX
+            app,
+            access_log=None,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            shutdown_timeout=SHUTDOWN_S,
         )
         await self._runner.setup()
         host, port = split_address(address)
-        await web.TCPSite(self._runner, host, port, shutdown_timeout=SHUTDOWN_S).start()
+        await web.TCPSite(self._runner, host, port).start()
 
     async def close(self) -> None:
         if self._runner is not None:
