@@ -36,7 +36,7 @@ class TcpTransport:
         return TcpListener(server, join_address(host, bound))
 
     async def connect(self, address: str, handler: StreamHandler) -> Stream:
-        """Raises OSError. The caller sets the deadline."""
+        """Raises OSError. The caller sets the deadline. If this raises, a connection that was made is lost."""
         host, port = split_address(address)
         opening = _Opening(handler)
         try:
@@ -44,30 +44,51 @@ class TcpTransport:
         except BaseException:
             opening.give_up()
             raise
+        stream.set_protocol(handler)  # type: ignore[arg-type]
         return stream
 
 
 class _Opening(asyncio.Protocol):
-    """Stands in for a handler until the connection is made, for uvloop makes it even if its caller has given up."""
+    """Stands before a handler until connect returns. A handler whose connection was made hears that it is lost, also
+    when its caller gives up in between, of which uvloop tells it nothing."""
 
     def __init__(self, handler: StreamHandler) -> None:
         self._handler = handler
         self._stream: Any = None
-        self._is_given_up = False
+        self._is_over = False
 
     def connection_made(self, transport: Any) -> None:
-        if self._is_given_up:
+        if self._is_over:
             transport.abort()
             return
         self._stream = transport
-        transport.set_protocol(self._handler)
         self._handler.connection_made(transport)
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_over:
+            self._handler.data_received(data)
+
+    def eof_received(self) -> bool | None:
+        return None if self._is_over else self._handler.eof_received()
+
+    def pause_writing(self) -> None:
+        self._handler.pause_writing()
+
+    def resume_writing(self) -> None:
+        if not self._is_over:
+            self._handler.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._stream is not None and not self._is_over:
+            self._is_over = True
+            self._handler.connection_lost(exc)
 
     def give_up(self) -> None:
         """Nobody waits for the connection any more."""
-        self._is_given_up = True
         if self._stream is not None:
             self._stream.abort()
+        self.connection_lost(None)
+        self._is_over = True
 
 
 def split_address(address: str) -> tuple[str, int]:

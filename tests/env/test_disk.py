@@ -244,6 +244,22 @@ def test_a_sync_that_ends_early_waits_for_those_before_it(tmp_path: Path) -> Non
     assert reports == [(0, None), (1, broken), (2, None)]
 
 
+def test_a_closed_file_is_let_go_of_once_its_syncs_are_over(tmp_path: Path) -> None:
+    def is_held() -> bool:
+        links = Path("/proc/self/fd").iterdir()
+        return any(os.path.realpath(link) == str(tmp_path / "f") for link in links)
+
+    syncs = StubbornSyncs()
+    file = DirectoryDisk(tmp_path, syncs).open("f", create=True)
+    for _ in range(2):
+        file.submit_sync(lambda error: None)
+    file.close()
+    syncs.submitted[1](None)
+    assert is_held()
+    syncs.submitted[0](None)
+    assert not is_held()
+
+
 @pytest.mark.parametrize("make", [ring, ThreadSyncs])
 def test_a_sync_that_fails_says_so(make: Callable[[], Syncs]) -> None:
     """A pipe cannot be synced."""

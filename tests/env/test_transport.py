@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
 from collections.abc import Callable, Coroutine
 from random import Random
@@ -137,6 +138,12 @@ def perform(request: pytest.FixtureRequest) -> Callable[[Scenario], None]:
         "simulation": in_simulation,
     }
     return drivers[request.param]
+
+
+class Echo(Recorder):
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self.stream.write(data)
 
 
 Perform = Callable[[Scenario], None]
@@ -318,12 +325,8 @@ def test_a_handler_that_keeps_its_half_open_can_still_send(perform: Perform) -> 
     perform(scenario)
 
 
-def test_the_connection_of_a_caller_that_gave_up_is_closed_if_it_came_to_be(perform: Perform) -> None:
+def test_a_caller_that_gives_up_leaves_no_connection_and_no_handler_in_doubt(perform: Perform) -> None:
     async def scenario(place: Place) -> None:
-        class Echo(Recorder):
-            def data_received(self, data: bytes) -> None:
-                self.stream.write(data)
-
         accepted: list[Recorder] = []
 
         def accept() -> Recorder:
@@ -331,15 +334,21 @@ def test_the_connection_of_a_caller_that_gave_up_is_closed_if_it_came_to_be(perf
             return accepted[-1]
 
         listener = await place.server.listen(place.any_port, accept)
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0):
-                await place.client.connect(listener.address, Recorder())
-        second = place.handler()
-        stream = await place.client.connect(listener.address, second)
-        stream.write(b"second")
-        await second.until(lambda: second.received)
-        for each in accepted[:-1]:
-            await each.until_lost()
+        callers = [place.handler() for _ in range(12)]
+        for turns, caller in enumerate(callers):
+            attempt = asyncio.get_running_loop().create_task(place.client.connect(listener.address, caller))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            attempt.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                (await attempt).abort()
+        last = place.handler()
+        (await place.client.connect(listener.address, last)).write(b"last")
+        await last.until(lambda: last.received)
+        for handler in (*callers, *(each for each in accepted if not each.received)):
+            if handler.is_made:
+                await handler.until_lost()
+            assert handler.calls in ([], ["made", "lost"], ["made", "eof", "lost"])
         listener.close()
 
     perform(scenario)

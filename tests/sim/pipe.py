@@ -82,7 +82,7 @@ class Pipe:
         self._there = network.link(source.process.name, other.process.name)
         self._back = network.link(other.process.name, source.process.name)
         self._items: deque[tuple[float, float, list[bytes] | Mark]] = deque()
-        """(arrives at, sent at, what)."""
+        """(arrives at, sent at, what). One arrives at its time or with the one before it, whichever is later."""
         self._timer: asyncio.TimerHandle | None = None
         self._stall: asyncio.TimerHandle | None = None
 
@@ -98,8 +98,6 @@ class Pipe:
         if item is Mark.RST and self._items and self._network.random.random() < 0.5:
             probe("network.reset_overtakes_data")
             self.drop()
-        if self._items:
-            at = max(at, self._items[-1][0])
         self._items.append((at, now, [item] if isinstance(item, bytes) else item))
         if len(self._items) == 1 and self._timer is None:
             self._timer = self._network.at(at, self._arrive)

@@ -4,6 +4,7 @@ tests/env/test_transport.py, for TCP and the simulation alike."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -324,6 +325,24 @@ def test_connecting_over_a_cut_hangs_until_it_heals_or_times_out() -> None:
         await scene.connect()
 
     play(scenario, seeds=5)
+
+
+def test_a_caller_that_gives_up_at_any_moment_leaves_no_connection() -> None:
+    async def scenario(scene: Scene) -> None:
+        for _ in range(20):
+            peer = Peer(scene.world)
+            client = scene.world.env("c")
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(client.random.uniform(0, 0.002)):
+                    (await client.transport.connect(ADDRESS, peer)).close()
+            await asyncio.sleep(1)
+            assert (peer.stream is None) == (peer.lost_at is None)
+        assert all(each.lost_at is not None for each in scene.accepted)
+        counts.append(len(scene.accepted))
+
+    counts: list[int] = []
+    play(scenario)
+    assert 0 < sum(counts) < 20 * 20
 
 
 def test_a_paused_process_still_has_connections_made_and_bytes_taken_by_its_kernel() -> None:

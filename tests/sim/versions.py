@@ -4,9 +4,10 @@ Versions put all writes of a key in one order, so nothing needs to be searched. 
 rank of the write that it found. A history is linearizable if and only if ranks respect real time: of two operations of
 which one ended before the other began, the later one has no lower rank, and a higher one if it is a write.
 
-A read of nothing has no version: it takes the lowest rank that fits, of those at which the key held nothing. A write of
-unknown outcome has the version under which a read, or the log, shows it; unseen, it did nothing, except that an unseen
-DEL excuses every read of nothing after its start. Give the log, and there is nothing left to excuse.
+A read of nothing has no version: it takes the lowest rank that fits, of those at which the key held nothing; the lowest
+of a later one is no lower, so that they need no comparing. A write of unknown outcome has the version under which a
+read, or the log, shows it; unseen, it did nothing, except that an unseen DEL excuses every read of nothing after its
+start. Give the log, and there is nothing left to excuse.
 """
 
 from __future__ import annotations
@@ -160,18 +161,14 @@ class _Key:
         """`floor`: by which end which rank was reached at least. `ceiling`: from which beginning on which rank was not
         exceeded."""
         empty = [0, *sorted(ranks[version] for version, write in self._writes.items() if write.value is None)]
-        chosen: list[tuple[float, int]] = []  # (ended, rank), rising in both
-        for read in sorted(filter(_found_nothing, self._operations), key=lambda o: o.began):
+        for read in filter(_found_nothing, self._operations):
             count = bisect_left(floor[0], read.began)
             least = floor[1][count - 1] if count else 0
-            before = bisect_left(chosen, (read.began, -1))
-            least = max(least, chosen[before - 1][1] if before else 0)
             index = bisect_left(empty, least)
             later = bisect_right(ceiling[0], read.ended)
             most = ceiling[1][later] if later < len(ceiling[1]) else inf
-            if index < len(empty) and empty[index] <= most:
-                _insert(chosen, (read.ended, empty[index]))
-            elif not any(o.kind is Kind.DEL and o.began <= read.ended for o in self._unknown):
+            fits = index < len(empty) and empty[index] <= most
+            if not fits and not any(o.kind is Kind.DEL and o.began <= read.ended for o in self._unknown):
                 raise Violation(f"the key held something all the time: {read}")
 
     # What conditions and counters saw
@@ -192,17 +189,6 @@ class _Key:
 
 def _higher(one: _Placed, other: _Placed) -> _Placed:
     return other if other.rank > one.rank else one
-
-
-def _insert(chosen: list[tuple[float, int]], entry: tuple[float, int]) -> None:
-    """Keep, for each end, the highest rank that ended by then."""
-    at = bisect_left(chosen, entry)
-    if at and chosen[at - 1][1] >= entry[1]:
-        return
-    last = at
-    while last < len(chosen) and chosen[last][1] <= entry[1]:
-        last += 1
-    chosen[at:last] = [entry]
 
 
 def _found_nothing(operation: Operation) -> bool:
