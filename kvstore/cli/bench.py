@@ -1,0 +1,96 @@
+"""`kvstore bench`: load on a cluster, with latency percentiles."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.data import Freshness, Level, Timeout
+from kvstore.cli.endpoints import Server, config_of, run
+from kvstore.cli.output import as_json, as_table
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    bench = typer.Typer(no_args_is_help=True, help="Load on a cluster, and how long its operations take.")
+    bench.command("run")(run_load)
+    bench.command()(suite)
+    app.add_typer(bench, name="bench")
+
+
+def run_load(
+    in_flight: Annotated[int, typer.Option(help="Operations under way at a time.")] = 64,
+    rate: Annotated[float, typer.Option(help="Begin so many per second (open loop). 0: as many as go.")] = 0.0,
+    seconds: Annotated[float, typer.Option(help="How long.")] = 10.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before that; not counted.")] = 1.0,
+    mix: Annotated[str, typer.Option(help="Operations and weights: get, put, increment, delete.")] = "get=50,put=50",
+    keys: Annotated[int, typer.Option(help="So many different keys, evenly drawn.")] = 100_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of values.")] = 100,
+    prefix: Annotated[str, typer.Option(help="What keys begin with. A {tag}: all in one partition.")] = "bench-",
+    level: Level = Freshness.linearizable,
+    seed: Annotated[int, typer.Option(help="Of the keys and the values.")] = 1,
+    timeout: Timeout = 5.0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Run one load with the Python client. With --rate latency counts from when an operation should have begun."""
+    from kvstore.cli import loads
+    from kvstore.client import AsyncClient
+    from kvstore.client import Level as Freshness_
+
+    load = loads.Load(
+        seconds=seconds,
+        warmup_s=warmup,
+        in_flight=in_flight,
+        rate=rate,
+        mix=loads.parse_mix(mix),
+        keys=keys,
+        value_bytes=value_bytes,
+        prefix=prefix.encode(),
+        level=Freshness_[level.name.upper()],
+        seed=seed,
+    )
+    config = config_of(data_dir, zookeeper, server, timeout)
+
+    async def main() -> loads.Outcome:
+        async with AsyncClient(config) as client:
+            return await loads.run_load(client, load)
+
+    found = run(main)
+    _print(found.document(), json=json)
+    if rate and found.rate < 0.99 * rate:
+        print(f"kvstore: {found.rate:.0f}/s instead of {rate:g}/s: the store or this machine is full", file=sys.stderr)
+
+
+def suite(
+    data_dir: Annotated[Path | None, typer.Option(help="Use this running local cluster; default: start one.")] = None,
+    runs: Annotated[int, typer.Option(help="Of each line; the median counts.")] = 3,
+    seconds: Annotated[float, typer.Option(help="Of each run.")] = 4.0,
+    only: Annotated[str, typer.Option(help="Only lines whose name holds this.")] = "",
+    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("reports/bench.json"),
+) -> None:
+    """Run the benchmark suite of a source checkout, beside etcd and Redis if they are installed."""
+    try:
+        module: Any = importlib.import_module("loadtest.suite")
+    except ModuleNotFoundError as error:
+        if error.name not in ("loadtest", "loadtest.suite"):
+            raise
+        print("kvstore: the suite is part of a source checkout; run this command in one", file=sys.stderr)
+        raise typer.Exit(2) from None
+    module.run_suite(data_dir=data_dir, runs=runs, seconds=seconds, only=only, out=out)
+
+
+def _print(document: dict[str, Any], *, json: bool) -> None:
+    if json:
+        print(as_json(document))
+        return
+    print(as_table(document["latencies"]))
+    errors = ", ".join(f"{count} {name}" for name, count in sorted(document["errors"].items())) or "none"
+    print(f"\n{document['per_s']}/s over {document['seconds']} s; errors: {errors}")

@@ -1,0 +1,48 @@
+"""Lines of redis-benchmark, run and read."""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+from typing import NamedTuple
+
+KEYS = 1_000_000
+
+
+class Line(NamedTuple):
+    """How a benchmark is run."""
+
+    command: str
+    """`set` or `get`."""
+    connections: int
+    value_bytes: int = 100
+    pipeline: int = 1
+    tag: str = ""
+    """All keys carry it, so they are of one partition; empty: all partitions."""
+
+
+class Figure(NamedTuple):
+    per_s: float
+    p50_ms: float
+    p99_ms: float
+
+
+def run_line(line: Line, address: str, requests: int) -> Figure:
+    """Run redis-benchmark against host:port. Raises RuntimeError with what it said."""
+    host, _, port = address.rpartition(":")
+    command = ["redis-benchmark", "-h", host, "-p", port, "-c", str(line.connections), "-n", str(requests)]
+    command += ["-r", str(KEYS), "-P", str(line.pipeline), "--csv", *_what(line)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    if done.returncode or not rows or "WARN" in done.stderr.upper() or "ERR" in done.stderr.upper():
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout[-300:]!r} {done.stderr[-300:]!r}")
+    row = rows[0]
+    return Figure(float(row["rps"]), float(row["p50_latency_ms"]), float(row["p99_latency_ms"]))
+
+
+def _what(line: Line) -> list[str]:
+    if not line.tag:
+        return ["-d", str(line.value_bytes), "-t", line.command]
+    key = f"{{{line.tag}}}:__rand_int__"
+    return ["GET", key] if line.command == "get" else ["SET", key, "x" * line.value_bytes]
