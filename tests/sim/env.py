@@ -234,7 +234,8 @@ class SimWorld:
         self.disk_config = disk or DiskConfig()
         self.clock_config = clock or ClockConfig()
         self.loop = SimLoop(self.fork("loop"))
-        self.trace = Trace(self.loop.time, text or (sys.stderr if os.environ.get("TRACE") else None))
+        text = text or (sys.stderr if os.environ.get("TRACE") else None)
+        self.trace = Trace(self.loop.time, text, order=lambda: self.loop.order)
         self.network = SimNetwork(self.loop, self.fork, self.trace, network)
         self.random = self.fork("test")
         self.fatals: list[tuple[str, str]] = []

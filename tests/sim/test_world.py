@@ -261,6 +261,25 @@ def test_the_trace_can_be_read() -> None:
     assert crash.split()[:3] == ["1.000000", "node-1", "crash"]
 
 
+def test_the_digest_tells_schedules_apart_and_does_not_depend_on_who_reads_the_trace() -> None:
+    def digest(seed: int, text: io.StringIO | None = None) -> str:
+        async def act(world: SimWorld) -> None:
+            for name in "abc":
+                world.node(name).start(idle)
+            await asyncio.sleep(10)
+
+        async def idle(env: Env) -> None:
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+        with SimWorld(seed, text=text) as world:
+            world.run(act(world))
+            return world.trace.digest()
+
+    assert digest(1) == digest(1, io.StringIO())
+    assert len({digest(seed) for seed in range(10)}) == 10
+
+
 def test_the_living_and_the_dead_are_buried_when_the_world_is_closed(caplog: pytest.LogCaptureFixture) -> None:
     log: list[str] = []
 

@@ -12,8 +12,12 @@ _BATCH = 1000
 class Trace:
     """A SHA-256 over (virtual time, node, kind, details). Cheap enough to be always on."""
 
-    def __init__(self, now: Callable[[], float], text: TextIO | None = None) -> None:
+    def __init__(
+        self, now: Callable[[], float], text: TextIO | None = None, *, order: Callable[[], int] = lambda: 0
+    ) -> None:
+        """`order` tells two schedules apart; it becomes part of the digest."""
         self._now = now
+        self._order = order
         self._text = text
         self._hash = hashlib.sha256()
         self._batch: list[tuple[object, ...]] = []
@@ -30,14 +34,16 @@ class Trace:
     def digest(self) -> str:
         """Of everything so far."""
         self._flush()
-        return self._hash.hexdigest()
+        whole = self._hash.copy()
+        whole.update(b"%d" % self._order())
+        return whole.hexdigest()
 
     def tail(self, count: int) -> str:
         """The last events, one a line."""
         return "".join(map(_line, [*self._before, *self._batch][-count:]))
 
     def _flush(self) -> None:
-        self._hash.update(repr(self._batch).encode())
+        self._hash.update("".join(map(repr, self._batch)).encode())
         if self._text is not None:
             self._text.writelines(map(_line, self._batch))
         self._before, self._batch = (self._before + self._batch)[-_BATCH:], []
