@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum, auto
+from math import inf, isinf
 from typing import assert_never
 
 from kvstore.partition.election import INCUMBENT_GRACE_S, OUT_S, RANK_DELAY_S, YIELD_OUT_S, LeaderRecord
@@ -229,7 +230,7 @@ class Owner:
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
         self.role = Role.STANDING
-        self._stand_at = float("inf")
+        self._stand_at = inf
         return [*commands, PublishAndRank()]
 
     def _ranked(self, rank: int, incumbent_serves: bool, now: float) -> list[Command]:
@@ -248,7 +249,9 @@ class Owner:
         return [*self._follow(None), ReadLeader()]
 
     def _tick(self, now: float) -> list[Command]:
-        if self.role is Role.STANDING and now >= self._stand_at:
+        if self.role is Role.STANDING:
+            if now < self._stand_at:  # the timer's clock is not ours: it may run ahead by a little
+                return [] if isinf(self._stand_at) else [WakeAt(self._stand_at)]
             self.role = Role.CLAIMING
             return [Claim()]
         if self.role is Role.FOLLOWING and self.leader is None:

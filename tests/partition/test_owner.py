@@ -60,6 +60,13 @@ def test_it_waits_its_rank_and_then_claims() -> None:
     assert owner.handle(Tick(), 10 + 2 * RANK_DELAY_S) == [Claim()]
 
 
+def test_a_timer_that_comes_a_little_early_is_set_again() -> None:
+    owner = owner_after(LeaderRead(None), Ranked(2, False))
+    at = 2 * RANK_DELAY_S
+    assert owner.handle(Tick(), at - 1e-6) == [WakeAt(at)]
+    assert owner.handle(Tick(), at) == [Claim()]
+
+
 def test_it_stands_no_more_once_another_leads() -> None:
     owner = owner_after(LeaderRead(None), Ranked(2, False))
     assert owner.handle(LeaderRead(OTHERS), 0.1) == [Follow(OTHER)]
