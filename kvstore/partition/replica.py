@@ -279,7 +279,7 @@ class Replica:
     # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
 
     def _start_tail(self) -> None:
-        if self._tailing is None and self.failure is None:
+        if self._tailing is None and self.failure is None and self.role is not Role.STOPPED:
             self._tailing = self._env.nursery.spawn(self._follow_log(), name=f"{self._partition} tail")
 
     async def _follow_log(self) -> None:

@@ -37,6 +37,7 @@ class PeerLinks:
         """The last ones known: a server whose znode is gone may still be there."""
         self._refused_at: dict[ServerId, float] = {}
         self.lost_links = 0
+        self._is_closed = False
 
     # ── for the dispatcher ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -98,15 +99,16 @@ class PeerLinks:
         }
 
     async def close(self) -> None:
-        """End every link; what is under way on them is answered as on a loss."""
+        """End every link, and make no more; what is under way on them is answered as on a loss."""
+        self._is_closed = True
         for server in sorted(self._links):
             self._links[server].close()
         await self._nursery.close()
 
     def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
-        """Begin to connect. None if no address is known, or the last attempt failed a moment ago."""
+        """Begin to connect. None if no address is known, if the last attempt failed a moment ago, or after `close`."""
         address = self._address_of(server)
-        if address is None or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S):
+        if address is None or self._is_closed or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S):
             return None
         link = self._links[server] = Link(self, server)
         self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
