@@ -1,4 +1,5 @@
 """A bookie's cookie ↔ bytes: what ties its directories to its id, kept in each directory and in the metadata store.
+Decides only.
 
     cookie := "5" LF protobuf text of CookieFormat
 

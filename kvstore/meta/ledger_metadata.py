@@ -8,7 +8,7 @@
 Version 1's lines: write quorum, ensemble size, length, then `first TAB bookie TAB bookie …` for each fragment, then, if
 closed, `last TAB CLOSED` (-102 for last: in recovery).
 
-The ledger's id is not in the bytes; the path says it.
+The ledger's id is not in the bytes; the path says it. Decides only.
 """
 
 from __future__ import annotations

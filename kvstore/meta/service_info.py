@@ -1,4 +1,5 @@
-"""Where a bookie listens ↔ the bytes of its registration. A bookie's id says nothing about its address."""
+"""Where a bookie listens ↔ the bytes of its registration. A bookie's id says nothing about its address.
+Decides only."""
 
 from __future__ import annotations
 

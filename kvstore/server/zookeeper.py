@@ -156,14 +156,20 @@ class ZooKeeperProcess:
 
 
 def start_standalone(
-    directory: Path, port: int = 0, *, detached: bool = False, environ: Mapping[str, str] = os.environ
+    directory: Path,
+    port: int = 0,
+    *,
+    detached: bool = False,
+    settings: str = "",
+    environ: Mapping[str, str] = os.environ,
 ) -> ZooKeeperProcess:
     """Start a single server with its files in `directory` (0: on any free port), and wait until it serves.
 
-    `detached`: it survives signals to this process's group. Raises ConfigError without pyspark or Java, Unavailable.
+    `detached`: it survives signals to this process's group. `settings`: more lines for zoo.cfg. Raises ConfigError
+    without pyspark or Java, Unavailable.
     """
     directory = directory.absolute()
-    process = _launch(directory, _HOST, port or free_port(), members="", detached=detached, environ=environ)
+    process = _launch(directory, _HOST, port or free_port(), settings, detached=detached, environ=environ)
     return _ready_or_killed([process])[0]
 
 
@@ -179,7 +185,7 @@ def start_ensemble(
         folder = directory / f"zookeeper-{i + 1}"
         (folder / "data").mkdir(parents=True, exist_ok=True)
         (folder / "data" / "myid").write_text(f"{i + 1}\n")
-        processes.append(_launch(folder, _HOST, ports[3 * i], members=members, detached=False, environ=environ))
+        processes.append(_launch(folder, _HOST, ports[3 * i], members, detached=False, environ=environ))
     return _ready_or_killed(processes)
 
 
@@ -211,11 +217,11 @@ def _ready_or_killed(processes: list[ZooKeeperProcess]) -> list[ZooKeeperProcess
 
 
 def _launch(
-    directory: Path, host: str, port: int, *, members: str, detached: bool, environ: Mapping[str, str]
+    directory: Path, host: str, port: int, settings: str, *, detached: bool, environ: Mapping[str, str]
 ) -> ZooKeeperProcess:
     (directory / "data").mkdir(parents=True, exist_ok=True)
     where = f"dataDir={directory / 'data'}\nclientPortAddress={host}\nclientPort={port}\n"
-    (directory / "zoo.cfg").write_text(_CONFIG + where + members)
+    (directory / "zoo.cfg").write_text(_CONFIG + where + settings)
     (directory / "log4j2.xml").write_text(_LOGGING.format(log=directory / "zookeeper.log"))
     return _spawn(directory, f"{host}:{port}", detached=detached, environ=environ)
 

@@ -1,0 +1,90 @@
+"""The ZooKeeper driver over TLS with certificates on both sides. A real server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+from cryptography.hazmat.primitives import serialization
+
+from kvstore.errors import MetadataUnavailable
+from kvstore.meta.store import SessionState
+from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.zookeeper_session import Tls
+from kvstore.server.zookeeper import free_port, start_standalone
+from tests.meta.drivers import States
+
+pytestmark = pytest.mark.needs_zookeeper
+
+
+def write(folder: Path, ca: trustme.CA, name: str, *hosts: str) -> Path:
+    """A certificate with its key in one file; the key in PKCS #8, the form that ZooKeeper reads."""
+    issued = ca.issue_cert(*hosts)
+    key = serialization.load_pem_private_key(issued.private_key_pem.bytes(), None).private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    )
+    path = folder / f"{name}.pem"
+    path.write_bytes(key + b"".join(each.bytes() for each in issued.cert_chain_pems))
+    return path
+
+
+class Secured:
+    """A server that speaks TLS only with those who have a certificate of its authority."""
+
+    def __init__(self, folder: Path, hosts: tuple[str, ...]) -> None:
+        self.folder, self.authority = folder, trustme.CA()
+        self.ca = folder / "ca.pem"
+        self.ca.write_bytes(self.authority.cert_pem.bytes())
+        port = free_port()
+        self.address = f"127.0.0.1:{port}/kv"
+        server = write(folder, self.authority, "server", *hosts)
+        self.process = start_standalone(
+            folder / "zookeeper",
+            settings=(
+                "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
+                f"secureClientPortAddress=127.0.0.1\nsecureClientPort={port}\nssl.clientAuth=need\n"
+                f"ssl.keyStore.location={server}\nssl.keyStore.type=PEM\n"
+                f"ssl.trustStore.location={self.ca}\nssl.trustStore.type=PEM\n"
+            ),
+        )
+
+    def client(self, authority: trustme.CA | None = None) -> Tls:
+        pem = str(write(self.folder, authority or self.authority, "client", "client"))
+        return Tls(ca=str(self.ca), certfile=pem, keyfile=pem)
+
+
+@pytest.fixture
+def secured(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Secured]:
+    secured = Secured(tmp_path, getattr(request, "param", ("127.0.0.1", "localhost")))
+    yield secured
+    secured.process.kill()
+
+
+async def test_a_client_with_a_certificate_works_also_after_a_broken_connection(secured: Secured) -> None:
+    store = await ZooKeeperStore.connect(secured.address, tls=secured.client())
+    try:
+        await store.create("/a", bytes(100_000))
+        states = States(store)
+        store.break_connection()
+        await states.wait_for(SessionState.CONNECTED)
+        assert len((await store.get("/a"))[0]) == 100_000
+    finally:
+        await store.close()
+
+
+async def test_a_client_of_another_authority_is_refused(secured: Secured) -> None:
+    with pytest.raises(MetadataUnavailable):
+        await ZooKeeperStore.connect(secured.address, tls=secured.client(trustme.CA()), connect_timeout_s=2)
+
+
+async def test_a_client_without_tls_is_refused(secured: Secured) -> None:
+    with pytest.raises(MetadataUnavailable):
+        await ZooKeeperStore.connect(secured.address, connect_timeout_s=2)
+
+
+@pytest.mark.parametrize("secured", [("another.example",)], indirect=True)
+async def test_a_server_with_another_hosts_certificate_is_refused(secured: Secured) -> None:
+    with pytest.raises(MetadataUnavailable):
+        await ZooKeeperStore.connect(secured.address, tls=secured.client(), connect_timeout_s=2)
