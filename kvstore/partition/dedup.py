@@ -12,7 +12,6 @@ client sent; the table is rebuilt from these rows at start.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from struct import Struct
 from typing import Any
 
@@ -138,12 +137,11 @@ class RetryTable:
         """The engine row of request ids just applied. It holds each client's largest values so far: the rows that
         brought them may be gone when the table is rebuilt."""
         clients = [self._clients[each] for each in requests.clients]
-        columns = replace(
-            requests,
-            first_unacked=[client.first_unacked for client in clients],
-            seen_ms=[client.seen_ms for client in clients],
-        )
-        return _row_head.pack(ROW_FORMAT, time_ms) + requests_message(columns).SerializeToString()
+        message = entry_pb2.Requests()
+        message.CopyFrom(requests.message or requests_message(requests))
+        message.first_unacked[:] = [client.first_unacked for client in clients]
+        message.seen_ms[:] = [client.seen_ms for client in clients]
+        return _row_head.pack(ROW_FORMAT, time_ms) + message.SerializeToString()
 
     def forget(self, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
         """Forget clients idle for the window at record time `time_ms`. Returns the rows that are needed no more."""

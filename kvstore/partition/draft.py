@@ -94,8 +94,9 @@ class Draft:
         columns = self._requests
         if columns is None:
             columns = self._requests = Requests([], [], [], [], [], [], [], [], [])
-        number = self._clients.setdefault(client, len(self._clients))
-        if number == len(columns.clients):
+        number = self._clients.get(client)
+        if number is None:
+            number = self._clients[client] = len(self._clients)
             columns.clients.append(client)
             columns.first_unacked.append(first_unacked)
             columns.seen_ms.append(seen_ms)
@@ -105,12 +106,16 @@ class Draft:
                 columns.first_unacked[number] = self.layer.first_unacked[client] = first_unacked
             if seen_ms > columns.seen_ms[number]:
                 columns.seen_ms[number] = seen_ms
+        mutation = len(self.keys) - 1
+        count = len(columns.sequences)
         columns.client.append(number)
         columns.sequences.append(sequence)
         columns.hashes.append(hash_of_key)
-        columns.mutations.append(len(self.keys) - 1)
-        columns.results.append(b"" if result.__class__ is int and result == self.last_seq else encode_result(result))
-        columns.touched.append(touched)
+        columns.mutations.append(mutation)
+        if result.__class__ is not int or result != self.first_seq + mutation:
+            _set_at(columns.results, count, encode_result(result))
+        if touched:
+            _set_at(columns.touched, count, touched)
         self.layer.requests[client, sequence, hash_of_key] = result
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -148,9 +153,14 @@ class Draft:
         made.expires_ms, made.replaced_ms = self.expires_ms, self.replaced_ms
         columns = self._requests
         if columns is not None:
-            if not any(columns.results):
-                columns.results = []
-            if not any(columns.touched):
-                columns.touched = []
+            for column in (columns.results, columns.touched):
+                if column:
+                    column += [b""] * (len(columns.sequences) - len(column))
             made.requests = columns
         return made
+
+
+def _set_at(column: list[bytes], index: int, value: bytes) -> None:
+    """Append `value` as element `index` of a column that is empty up to there."""
+    column += [b""] * (index - len(column))
+    column.append(value)

@@ -7,7 +7,7 @@ message (kvstore/proto/entry.proto) is in columns; docs/formats.md (Entry payloa
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -88,6 +88,8 @@ class Requests:
     """Empty: the mutation's sequence. All empty: no list at all."""
     touched: list[bytes]
     """Tokens of a batch's keys. All empty: no list at all."""
+    message: entry_pb2.Requests | None = field(default=None, compare=False, repr=False)
+    """The columns as they are on the wire, once they are."""
 
 
 class Entry:
@@ -176,7 +178,8 @@ class Entry:
         if self.replaced_ms:
             message.replaced_ms.extend(self.replaced_ms)
         if self.requests is not None:
-            message.requests.CopyFrom(requests_message(self.requests))
+            self.requests.message = requests_message(self.requests)
+            message.requests.CopyFrom(self.requests.message)
         if self.check_seq:
             message.check.seq, message.check.crc = self.check_seq, self.check_crc
         return message.SerializeToString()
@@ -264,7 +267,7 @@ def requests_message(requests: Requests) -> entry_pb2.Requests:
     )
     if len(requests.clients) > 1:
         message.client.extend(requests.client)
-    if requests.mutations != list(range(count)):
+    if requests.mutations[-1] != count - 1 or requests.mutations != list(range(count)):
         message.mutations.extend(requests.mutations)
     return message
 
@@ -283,6 +286,7 @@ def requests_of(message: entry_pb2.Requests) -> Requests:
         list(message.mutations) or list(range(count)),
         list(message.results),
         list(message.touched),
+        message,
     )
     clients = len(requests.clients)
     fits = clients == len(requests.first_unacked) == len(requests.seen_ms)

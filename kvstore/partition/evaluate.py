@@ -11,7 +11,7 @@ from typing import Any
 
 import mmh3
 
-from kvstore.errors import Overloaded, StoreError
+from kvstore.errors import Overloaded, RequestExpired, StoreError
 from kvstore.partition import entry as entries
 from kvstore.partition.commands import (
     KEY_BYTES_MAX,
@@ -105,15 +105,24 @@ class Evaluator:
         written = draft.layer.rows
         for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
             op, sink, token = item
-            plain = op[0] == _PUT and not op[4] and not op[3] and op[6] is None
-            if plain and key not in touched and key not in written and (row is None or row[0] < EXPIRES):
-                result: Result = self._put(draft, key, row_key, op[2], row)
+            result: Result
+            if (
+                op[0] == _PUT
+                and not (op[3] or op[4])
+                and key not in touched
+                and key not in written
+                and (row is None or row[0] < EXPIRES)
+            ):
+                if op[6] is None:
+                    result = self._put(draft, key, row_key, op[2], row)
+                else:
+                    result = self._put_once(draft, key, row_key, op[2], row, op[6])
             elif op[0] == _DELETE_RANGE:
                 result = self._delete_range(op, item, rest)
                 if result is UNTOUCHED:
                     continue
             else:
-                result = self._decide(op)
+                result = self._decide(op, row_key)
             replies.append((sink, token, result))
         self._stored = {}
         return Decided(self._finish(draft), draft.data_keys, replies, rest)
@@ -176,6 +185,22 @@ class Evaluator:
         draft.layer.rows[key] = (value, seq, created, draft.time_ms, 0)
         return seq
 
+    def _put_once(
+        self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None, request: RequestId
+    ) -> Result:
+        """The same with a request id."""
+        hash_of_key = _hash(key, row_key)
+        try:
+            known = self._known(request, hash_of_key)
+        except StoreError as error:
+            return error
+        if known is not UNTOUCHED:
+            return known
+        result = self._put(draft, key, row_key, value, row)
+        if result.__class__ is int:
+            draft.answer(request, hash_of_key, result)
+        return result
+
     def _refusal(self, key: bytes, value: bytes) -> StoreError:
         try:
             check_sizes(key, value)
@@ -183,7 +208,7 @@ class Evaluator:
             return error
         raise AssertionError("refused without a reason")
 
-    def _decide(self, op: Op) -> Result | StoreError:
+    def _decide(self, op: Op, row_key: bytes) -> Result | StoreError:
         """The result of any operation but DELETE_RANGE, or why it is refused."""
         if op[0] == REAP:
             for key in op[2]:
@@ -194,7 +219,7 @@ class Evaluator:
         try:
             if request is None:
                 return MUTATIONS[op[0]](self, op)
-            hash_of_key = self._hash(key)
+            hash_of_key = _hash(key, row_key)
             known = self._known(request, hash_of_key)
             if known is not UNTOUCHED:
                 return known
@@ -208,16 +233,18 @@ class Evaluator:
             return error
         return result
 
-    def _hash(self, key: bytes) -> int:
-        return int.from_bytes(data_key(key)[1:5], "big") << 32 | mmh3.hash(key, 1, False)
-
     def _known(self, request: RequestId, hash_of_key: int) -> Result:
         """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused."""
         draft = self.draft
         client, sequence, _, _ = request
-        result = draft.layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
-        if result is UNTOUCHED:
-            result = self._overlay.find_request(request, hash_of_key)
+        acknowledged = draft.layer.first_unacked.get(client)
+        if acknowledged is not None:
+            result = draft.layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
+            if result is not UNTOUCHED:
+                return result
+            if sequence < acknowledged:
+                raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+        result = self._overlay.find_request(request, hash_of_key)
         if result is not UNTOUCHED:
             return result
         remembered = self._state.retries.find(request, hash_of_key, draft.time_ms)
@@ -229,7 +256,7 @@ class Evaluator:
         """How many keys were deleted; UNTOUCHED if the operation goes on in the next batch. Keys go one by one, as
         effects: a range of many is not atomic, and its request id stands with its last key."""
         _, start, end, request, *so_far = op
-        count, hash_of_key = so_far or (0, self._hash(start))
+        count, hash_of_key = so_far or (0, _hash(start, data_key(start)))
         try:
             known = UNTOUCHED if request is None or so_far else self._known_range(request, hash_of_key)
         except StoreError as error:
@@ -270,6 +297,11 @@ class Evaluator:
         own = self.draft.layer.rows.items()
         changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
         return changed
+
+
+def _hash(key: bytes, row_key: bytes) -> int:
+    """dedup.key_hash of a key whose token is at hand."""
+    return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
 
 
 def _tokens(op: Op) -> bytes:

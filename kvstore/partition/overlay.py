@@ -67,11 +67,14 @@ class Overlay:
         """The result of the request if it is in flight, else UNTOUCHED. Raises RequestExpired for a late duplicate of
         what the client has acknowledged in a request in flight."""
         client, sequence, _, _ = request
+        acknowledged = 0
         for layer in self.layers:
-            result = layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
-            if result is not UNTOUCHED:
-                return result
-        for layer in self.layers:
-            if sequence < layer.first_unacked.get(client, 0):
-                raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+            first_unacked = layer.first_unacked.get(client)
+            if first_unacked is not None:
+                result = layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
+                if result is not UNTOUCHED:
+                    return result
+                acknowledged = max(acknowledged, first_unacked)
+        if sequence < acknowledged:
+            raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
         return UNTOUCHED

@@ -28,6 +28,7 @@ TOKEN_BYTES_MAX = 16 << 20
 _KEYS_PER_READ = 64
 
 _GET, _META = int(Code.GET), int(Code.META)
+_KEYS_ONLY = int(Flag.KEYS_ONLY)
 
 
 class Expired(NamedTuple):
@@ -74,9 +75,9 @@ def steps(state: State, op: Op, now_ms: int) -> Steps:
             return state.key_count
         case Code.SCAN:
             _, start, end, limit, flags, *_ = op
-            return scan(state, start, end, limit, flags, now_ms)
+            return scan(state, start, end, limit, int(flags), now_ms)
         case Code.SCAN_TOKENS:
-            flags = op[4] if len(op) > 4 else 0
+            flags = int(op[4]) if len(op) > 4 else 0
             return (yield from _scan_tokens(state, op[1], op[2], flags, now_ms))
     raise InvalidRequest(f"want a read, got operation {op[0]}")
 
@@ -151,7 +152,7 @@ def _take(
         if record.expires_ms > record_time_ms:
             expired.append(key)
         return 0
-    if flags & Flag.KEYS_ONLY:
+    if flags & _KEYS_ONLY:
         record = record._replace(value=b"")
     items.append((key, record))
     return len(key) + len(record.value)
