@@ -18,9 +18,10 @@ T = TypeVar("T")
 
 
 def read(path: Path, cls: type[T], overrides: Mapping[str, Any] | None = None) -> T:
-    """The configuration in a TOML file, with `overrides` in place of its top-level values. Raises ConfigError naming
-    the
-    file and every fault in it."""
+    """The configuration in a TOML file, with `overrides` in place of its top-level values.
+
+    Raises ConfigError naming the file and every fault in it.
+    """
     try:
         table = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -34,9 +35,10 @@ def read(path: Path, cls: type[T], overrides: Mapping[str, Any] | None = None) -
 
 
 def from_table(table: Mapping[str, Any], cls: type[T]) -> T:
-    """Build `cls` from a table. A nested dataclass is a table of its own. Raises ConfigError with every fault, each by
-    its
-    dotted name."""
+    """Build `cls` from a table; a nested dataclass is a table of its own.
+
+    Raises ConfigError with every fault, each by its dotted name.
+    """
     faults: list[str] = []
     value = _build(table, cls, "", faults)
     if faults:

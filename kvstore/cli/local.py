@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
     from kvstore.server.layout import ClusterFile
-
-DataDir = Annotated[Path, typer.Option(help="Where the cluster keeps its data.")]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -26,6 +24,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     node = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
     node.command()(run)
+    node.command()(drain)
     app.add_typer(node, name="node")
 
 
@@ -93,6 +92,50 @@ def run(
     from kvstore.server.node import run_node
 
     run_node(config, insecure=insecure)
+
+
+def drain(
+    node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.")] = 30,
+    json: Json = False,
+) -> None:
+    """Take a node out of service: it hands over what it leads and leads nothing until it is started again."""
+    from kvstore.cli.cluster import Tools, with_tools
+    from kvstore.errors import ConfigError, NoSuchNode
+    from kvstore.meta import paths
+    from kvstore.server.members import Member
+    from kvstore.types import ServerId
+
+    async def address(tools: Tools) -> str:
+        try:
+            data, _ = await tools.store.get(paths.server(ServerId(node)))
+        except NoSuchNode:
+            raise ConfigError(f"no node {node!r} is up") from None
+        return Member.decode(data).grpc
+
+    handed_over = _drain(with_tools(data_dir, zookeeper, address), timeout)
+    if json:
+        print(as_json({"node": node, "handed_over": handed_over}))
+    else:
+        print(f"{node} has handed over {', '.join(handed_over)}" if handed_over else f"{node} led nothing")
+
+
+def _drain(address: str, timeout_s: float) -> list[str]:
+    import grpc
+
+    from kvstore.proto import admin_pb2, admin_pb2_grpc
+    from kvstore.rpc.channels import channel_options
+    from kvstore.rpc.status import from_rpc_error
+
+    with grpc.insecure_channel(address, options=channel_options()) as channel:
+        try:
+            request = admin_pb2.DrainRequest(timeout_s=timeout_s)
+            answer = admin_pb2_grpc.AdminStub(channel).Drain(request, timeout=timeout_s + 5)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from error
+    return list(answer.handed_over)
 
 
 def _welcome(found: ClusterFile, data_dir: Path) -> str:

@@ -176,9 +176,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.roles:
-        node.bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie), store)
-        await node.bookie.start()
-        stack.push_async_callback(node.bookie.close)
+        bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie), store)
+        node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     view = BookieView(store)
     await view.start(env.nursery)

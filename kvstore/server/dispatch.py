@@ -1,9 +1,8 @@
 """Sends each operation to the replica that may answer it: here by a plain call, elsewhere in the frames of a peer link.
 
 An operation whose leader is not known, or which its supposed leader refused, waits here, bounded in number and time,
-until
-the topology has changed or the leader says so. What waits for a partition keeps its order, and what comes later waits
-behind it.
+until the topology has changed or the leader says so. What waits for a partition keeps its order, and what comes later
+waits behind it.
 """
 
 from __future__ import annotations
@@ -125,9 +124,11 @@ class Dispatcher:
     def submit(
         self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
     ) -> None:
-        """Carry out an operation on the partition that owns its key, or on `partition`. `sink.complete(token, …)`
-        follows,
-        once, never from inside this call. An operation that names a later ring than the one known here waits for it."""
+        """Carry out an operation on the partition that owns its key, or on `partition`.
+
+        `sink.complete(token, …)` follows, once, never from inside this call. An operation that names a later ring than
+        the one known here is delayed until that has been read again.
+        """
         if partition is None:
             partition = self._partition_of(op[1])
         local = self._local.get(partition)

@@ -1,5 +1,7 @@
-"""What a server knows of its cluster: the ring, who leads, who is up. Immutable values and their znodes' bytes. Decides
-only."""
+"""What a server knows of its cluster: the ring, who leads, who is up. Immutable values, and their znodes' bytes.
+
+Decides only.
+"""
 
 from __future__ import annotations
 

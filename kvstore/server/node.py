@@ -8,6 +8,7 @@ import logging
 import logging.handlers
 import os
 import signal
+import traceback
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +18,7 @@ from kvstore import config as toml
 from kvstore.env.disk import lock_dir
 from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
-from kvstore.errors import ConfigError, MetadataUnavailable
+from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.partition.engine import Engine
 from kvstore.partition.engine_rocks import RocksEngine
@@ -31,6 +32,7 @@ log = logging.getLogger(__name__)
 
 LOG_BYTES_MAX = 16 << 20
 LOG_FILES = 4
+START_AGAIN_S = 0.5
 STOP_TIMEOUT_S = 12.0
 """Handing over takes less; what takes longer is ended."""
 
@@ -44,6 +46,9 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
     lock = lock_dir(config.data_dir)
     try:
         run(_run(config))
+    except BaseException as error:
+        log.critical("node=%s ends: %r", config.id, error)
+        raise
     finally:
         lock.close()
         logging.shutdown()
@@ -72,6 +77,7 @@ class Process:
 async def _run(config: NodeConfig) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
+    loop.set_exception_handler(_callback_failed)
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
     env = real_env(config.data_dir, name=config.id, on_error=_task_failed)
@@ -79,8 +85,12 @@ async def _run(config: NodeConfig) -> None:
     http = HttpDoor(process)
     await http.open(config.http)
     try:
-        stopping = env.nursery.spawn(_serve(config, env, process, stop), name="serve")
-        await stopping
+        while not stop.is_set():
+            try:
+                await _serve(config, env, process, stop)
+            except (MetadataUnavailable, MetadataUnknown) as error:
+                log.warning("the metadata store went away while the node started; trying again: %s", error)
+                await asyncio.sleep(START_AGAIN_S)
     finally:
         await http.close()
         await env.nursery.close()
@@ -137,6 +147,23 @@ def _task_failed(name: str, error: BaseException) -> None:
     end_process(f"task {name} failed: {error!r}")
 
 
+def _callback_failed(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+    """An error has left a callback of the event loop. One of ours has not done what others rely on: end, as for a task.
+    A connection's own callback only costs the connection."""
+    error = context.get("exception")
+    ours = isinstance(error, BaseException) and "protocol" not in context and _is_from_here(error)
+    loop.default_exception_handler(context)
+    if ours:
+        end_process(f"a callback failed: {error!r}")
+
+
+def _is_from_here(error: BaseException) -> bool:
+    """Whether the error was raised in this package's code, or by what that called."""
+    package = str(Path(__file__).parent.parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(frame.filename.startswith(package) for frame in frames)
+
+
 def _log_to(config: NodeConfig) -> None:
     handler: logging.Handler = logging.StreamHandler()
     if config.log_dir is not None:
@@ -147,6 +174,3 @@ def _log_to(config: NodeConfig) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)
     logging.getLogger("kazoo").setLevel(logging.WARNING)
     logging.captureWarnings(True)
-
-
-__all__ = ["ConfigError", "run_node"]

@@ -1,8 +1,7 @@
 """One link to another server: a connection for operations that it leads and for the calls between replicas.
 
 What is submitted in one turn of the event loop leaves as one frame, and results come back in frames. When a link
-breaks,
-what had not been sent, and reads, go back to the dispatcher; a mutation that had been sent is OutcomeUnknown.
+breaks, what had not been sent, and reads, go back to the dispatcher; a mutation that had been sent is OutcomeUnknown.
 """
 
 from __future__ import annotations

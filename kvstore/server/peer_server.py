@@ -175,6 +175,9 @@ class PeerSession:
             reply = Answer(call.number, body)
         except StoreError as error:
             reply = Answer(call.number, b"", error)
+        except Exception:  # the root of a task: what another server sends must not end this one
+            log.exception("server=%s asked what cannot be answered: %s", self._server, call.method)
+            return self.close()
         finally:
             self._calls -= 1
         self._write(frames.encode(reply))

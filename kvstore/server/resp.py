@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -17,8 +18,9 @@ from kvstore.types import PartitionId
 
 INPUT_BYTES_MAX = 256 << 20
 """Incomplete commands, over all connections."""
-SPECIALS_MAX = 64
-"""Scans and the like under way at once, over all connections."""
+CLOSE_S = 1.0
+"""How long a stop waits for what is under way; what is not done then is answered to nobody."""
+CLOSE_LOOKS = 50
 
 AcceptPeer = Callable[[list[bytes], Stream], StreamHandler]
 
@@ -42,7 +44,6 @@ class RespServer:
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._full: dict[RespConnection, None] = {}
-        self._specials = 0
         self._last_id = 0
         self._listener: Listener | None = None
 
@@ -57,6 +58,12 @@ class RespServer:
             self._listener.close()
         for connection in list(self._connections):
             connection.close_soon()
+        for _ in range(CLOSE_LOOKS):
+            if all(connection.is_done() for connection in self._connections):
+                break
+            await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
+        for connection in list(self._connections):
+            connection.abort()
         await self._nursery.close()
 
     def statistics(self) -> dict[str, int]:
@@ -109,7 +116,7 @@ class RespServer:
             if total <= self._limits.output_bytes_max:
                 return
         self.slow_readers_closed += 1
-        connection.end_slow_reader()
+        connection.abort()
 
     def now_ms(self) -> int:
         return self._env.clock.wall_ms()

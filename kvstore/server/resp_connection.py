@@ -1,23 +1,26 @@
 """One Redis client's connection: bytes in, operations to the backend, replies out in the order of the commands.
 
-Commands are submitted as they arrive, many at once; their results come in any order and wait for their turn. A
-request's
-token holds its place in that order and, in its low bits, the format of its reply, so that nothing else is kept per
-operation. What a client may rely on from a server that does one thing after the other is kept: an operation on a key
-that another one of this connection is changing, and a command about more than keys, wait until all before are answered.
+Commands are submitted as they arrive, many at once; their results come in any order and wait for their turn. The token
+of a request holds its place in that order and, in its low bits, the format of its reply, so that nothing else is kept
+per operation. What a client may rely on from a server that does one thing after the other is kept: an operation on a
+key that another one of this connection is changing, and a command about more than keys, wait until all before are
+answered.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import StoreError
-from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Op
+from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code
 from kvstore.server import resp_replies as replies
 from kvstore.server import resp_specials as specials
 from kvstore.server.resp_commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
+from kvstore.server.resp_gather import Gather
+from kvstore.server.resp_hazards import Hazards
 from kvstore.server.resp_parser import Command, Parser, Unfit
 from kvstore.server.resp_replies import FORMATS, Fmt
 from kvstore.server.resp_session import Session
@@ -25,6 +28,8 @@ from kvstore.server.resp_session import Session
 if TYPE_CHECKING:
     from kvstore.env import Stream, StreamHandler
     from kvstore.server.resp import RespServer
+
+log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1024
 """Commands of one connection that are not answered yet; what comes after them stays unread."""
@@ -34,10 +39,8 @@ OUTPUT_HIGH_BYTES = 1 << 20
 """From here on no more of the client's commands are begun."""
 _FORMAT_BITS = 6
 _FORMAT_MASK = (1 << _FORMAT_BITS) - 1
-_HAZARDS_MAX = 4 * IN_FLIGHT_MAX
 
-_GET, _META, _PUT = int(Code.GET), int(Code.META), int(Code.PUT)
-_READS = frozenset({_GET, _META})
+_GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 
@@ -57,9 +60,7 @@ class RespConnection:
         """Commands whose reply is in `_out` or sent; the reply of number `_answered` is the next one."""
         self._early: dict[int, bytes] = {}
         """Replies that came before their turn."""
-        self._writes: dict[bytes, int] = {}
-        """Keys that commands in flight change, with the last such command; may also hold some that are answered."""
-        self._reads: dict[bytes, int] = {}
+        self._hazards = Hazards()
         self._queue: deque[Command] = deque()
         """Read but not begun."""
         self._resume_below: int | None = None
@@ -173,7 +174,7 @@ class RespConnection:
         """Begin commands until one has to wait; that one and the rest go to the queue."""
         waiting = iter(commands)
         submit = self.backend.submit
-        writes, reads, session = self._writes, self._reads, self.session
+        writes, reads, session = self._hazards.writes, self._hazards.reads, self.session
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
@@ -230,35 +231,21 @@ class RespConnection:
             case Reply(data):
                 self.reply(data)
             case Single(op, format_):
-                if self._must_wait((op,)):
+                if self._is_crowded() or self._hazards.block((op,), self._answered):
                     return False
-                self._note((op,))
+                self._hazards.note((op,), self._issued)
                 number = self._next_number()
                 self.backend.submit(op, self, number << _FORMAT_BITS | format_)
             case Several(ops, _):
-                if self._must_wait(ops):
+                if self._is_crowded() or self._hazards.block(ops, self._answered):
                     return False
-                self._note(ops)
+                self._hazards.note(ops, self._issued)
                 Gather(self, self._next_number(), found).submit()
             case Special(name, words):
                 if self._in_flight() or self._is_full:
                     return False
                 specials.do(self, name, words)
         return True
-
-    def _must_wait(self, ops: Iterable[Op]) -> bool:
-        """Whether one of the operations touches what another one in flight changes, or changes what it reads."""
-        if self._is_crowded():
-            return True
-        for op in ops:
-            others = self._writes if op[0] in _READS else self._reads
-            if others.get(op[1], -1) >= self._answered:
-                return True
-        return False
-
-    def _note(self, ops: Iterable[Op]) -> None:
-        for op in ops:
-            (self._reads if op[0] in _READS else self._writes)[op[1]] = self._issued
 
     def _is_crowded(self) -> bool:
         return self._is_full or self._issued - self._answered >= IN_FLIGHT_MAX
@@ -292,9 +279,7 @@ class RespConnection:
         """Go on with what waits, if it may."""
         if self._is_full or self._is_busy or self._resume_below is None or self._in_flight() >= self._resume_below:
             return
-        if not self._in_flight():
-            self._writes.clear()
-            self._reads.clear()
+        self._hazards.answered(self._issued, self._answered)
         self._resume_below = None
         queue, self._queue = self._queue, deque()
         self._run(queue)
@@ -317,25 +302,15 @@ class RespConnection:
         self._stream.write(data)
         if self._is_full:
             self.server.note_output(self)
-        if self._issued == self._answered:
-            self._writes.clear()
-            self._reads.clear()
-        elif len(self._writes) + len(self._reads) > _HAZARDS_MAX:
-            self._prune()
-
-    def _prune(self) -> None:
-        for hazards in (self._writes, self._reads):
-            kept = {key: number for key, number in hazards.items() if number >= self._answered}
-            hazards.clear()
-            hazards.update(kept)
+        self._hazards.answered(self._issued, self._answered)
 
     @property
     def output_bytes(self) -> int:
         """Replies that the client has not read yet."""
         return self._stream.get_write_buffer_size()
 
-    def end_slow_reader(self) -> None:
-        """The client does not read what it asked for."""
+    def abort(self) -> None:
+        """Close at once: the client does not read what it asked for, or the server stops."""
         self._stream.abort()
 
     def end_for(self, reason: str) -> None:
@@ -389,6 +364,9 @@ class RespConnection:
             reply = replies.error(str(error))
         except StoreError as error:
             reply = replies.failure(error)
+        except Exception:  # the root of a task: a client's command must not end the server
+            log.exception("a command of %s failed", self.address)
+            reply = replies.error("ERR internal error; see the server's log")
         self._is_busy = False
         self.answer(number, reply)
         self.flush()
@@ -403,28 +381,3 @@ class RespConnection:
         if self._issued or self._queue or self._parser.buffered:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         self._peer = self.server.accept_peer(words, self._stream)
-
-
-class Gather:
-    """Several operations of one command: the sink of their results, which makes one reply of them."""
-
-    __slots__ = ("_connection", "_missing", "_number", "_results", "_several")
-
-    def __init__(self, connection: RespConnection, number: int, several: Several) -> None:
-        self._connection, self._number, self._several = connection, number, several
-        self._missing = len(several.ops)
-        self._results: list[Any] = [None] * self._missing
-
-    def submit(self) -> None:
-        submit = self._connection.backend.submit
-        for index, op in enumerate(self._several.ops):
-            submit(op, self, index)
-
-    def complete(self, token: int, result: Any) -> None:
-        self._results[token] = result
-        self._missing -= 1
-        if not self._missing:
-            self._connection.answer(self._number, self._several.combine(self._results))
-
-    def flush(self) -> None:
-        self._connection.flush()
