@@ -1,0 +1,106 @@
+"""What a check of the whole cluster must notice."""
+
+from kvstore.partition.entry import Entry, Kind, control
+from kvstore.server.findings import Report, Sequences, Severity, check_copies, check_list, orphans
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
+from kvstore.wal.ledger_list import LedgerList
+
+P = PartitionId("p1")
+B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")
+
+
+def ledger(number: int) -> LedgerMetadata:
+    return LedgerMetadata(LedgerId(number), Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),))
+
+
+def closed(number: int) -> LedgerMetadata:
+    return ledger(number).closed(EntryId(4), 100)
+
+
+def list_of(*numbers: int) -> LedgerList:
+    listed = LedgerList()
+    for number in numbers:
+        listed = listed.with_ledger(LedgerId(number), Seq(number * 10), epoch=number, lease_ms=500)
+    return listed
+
+
+def findings(report: Report) -> list[tuple[Severity, str]]:
+    return [(finding.severity, finding.subject) for finding in report.findings]
+
+
+def test_a_list_whose_last_two_are_open_is_sound() -> None:
+    report = Report()
+    found = {LedgerId(1): closed(1), LedgerId(2): ledger(2), LedgerId(3): ledger(3)}
+    check_list(report, P, list_of(1, 2, 3), found)
+    assert report.findings == []
+
+
+def test_an_open_ledger_before_the_last_two_is_an_error() -> None:
+    report = Report()
+    found = {LedgerId(1): ledger(1), LedgerId(2): closed(2), LedgerId(3): ledger(3)}
+    check_list(report, P, list_of(1, 2, 3), found)
+    assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
+
+
+def test_a_listed_ledger_without_metadata_is_an_error() -> None:
+    report = Report()
+    check_list(report, P, list_of(1, 2), {LedgerId(2): ledger(2)})
+    assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
+
+
+def test_copies_below_the_write_quorum_are_a_warning_and_below_the_ack_quorum_an_error() -> None:
+    report = Report()
+    check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"x", B3: b"x"})
+    check_copies(report, "p1", ledger(1), EntryId(1), {B1: b"x", B2: None, B3: b"x"})
+    check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
+    assert findings(report) == [(Severity.WARNING, "p1 entry=1"), (Severity.ERROR, "p1 entry=2")]
+    assert (report.entries, report.copies) == (3, 6)
+
+
+def test_two_payloads_of_one_entry_are_an_error() -> None:
+    report = Report()
+    check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"y", B3: b"x"})
+    assert findings(report) == [(Severity.ERROR, "p1 entry=0")]
+
+
+def puts(first: int, count: int, *, epoch: int = 1, partition: PartitionId = P) -> bytes:
+    entry = Entry(partition, epoch, first, 1, bytes([1]) * count)
+    entry.keys = [b"k%d" % number for number in range(count)]
+    entry.values = [b"v"] * count
+    return entry.encode()
+
+
+def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
+    report = Report()
+    log = Sequences(report, P)
+    log.begin(1, exact=True)
+    for payload in (control(P, 1, 1, 1, Kind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
+        log.add("entry", payload)
+    log.begin(5, exact=True)
+    log.add("entry", puts(5, 2, epoch=2))
+    assert report.findings == []
+
+
+def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
+    for bad in (puts(3, 1), puts(2, 1, epoch=0), puts(2, 1, partition=PartitionId("p2")), b"\xff"):
+        report = Report()
+        log = Sequences(report, P)
+        log.add("first", puts(1, 1))
+        log.add("second", bad)
+        assert report.errors == 1, bad
+
+
+def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact() -> None:
+    report = Report()
+    log = Sequences(report, P)
+    log.add("first", puts(1, 3))
+    log.begin(3, exact=False)
+    assert report.errors == 0
+    log.begin(3, exact=True)
+    assert report.errors == 1
+
+
+def test_orphans_are_ledgers_of_a_partition_that_no_list_names() -> None:
+    ids = [LedgerId(1), LedgerId(2), LedgerId(3)]
+    owners = {LedgerId(1): "p1", LedgerId(2): "p1"}
+    assert orphans([LedgerId(1)], ids, owners) == [(LedgerId(2), "p1")]
