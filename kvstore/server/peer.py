@@ -108,7 +108,11 @@ class PeerLinks:
     def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
         """Begin to connect. None if no address is known, if the last attempt failed a moment ago, or after `close`."""
         address = self._address_of(server)
-        if address is None or self._is_closed or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S):
+        if (
+            address is None
+            or self._is_closed
+            or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S)
+        ):
             return None
         link = self._links[server] = Link(self, server)
         self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
