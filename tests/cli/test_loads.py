@@ -1,0 +1,113 @@
+"""What a load does, and that its figures do not flatter."""
+
+import asyncio
+import json
+from collections import Counter
+
+import pytest
+from typer.testing import CliRunner
+
+from kvstore.cli.loads import Call, Generator, Load, parse_mix
+from kvstore.cli.main import build
+from kvstore.errors import InvalidRequest, Overloaded
+from tests.client.model import ModelCluster
+from tests.client.serving import serving_in_a_thread
+
+
+class Calls:
+    """Calls that count, and can be made to take long or to fail."""
+
+    def __init__(self) -> None:
+        self.seen: Counter[str] = Counter()
+        self.keys: set[bytes] = set()
+        self.under_way = self.most = 0
+        self.stall_s = 0.0
+        self.fails = False
+
+    def named(self, name: str) -> Call:
+        async def call(key: bytes) -> None:
+            self.seen[name] += 1
+            self.keys.add(key)
+            self.under_way += 1
+            self.most = max(self.most, self.under_way)
+            stall, self.stall_s = self.stall_s, 0.0
+            done = asyncio.get_running_loop().create_future()
+            asyncio.get_running_loop().call_later(stall or 0.001, done.set_result, None)
+            await done
+            self.under_way -= 1
+            if self.fails:
+                raise Overloaded("full")
+
+        return call
+
+    def all(self) -> dict[str, Call]:
+        return {name: self.named(name) for name in ("get", "put")}
+
+
+@pytest.fixture
+def calls() -> Calls:
+    return Calls()
+
+
+async def test_a_closed_loop_keeps_so_many_under_way(calls: Calls) -> None:
+    found = await Generator(Load(seconds=0.2, warmup_s=0, in_flight=7), calls.all()).run()
+    assert calls.most == 7
+    assert found.operations == sum(calls.seen.values()) > 50
+    assert found.rate == pytest.approx(found.operations / found.took_s)
+
+
+async def test_the_warm_up_is_not_counted(calls: Calls) -> None:
+    found = await Generator(Load(seconds=0.1, warmup_s=0.1, in_flight=2), calls.all()).run()
+    assert found.operations < 0.8 * sum(calls.seen.values())
+
+
+async def test_an_open_loop_begins_so_many_per_second(calls: Calls) -> None:
+    found = await Generator(Load(seconds=0.5, warmup_s=0, rate=200, in_flight=20), calls.all()).run()
+    assert found.operations == 100
+
+
+async def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(calls: Calls) -> None:
+    """One call stalls for 200 ms; with one caller, those that should have begun meanwhile are late, and say so."""
+    calls.stall_s = 0.2
+    found = await Generator(Load(seconds=0.4, warmup_s=0, rate=100, in_flight=1, mix=(("get", 1),)), calls.all()).run()
+    (row,) = found.rows()
+    assert row["count"] == 40
+    assert row["p50_ms"] > 1
+    assert row["p90_ms"] > 100, f"a stalled caller hid the wait: {row}"
+
+
+async def test_a_mix_and_its_keys_are_drawn_by_the_seed(calls: Calls) -> None:
+    load = Load(seconds=0.3, warmup_s=0, in_flight=8, keys=5, mix=(("get", 9), ("put", 1)), prefix=b"{t}")
+    await Generator(load, calls.all()).run()
+    assert calls.seen["get"] > 3 * calls.seen["put"] > 0
+    assert calls.keys == {b"{t}%d" % number for number in range(5)}
+
+
+async def test_failures_are_counted_by_name_and_not_as_operations(calls: Calls) -> None:
+    calls.fails = True
+    found = await Generator(Load(seconds=0.05, warmup_s=0, in_flight=2), calls.all()).run()
+    assert found.operations == 0
+    assert found.errors["Overloaded"] == sum(calls.seen.values())
+
+
+@pytest.mark.parametrize("text", ["", "get", "get=x", "get=0", "fly=3", "get=1,,put=1"])
+def test_a_wrong_mix_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_mix(text)
+
+
+def test_a_mix_names_operations_and_weights() -> None:
+    assert parse_mix("get=95, put=5") == (("get", 95), ("put", 5))
+
+
+def test_the_command_runs_a_load_and_prints_percentiles() -> None:
+    with serving_in_a_thread(ModelCluster()) as servers:
+        arguments = ["--seconds", "0.2", "--warmup", "0", "--in-flight", "5", "--keys", "10", "--json"]
+        result = CliRunner().invoke(
+            build(), ["bench", "run", "--server", servers.url.removeprefix("kv://"), *arguments]
+        )
+    document = json.loads(result.stdout)
+    assert document["operations"] > 0
+    assert document["errors"] == {}
+    assert {row["operation"] for row in document["latencies"]} == {"get", "put"}
+    assert all(row["p50_ms"] <= row["p99_ms"] <= row["max_ms"] for row in document["latencies"])
