@@ -39,6 +39,8 @@ class Load:
         """Partition → when it acknowledged a write, in order."""
         self.errors: Counter[str] = Counter()
         self._random = Random(seed)
+        self._run = b"%x" % time.time_ns()
+        """In every key: what an earlier load on the same cluster left must not be taken for this one's."""
         self._tags = self._find_tags()
         self._written: list[bytes] = []
         """Unique keys that were acknowledged; the key is the value too."""
@@ -81,9 +83,8 @@ class Load:
         """The shared keys of all partitions."""
         return [key for _, tag in sorted(self._tags.items()) for key in self._registers(tag)]
 
-    @staticmethod
-    def _registers(tag: bytes) -> list[bytes]:
-        return [b"{%b}register-%d" % (tag, number) for number in range(REGISTERS)]
+    def _registers(self, tag: bytes) -> list[bytes]:
+        return [b"{%b}register-%b-%d" % (tag, self._run, number) for number in range(REGISTERS)]
 
     @property
     def unique(self) -> int:
@@ -114,7 +115,7 @@ class Load:
         for number in itertools.count():
             if self._stopping:
                 return
-            key = b"{%b}unique-%d-%d" % (tag, writer, number)
+            key = b"{%b}unique-%b-%d-%d" % (tag, self._run, writer, number)
             try:
                 await self.client.put(key, key)
             except StoreError as error:
