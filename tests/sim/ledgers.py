@@ -316,6 +316,17 @@ class LedgerCluster:
             self.broken.append(f"L3 ledger {ledger}: confirmed without metadata")
         elif recorded.state is LedgerState.CLOSED and recorded.last_entry < entry:
             self.broken.append(f"L10 ledger {ledger}: {entry} confirmed, closed at {recorded.last_entry}")
+        elif self._holders(recorded, entry) < recorded.quorum.ack:
+            self.broken.append(f"L3 ledger {ledger}: {entry} confirmed without an ack quorum of {recorded}")
+
+    def _holders(self, recorded: LedgerMetadata, entry: EntryId) -> int:
+        """How many of the bookies that the metadata names have the entry on disk, or are down and may have it."""
+        count = 0
+        for bookie in recorded.write_set(entry):
+            writer = self.writers.get(bookie.partition("-")[0])
+            held = None if writer is None else writer.storage.inventory.ledgers.get(recorded.ledger)
+            count += writer is None or (held is not None and bool(held.index.get(entry)[0]))
+        return count
 
     def recorded(self) -> dict[LedgerId, LedgerMetadata]:
         """All ledgers' metadata as it is now."""

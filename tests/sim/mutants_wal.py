@@ -99,11 +99,6 @@ def _one_negative(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "is_window_covered", lambda window, definite, quorum: any(i in definite for i in window))
 
 
-@mutant("one fenced bookie is enough")
-def _one_fence(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "is_covered", lambda definite, quorum: bool(definite))
-
-
 @mutant("acknowledges while the ensemble changes")
 def _acks_in_change(patch: pytest.MonkeyPatch) -> None:
     original = LedgerWriter._confirm_ready

@@ -133,7 +133,16 @@ class Round:
         for _ in range(random.randint(1, 8)):
             await asyncio.sleep(random.uniform(0, 0.05))
             one, other = random.sample(names, 2)
-            match random.choice(("reset", "cut", "cut", "heal", "crash", "slow", "clog", "unknown")):
+            match random.choice(("reset", "cut", "cut", "heal", "crash", "slow", "clog", "unknown", "blind")):
+                case "blind":
+                    # A recovery does not reach one bookie at first, nor does the writer, whose adds are on their way.
+                    writing, recovering, bookie = names[0], names[1], random.choice(names[:4])
+                    if bookie not in (writing, recovering):
+                        network.clog(writing, bookie, random.uniform(0.02, 0.4))
+                        network.slow(recovering, random.choice(names), random.uniform(0.02, 0.1))
+                        network.cut(recovering, bookie)
+                        await asyncio.sleep(random.uniform(0, 0.1))
+                        network.heal(recovering, bookie)
                 case "reset":
                     network.reset_random()
                 case "cut":

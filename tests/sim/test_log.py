@@ -41,6 +41,8 @@ class History:
     reads: int = 0
     leads: int = 0
     releases: int = 0
+    pause_s: float = 2.0
+    """Longest time between two attempts of a node to lead."""
     faults: list[str] = field(default_factory=list)
 
     def expect(self, holds: bool, what: str) -> None:
@@ -79,7 +81,7 @@ class Candidate:
 
     async def run(self) -> None:
         while True:
-            await asyncio.sleep(self._random.uniform(0, 2.0))
+            await asyncio.sleep(self._random.uniform(0, self._history.pause_s))
             try:
                 async with asyncio.timeout(30):
                     log = await self._writer.logs.open_as_leader(P, LEASE_MS, lambda: Seq(1))
@@ -122,20 +124,27 @@ class Lead:
             await reader.close()
         self._sent = self._acked = self._state.seq
         self._history.leads += 1
-        self._append()  # the epoch-start record
-        await self._serve(self._clock.now() + self._random.uniform(0.2, 4.0))
+        reads = self._writer.env.nursery.spawn(self._answer_reads(), name="reads")
+        try:
+            self._append()  # the epoch-start record
+            await self._serve(self._clock.now() + self._random.uniform(0.2, 4.0))
+        finally:
+            reads.cancel()
 
     async def _serve(self, until: float) -> None:
         while not self._lost.is_set() and self._clock.now() < until:
             while self._sent - self._acked < self._random.randint(1, 4):
                 self._append()
-            self._read()
             await asyncio.sleep(self._random.choice((0.001, 0.005, 0.02, 0.1)))
-        if self._random.random() < 0.5 and not self._lost.is_set():
+        if self._random.random() < 0.7 and not self._lost.is_set():
             await self._release()
         elif self._random.random() < 0.5:
-            await asyncio.sleep(1.0)  # a zombie: it goes on answering under its lease
+            await asyncio.sleep(1.0)  # idle: it goes on answering under its lease
+
+    async def _answer_reads(self) -> None:
+        while not self._lost.is_set():
             self._read()
+            await asyncio.sleep(self._random.uniform(0.001, 0.01))
 
     def _append(self) -> None:
         self._sent += 1
@@ -265,7 +274,7 @@ def run_seed(seed: int, faults: tuple[str, ...] = FAULTS) -> History:
         check_every_s=random.choice((0.2, 2.0)),
         roll_age_s=random.choice((0.5, 900.0)),
     )
-    history = History()
+    history = History(pause_s=random.choice((1.0, 4.0, 10.0)))
     chosen = random.sample(faults, random.randint(1, min(4, len(faults))))
     with cluster:
         cluster.run(scenario(cluster, history, chosen), limit_s=400)
