@@ -63,6 +63,8 @@ class Node:
         self.bookie: Bookie | None = None
         """None on a node without that role."""
         self.is_open = False
+        self.on_draining: list[Callable[[], Awaitable[None]]] = []
+        """Awaited once, when the node begins to drain."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one will do. An absent metadata store is no reason."""
@@ -100,9 +102,16 @@ class Node:
         """What each replica here says of itself."""
         return self.hosting.statistics()
 
+    async def begin_draining(self) -> None:
+        """Say at every door that clients should go elsewhere."""
+        if not self.is_draining:
+            self.is_draining = True
+            for tell in self.on_draining:
+                await tell()
+
     async def drain(self) -> list[PartitionId]:
         """Hand over what is led here and lead nothing any more; returns what was led."""
-        self.is_draining = True
+        await self.begin_draining()
         led = self.hosting.leads
         await self.hosting.stop()
         return led
@@ -167,7 +176,7 @@ async def serve(
         node.is_open = True
         log.info("node=%s is up: %s", config.id, config.listeners())
         yield node
-        node.is_draining = True
+        await node.begin_draining()
         log.info("node=%s stops", config.id)
 
 

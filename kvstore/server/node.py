@@ -127,6 +127,7 @@ async def _doors(node: Node, stack: AsyncExitStack) -> None:
     door = GrpcDoor(node.env, node.dispatcher, node.id, node)
     await door.open(node.config.grpc)
     stack.push_async_callback(door.close)
+    node.on_draining.append(lambda: door.set_serving(False))
 
 
 def _engines(config: NodeConfig, env: Env) -> Any:

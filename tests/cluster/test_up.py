@@ -8,10 +8,12 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
 
 import psutil
 import pytest
 
+from kvstore.client import Client
 from tests.cluster.harness import Cluster, is_alive, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
@@ -44,6 +46,31 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
         assert cluster.http(node, "/readyz") == b"ok\n"
         assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
         assert cluster.status(node)["id"] == node
+
+
+def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
+    assert kvstore(cluster, "put", "greeting", "hello").returncode == 0
+    assert kvstore(cluster, "get", "greeting").stdout.strip() == "hello"
+    assert cluster.status("n1")["not_ready"] == []
+    with Client(cluster.url) as store:
+        found = store.get(b"greeting")
+    assert found is not None
+    assert found.value == b"hello"
+    assert cluster.redis("n2").get("greeting") == b"hello"
+
+
+def test_a_drained_node_leads_nothing_and_says_so_and_still_serves(cluster: Cluster) -> None:
+    leader = cluster.wait_led()["p1"]
+    answer = kvstore(cluster, "node", "drain", leader, "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert "p1" in json.loads(answer.stdout)["handed_over"]
+    assert leader not in cluster.wait_led(by_other_than=leader).values()
+    with pytest.raises(HTTPError, match="503"):
+        cluster.http(leader, "/readyz")
+    assert cluster.redis(leader).set("through", "the drained node") is True
+    cluster.terminate(leader)
+    cluster.start_node(leader)
+    cluster.wait_ready()
 
 
 def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None:
