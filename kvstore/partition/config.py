@@ -38,9 +38,9 @@ class PartitionConfig:
     """How often a leader looks whether the log can be trimmed."""
     retention_ms: int = 3_600_000
     """How long the log is kept for feeds, whatever the replicas have synced."""
-    write_buffer_bytes: int = 16 << 20
+    write_buffer_bytes: int = 8 << 20
     """Of the engine: what gathers in memory before it becomes a file."""
-    block_cache_bytes: int = 64 << 20
+    block_cache_bytes: int = 32 << 20
     """Of the engine: blocks of files kept in memory."""
 
     def __post_init__(self) -> None:

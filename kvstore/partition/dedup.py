@@ -31,7 +31,7 @@ RESULT_BYTES = 220
 FORGOTTEN_PER_ENTRY_MAX = 64
 """Clients; bounds what one entry may cost."""
 
-_row_head = Struct("<BQ")
+_row_head = Struct(">BQ")
 ROW_FORMAT = 1
 
 Remembered = int | bytes

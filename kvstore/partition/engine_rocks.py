@@ -37,7 +37,7 @@ FILES_SLOWDOWN, FILES_STOP = 64, 256
 class RocksEngine:
     """A directory of RocksDB files. Calls are made on the event loop, except the flush, which has a thread."""
 
-    def __init__(self, path: str, *, write_buffer_bytes: int = 16 << 20, block_cache_bytes: int = 64 << 20) -> None:
+    def __init__(self, path: str, *, write_buffer_bytes: int = 8 << 20, block_cache_bytes: int = 32 << 20) -> None:
         self._path = path
         self._options = _options(write_buffer_bytes, block_cache_bytes)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")

@@ -176,7 +176,7 @@ class Evaluator:
             created = seq
             draft.kinds.append(CREATE)
         else:
-            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "little")
+            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big")
             draft.kinds.append(OVERWRITE)
             draft.ages.append(seq - created)
         draft.keys.append(key)

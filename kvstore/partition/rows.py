@@ -41,12 +41,12 @@ _pack_data_key = Struct(">cI").pack
 _pack_expiry_key = Struct(">cQ").pack
 _pack_retry_key = _pack_expiry_key
 
-pack_fresh = Struct("<BQQ").pack
+pack_fresh = Struct(">BQQ").pack
 """0, version, written_ms."""
-pack_aged = Struct("<BQQQ").pack
+pack_aged = Struct(">BQQQ").pack
 """AGED, version, written_ms, created."""
-_pack_full = Struct("<BQQQQ").pack
-_header = (Struct("<BQQ"), Struct("<BQQQ"), Struct("<BQQQ"), Struct("<BQQQQ"))
+_pack_full = Struct(">BQQQQ").pack
+_header = (Struct(">BQQ"), Struct(">BQQQ"), Struct(">BQQQ"), Struct(">BQQQQ"))
 """By flags."""
 
 
@@ -108,7 +108,7 @@ def record_of(row: bytes) -> Record:
 
 # ── where the state stands ────────────────────────────────────────────────────────────────────────────────────────────
 
-_meta = Struct("<BqqQQQQIB")
+_meta = Struct(">BqqQQQQIB")
 
 
 class Meta(NamedTuple):

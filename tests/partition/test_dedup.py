@@ -165,6 +165,6 @@ def test_the_bytes_of_a_row_stay_as_they_are() -> None:
     retries.apply(70, 5000, requests)
     row = retries.row(5000, requests)
     assert row.hex() == (
-        "018813000000000000" + "0a10" + "78" * 16 + "120102" + "1a028927" + "2a0103" + "32084aa947d3d1a5bdcf" + "420172"
+        "010000000000001388" + "0a10" + "78" * 16 + "120102" + "1a028927" + "2a0103" + "32084aa947d3d1a5bdcf" + "420172"
     )
     assert decode_row(row) == (5000, requests)
