@@ -20,6 +20,7 @@ from kvstore.types import LedgerId, LedgerState
 from tests.interop import java
 from tests.interop.cluster import Cluster
 from tests.interop.java import Output, Programs
+from tests.waiting import wait_until
 
 T = TypeVar("T")
 GOLDEN = Path(__file__).parent.parent / "proto" / "golden"
@@ -54,13 +55,15 @@ async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
         stderr=asyncio.subprocess.DEVNULL,
     )
     try:
-        async with asyncio.timeout(java.TIMEOUT_S):
-            while True:
-                await asyncio.sleep(0.1)
-                made = [each for each in await cluster.ledgers.list_ids() if each not in before]
-                held = [b.storage.inventory.ledgers.get(each) for b in cluster.bookies for each in made]
-                if held and all(ledger is not None and ledger.lac > 100 for ledger in held):
-                    return made[0]
+        made: list[LedgerId] = []
+
+        async def has_written() -> bool:
+            made[:] = [each for each in await cluster.ledgers.list_ids() if each not in before]
+            held = [b.storage.inventory.ledgers.get(each) for b in cluster.bookies for each in made]
+            return bool(held) and all(ledger is not None and ledger.lac > 100 for ledger in held)
+
+        await wait_until(has_written, timeout_s=java.TIMEOUT_S, what="Java writes a ledger")
+        return made[0]
     finally:
         process.kill()
         await process.wait()

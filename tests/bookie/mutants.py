@@ -1,0 +1,360 @@
+"""Ways to break the bookie, each of which its tests must notice.
+
+    python -m tests.bookie.mutants [name ...]
+
+Every breakage is a patch that lasts for one run of the tests; nothing in kvstore/ knows of it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from kvstore.bookie import admission, fencing, identity, inventory, journal, reader, reclaim, replay, scan, segment
+from kvstore.bookie import service as service_module
+from kvstore.bookie import storage as storage_module
+from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.record import Kind
+from kvstore.bookie.storage import BookieStorage
+from kvstore.proto.bookkeeper import Status
+
+VARIABLE = "BOOKIE_MUTANT"
+MUTANTS: dict[str, Callable[[], None]] = {}
+
+
+def mutant(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    def register(patch: Callable[[], None]) -> Callable[[], None]:
+        MUTANTS[name] = patch
+        return patch
+
+    return register
+
+
+def pytest_configure() -> None:
+    """As a plugin: break what the environment names."""
+    MUTANTS[os.environ[VARIABLE]]()
+
+
+@contextmanager
+def patched(owner: Any, name: str, value: Any) -> Iterator[None]:
+    original = getattr(owner, name)
+    setattr(owner, name, value)
+    yield
+    setattr(owner, name, original)
+
+
+def replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    setattr(owner, name, make(getattr(owner, name)))
+
+
+@mutant("acks before the sync")
+def _early_ack() -> None:
+    def make(original: Any) -> Any:
+        def store(self: Any, ledger: Any, entry: int, body: bytes, recovery: bool, lac: int, done: Any) -> None:
+            original(self, ledger, entry, body, recovery, lac, lambda _status: None)
+            done(Status.OK)
+
+        return store
+
+    replace(BookieStorage, "_store", make)
+
+
+@mutant("answers a fencing read before the fence is synced")
+def _early_fence() -> None:
+    replace(reader.Reader, "read", lambda original: lambda self, *a, after_all: original(self, *a, after_all=False))
+
+
+@mutant("denies an entry before the fence is synced")
+def _early_denial() -> None:
+    def make(original: Any) -> Any:
+        def read(self: Any, ledger: int, entry: int, done: Any, *, after_all: bool) -> None:
+            found = self._ledgers.get(ledger)
+            if found is not None and after_all and found.index.last < 0:
+                self._answer(found, entry, done)
+            else:
+                original(self, ledger, entry, done, after_all=after_all)
+
+        return read
+
+    replace(reader.Reader, "read", make)
+
+
+@mutant("forgets to write the fence down")
+def _volatile_fence() -> None:
+    def make(original: Any) -> Any:
+        def note(self: Any, kind: Kind, *rest: Any, **how: Any) -> None:
+            if kind is not Kind.FENCE:
+                original(self, kind, *rest, **how)
+
+        return note
+
+    replace(BookieStorage, "note", make)
+
+
+@mutant("takes again an entry that it holds although it is fenced")
+def _fenced_repeat() -> None:
+    def make(original: Any) -> Any:
+        def add(self: Any, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Any) -> None:
+            found = self._ledgers.get(ledger)
+            held = found is not None and found.index.get(entry)[0] > 0
+            original(self, ledger, entry, body, key, recovery=recovery or held, done=done)
+
+        return add
+
+    replace(BookieStorage, "add", make)
+
+
+@mutant("believes what follows a bad record")
+def _believing() -> None:
+    def make(original: Any) -> Any:
+        def records(result: Any, data: bytes, at: int, end: int, seed: int) -> int:
+            while at < end:
+                at = original(result, data, at, end, seed)
+                if at < end:
+                    at += 1
+            return end
+
+        return records
+
+    replace(scan, "_records", make)
+
+
+@mutant("reads damage as the end")
+def _damage_is_the_end() -> None:
+    replace(scan, "certified", lambda _original: lambda headers, file: 0)
+    replace(replay, "certified", lambda _original: lambda headers, file: 1 << 30 if headers else 0)
+
+
+@mutant("says that a group is synced before it is")
+def _early_certificate() -> None:
+    def make(original: Any) -> Any:
+        def encode(header: Any, salt: int, offset: int) -> bytes:
+            end = offset + 44 + header.size
+            data: bytes = original(header._replace(synced_file=header.file, synced_to=end), salt, offset)
+            return data
+
+        return encode
+
+    replace(journal, "encode_group_header", make)
+
+
+@mutant("drops what is not known to be synced")
+def _drop_tail() -> None:
+    replace(replay._Replay, "_repeat", lambda _original: lambda self, segment, record: None)
+
+
+@mutant("removes the old segments before the new one is known to be synced")
+def _early_tidy() -> None:
+    replace(
+        journal.Journal, "note_files", lambda original: lambda self: original(self) if not self.synced_group else None
+    )
+
+
+@mutant("believes its page cache after a failed sync")
+def _page_cache() -> None:
+    def make(original: Any) -> Any:
+        def apply(self: Any, segment: Any, result: Any, *, is_anchor: bool) -> None:
+            result.synced_to = result.end
+            original(self, segment, result, is_anchor=is_anchor)
+
+        return apply
+
+    replace(replay._Replay, "_apply", make)
+
+
+@mutant("reads packets without looking at their checksum")
+def _unchecked() -> None:
+    replace(segment.record, "is_body_good", lambda _original: lambda head, body: len(body) == head.size)
+
+
+@mutant("calls absent what is only not found")
+def _limbo_is_absence() -> None:
+    replace(reader.Reader, "absent", lambda _: lambda self, ledger: Status.NO_ENTRY if ledger else Status.NO_LEDGER)
+
+
+@mutant("calls a damaged entry absent")
+def _damage_is_absence() -> None:
+    def make(original: Any) -> Any:
+        def answer(self: Any, ledger: Any, entry: int, done: Any) -> None:
+            original(self, ledger, entry, lambda status, *rest: done(
+                Status.NO_ENTRY if status is Status.IO_ERROR else status, *rest))  # fmt: skip
+
+        return answer
+
+    replace(reader.Reader, "_answer", make)
+
+
+@mutant("accepts a first add without asking")
+def _unasked() -> None:
+    def make(original: Any) -> Any:
+        def judge(ledger: Any, **how: Any) -> Verdict:
+            verdict: Verdict = original(ledger, **how)
+            return Verdict.ADMIT if verdict is Verdict.ASK else verdict
+
+        return judge
+
+    replace(storage_module, "judge_add", make)
+
+
+@mutant("accepts adds to a ledger in recovery")
+def _any_state() -> None:
+    replace(
+        admission, "judge_by_metadata", lambda _: lambda metadata, bookie: Verdict.ADMIT if metadata else Verdict.FENCED
+    )
+
+
+@mutant("accepts adds to a ledger that names others")
+def _any_ensemble() -> None:
+    replace(fencing, "names", lambda _original: lambda metadata, bookie: True)
+
+
+@mutant("does not look again after asking")
+def _stale_verdict() -> None:
+    def make(original: Any) -> Any:
+        def ask(self: Any, ledger: int, size: int, judged: Any) -> bool:
+            def resume(verdict: Verdict) -> None:
+                with patched(BookieStorage, "_judge", lambda *_: Verdict.ASK):
+                    judged(verdict)
+
+            return bool(original(self, ledger, size, resume))
+
+        return ask
+
+    replace(admission.Admission, "ask", make)
+
+
+@mutant("denies to whoever asks")
+def _deny() -> None:
+    def deny(self: Any, status: Status, ledger: int, answer: Any) -> None:
+        answer(status)
+
+    replace(service_module.BookieConnection, "_when_deniable", lambda _original: deny)
+
+
+@mutant("serves whoever means another bookie")
+def _any_name() -> None:
+    replace(service_module.BookieConnection, "_is_meant", lambda _original: lambda self, request: True)
+
+
+@mutant("ignores that a sync failed")
+def _deaf() -> None:
+    replace(journal.Journal, "_on_sync", lambda original: lambda self, error: original(self, None))
+
+
+@mutant("takes an empty directory for its own")
+def _any_directory() -> None:
+    def make(original: Any) -> Any:
+        def cookie_in(self: Any, directory: str, content: set[str]) -> Any:
+            full = [each for each in self._directories if self._disk.exists(f"{each}/VERSION")]
+            return original(self, full[0], {"VERSION"})
+
+        return cookie_in
+
+    replace(identity._Identification, "_cookie_in", make)
+
+
+@mutant("keeps its id when all directories are empty")
+def _same_incarnation() -> None:
+    def make(original: Any) -> Any:
+        async def establish(env: Any, config: Any, registration: Any, instance_id: str) -> Any:
+            env.random.seed(1)
+            return await original(env, config, registration, instance_id)
+
+        return establish
+
+    replace(identity, "establish", make)
+
+
+@mutant("does not notice a restored copy")
+def _any_start() -> None:
+    def make(original: Any) -> Any:
+        async def count(self: Any, cookie: Any, version: int) -> tuple[str, ...]:
+            await original(self, cookie, version)
+            return ()
+
+        return count
+
+    replace(identity._Identification, "_count_start", make)
+
+
+@mutant("drops what a listing lacks")
+def _trusting() -> None:
+    async def drop(self: Any) -> list[int]:
+        listed = set(await self._authority.ledgers())
+        gone = [ledger for ledger in sorted(self._inventory.ledgers) if ledger not in listed]
+        for ledger in gone:
+            self.drop(ledger)
+        return gone
+
+    replace(reclaim.Reclaimer, "drop_deleted", lambda _original: drop)
+
+
+@mutant("leaves no tombstone")
+def _no_tombstone() -> None:
+    def make(original: Any) -> Any:
+        def fact(self: Any, kind: Kind, *rest: Any) -> None:
+            original(self, Kind.DROPPED if kind is Kind.TOMBSTONE else kind, *rest)
+
+        return fact
+
+    replace(reclaim.Reclaimer, "_fact", make)
+
+
+@mutant("forgets facts when it removes a segment")
+def _no_facts() -> None:
+    replace(reclaim.Reclaimer, "_repeat_facts", lambda _original: lambda self, segment, ledger: None)
+
+
+@mutant("removes a segment before its entries are synced elsewhere")
+def _early_removal() -> None:
+    def make(original: Any) -> Any:
+        async def free(self: Any, segment: Any) -> bool:
+            segment.remove()
+            return bool(await original(self, segment))
+
+        return free
+
+    replace(reclaim.Reclaimer, "_free", make)
+
+
+@mutant("puts a rewritten entry over a newer one")
+def _stale_rewrite() -> None:
+    def make(original: Any) -> Any:
+        def stored(self: Any, segment: Any, ledger: Any, entry: int, offset: int, size: int) -> None:
+            if not ledger.index.get(entry)[0]:
+                original(self, segment, ledger, entry, offset, size)
+
+        return stored
+
+    replace(inventory.Inventory, "stored", make)
+
+
+@mutant("goes on as if the disk were not full")
+def _never_full() -> None:
+    replace(journal.Journal, "is_full", lambda _original: property(lambda self: False))
+
+
+def survives(name: str) -> bool:
+    """Whether the tests pass in spite of the breakage."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "tests.bookie.mutants", "tests/bookie"]
+    done = subprocess.run(command, env={**os.environ, VARIABLE: name}, capture_output=True, text=True, check=False)
+    if done.returncode > 1:
+        raise RuntimeError(done.stdout + done.stderr)
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    sys.stdout.write(f"{'SURVIVES' if done.returncode == 0 else 'caught  '}  {name}  {''.join(failed)[:150]}\n")
+    sys.stdout.flush()
+    return done.returncode == 0
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(MUTANTS)
+    alive = [name for name in names if survives(name)]
+    sys.exit(f"{len(alive)} of {len(names)} survive: {alive}" if alive else 0)
+
+
+if __name__ == "__main__":
+    main()
