@@ -28,6 +28,13 @@ SEEN_STEP_MS = 1_000
 """The leader time that requests carry moves in steps, so that requests of one time share a lane. Too old is safe."""
 
 
+class Nobody(Unavailable):
+    """There was no server that could be asked; says nothing of why."""
+
+    def __init__(self) -> None:
+        super().__init__("no server can be reached")
+
+
 class Numbering:
     """The request ids of one client at one partition, and what it has under way there."""
 

@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvstore.client.calls import CLIENT_BYTES, Numbering, Pace, failed_for_good, too_late
+from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_for_good, too_late
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import LATE, Link, State
 from kvstore.client.links import Links
@@ -47,9 +47,11 @@ class Conveyor:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
         deadline = self._env.clock.now() + self._config.timeout_s
         pauses = self._pace.pauses()
+        failure: Unavailable = Nobody()
         while not self.routing.is_known:
-            failure = await self._ask_anybody()
-            if failure is not None:
+            found = await self._ask_anybody()
+            if found is not None:
+                failure = failure if isinstance(found, Nobody) else found
                 left = deadline - self._env.clock.now()
                 if left <= 0:
                     raise failure
@@ -139,7 +141,7 @@ class Conveyor:
         else:
             link = self.links.leader(operation.partition) or self.links.choose(operation)
         if link is None or self._closed:
-            waiter.set_result(Unavailable("the client is closed" if self._closed else "no server can be reached"))
+            waiter.set_result(Unavailable("the client is closed") if self._closed else Nobody())
         else:
             link.send(operation)
         return waiter
@@ -257,7 +259,7 @@ class Conveyor:
 
     async def _ask_anybody(self) -> Unavailable | None:
         """Learn from the first that answers; or why nobody did."""
-        failure = Unavailable("no server can be reached")
+        failure: Unavailable = Nobody()
         for address in self.links.addresses():
             link = self.links.open(address)
             if link is None:

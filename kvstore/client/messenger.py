@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from kvstore.client.blocking import BlockingLink
-from kvstore.client.calls import CLIENT_BYTES, Numbering, Pace, failed_for_good, too_late
+from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_for_good, too_late
 from kvstore.client.config import ClientConfig
 from kvstore.client.operations import Operation, decode, names_its_partition
 from kvstore.client.routing import REST_MAX_S, REST_MIN_S, Routing
@@ -52,7 +52,9 @@ class Messenger:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
         deadline = self._env.clock.now() + self._config.timeout_s
         pauses = self._pace.pauses()
-        while (failure := self._read_topology()) is not None:
+        failure: Unavailable = Nobody()
+        while (found := self._read_topology()) is not None:
+            failure = failure if isinstance(found, Nobody) else found
             left = deadline - self._env.clock.now()
             if left <= 0:
                 raise failure
@@ -130,7 +132,7 @@ class Messenger:
             for call in calls:
                 self._hear(link, link.collect(call))
         for operation in operations:
-            answer = operation.waiter.answer if operation.waiter else Unavailable("no server can be reached")
+            answer = operation.waiter.answer if operation.waiter else Nobody()
             try:
                 if isinstance(answer, StoreError):
                     answer = self._insist(operation, answer, timeout_s)
@@ -143,7 +145,7 @@ class Messenger:
         operation.is_sent = False
         link = self._choose(operation)
         if link is None:
-            return Unavailable("the client is closed" if self.is_closed else "no server can be reached")
+            return Unavailable("the client is closed") if self.is_closed else Nobody()
         answer, received = link.run(operation, self.routing.ring_version)
         self._hear(link, received)
         return answer
@@ -264,7 +266,7 @@ class Messenger:
             self._is_reading = True
             addresses = self.routing.everybody(self._config.endpoints)
         try:
-            failure = Unavailable("no server can be reached")
+            failure: Unavailable = Nobody()
             for address in addresses:
                 with self._lock:
                     link = self._open(address)
