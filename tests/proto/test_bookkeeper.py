@@ -13,6 +13,7 @@ from kvstore.proto.availability import decode_availability, encode_availability
 from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, DigestType, EntryId, LedgerId
+from tests.proto.golden import recorded
 
 KEY = master_key(b"")
 PACKET = EntryDigest(DigestType.CRC32C).packet(LedgerId(7), EntryId(0), NO_ENTRY, 5, b"hello")
@@ -165,3 +166,62 @@ def test_availability_reads_back(seed: int) -> None:
 def test_a_malformed_availability_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
         decode_availability(data)
+
+
+JAVA = recorded("shell.hex")
+
+
+def test_our_requests_are_what_java_sends_byte_for_byte() -> None:
+    for name, (payload,) in JAVA.items():
+        if not name.startswith("request"):
+            continue
+        request = wire.decode_request(payload)
+        txn, read, add = request.header.txn_id, request.read, request.add
+        key = read.master_key if read.HasField("master_key") else None
+        match request.header.operation:
+            case Operation.ADD_ENTRY:
+                frame = wire.encode_add(txn, add.ledger, add.entry, add.master_key, add.body, "recovery" in name)
+            case Operation.READ_ENTRY:
+                frame = wire.encode_read(txn, read.ledger, read.entry, fence_key=key, priority=request.header.priority)
+            case Operation.READ_LAC:
+                frame = wire.encode_read_lac(txn, request.read_lac.ledger)
+            case Operation.GET_BOOKIE_INFO:
+                frame = wire.encode_bookie_info(txn, request.bookie_info.requested)
+            case operation:
+                raise AssertionError(operation)
+        assert frame[4:].hex() == payload.hex(), name
+
+
+def test_what_apaches_bookie_answered_is_understood() -> None:
+    answers = {name: wire.decode_response(answer) for name, (_, answer) in recorded("bookie.hex").items()}
+    assert {name: Status(answer.status) for name, answer in answers.items() if answer.status} == {
+        "read an unknown ledger": Status.NO_LEDGER,
+        "read the LAC of an unknown ledger": Status.NO_ENTRY,
+        "list an unknown ledger": Status.NO_LEDGER,
+        "add with another key": Status.UNAUTHORIZED,
+        "read 1 past the end": Status.NO_ENTRY,
+        "start TLS": Status.BAD_REQUEST,
+        "fence and read past the end": Status.NO_ENTRY,
+        "fence with another key": Status.UNAUTHORIZED,
+        "add when fenced": Status.FENCED,
+        "fence an unknown ledger": Status.NO_ENTRY,
+    }
+    digest = EntryDigest(DigestType.CRC32C)
+    last = answers["read the last"]
+    assert last.body is not None
+    assert digest.open(LedgerId(7), None, last.body) == (1, 0, 10, b"world")
+    again = answers["read the LAC again"]
+    assert again.body is not None
+    assert digest.open_lac(LedgerId(7), again.body) == 1
+    assert (answers["long poll that is over"].entry, answers["long poll in vain"].entry) == (1, -1)
+    listed = answers["list"].body
+    assert listed is not None
+    assert decode_availability(listed) == [0, 1]
+
+
+@pytest.mark.parametrize("name", [name for name in JAVA if name.startswith("request")])
+def test_no_cut_of_a_request_of_javas_is_taken_for_a_whole_one(name: str) -> None:
+    (payload,) = JAVA[name]
+    for size in range(len(payload)):
+        with pytest.raises((BadFrame, BadRequest)):
+            wire.decode_request(payload[:size])
