@@ -137,8 +137,10 @@ class ZooKeeperProcess:
         (self.directory / "zookeeper.pid").unlink(missing_ok=True)
 
     def pause(self) -> None:
-        """Stop the process without ending it: its connections stay open and silent."""
+        """Stop the process without ending it, and return when it stands still: its connections stay open and silent."""
         self._signal(signal.SIGSTOP)
+        while self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(_POLL_S)
 
     def resume(self) -> None:
         self._signal(signal.SIGCONT)
