@@ -12,7 +12,7 @@ from kvstore.bookie.entry_index import OFFSET_BITS, file_of
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.record import ADMITTED as KEY_ADMITTED
 from kvstore.bookie.record import CLEARED, Kind, RecordHead
-from kvstore.bookie.segment import Segment
+from kvstore.bookie.segment import OpenFiles, Segment
 from kvstore.proto.digest import HEADER
 from kvstore.types import LedgerId
 
@@ -24,6 +24,7 @@ class Inventory:
         self.ledgers: dict[int, Ledger] = {}
         self.tombstones: set[int] = set()
         self.segments: dict[int, Segment] = {}
+        self.open_files = OpenFiles()
         self.is_limbo = False
         """Records of any ledger may be missing, ledgers included that are not known here."""
         self.expected: set[int] = set()

@@ -30,7 +30,7 @@ from kvstore.bookie.record import (
     encode_group_header,
     encode_record_head,
 )
-from kvstore.bookie.segment import Segment
+from kvstore.bookie.segment import OpenFiles, Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
 
@@ -80,6 +80,7 @@ class Journal:
         env: Env,
         config: BookieConfig,
         segments: dict[int, Segment],
+        open_files: OpenFiles,
         statistics: Statistics,
         *,
         on_synced: Callable[[Group], None],
@@ -91,6 +92,7 @@ class Journal:
         self._config = config
         self._segments = segments
         """The segments that there are; those which this journal begins are added."""
+        self._open_files = open_files
         self._statistics = statistics
         self._on_synced = on_synced
         self._on_full = on_full
@@ -348,9 +350,8 @@ class Journal:
     def _create(self, room: int) -> Segment:
         salt = self._env.random.getrandbits(64) | 1
         capacity = max(self._config.segment_bytes, _overhead(len(self._segments) + 2) + room)
-        segment = Segment(
-            self._env.disk, self._config.journal_dir, FileHeader(self._next_file, salt), capacity=capacity
-        )
+        header, disk = FileHeader(self._next_file, salt), self._env.disk
+        segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
         try:
             segment.create(self._on_ready)
         except OSError:
@@ -360,7 +361,7 @@ class Journal:
         return segment
 
     def _on_ready(self, error: OSError | None) -> None:
-        if error is not None:
+        if error is not None and not self._is_stopped:
             self._die(f"journal sync failed: {error}")
             return
         self._flush()

@@ -105,7 +105,7 @@ class _Replay:
         path = checkpoint_path(self._index_dir, file)
         try:
             checkpoint = decode_checkpoint(self._read(path)) if self._disk.exists(path) else None
-            segment = Segment(self._disk, self._journal_dir, FileHeader(file, 0), capacity=0)
+            segment = self._segment(file, 0)
             header = None
             if self._disk.exists(segment.path):
                 header = decode_file_header(_read_what_can_be(segment, 0, FILE_HEADER_SIZE))
@@ -116,7 +116,7 @@ class _Replay:
         if checkpoint is not None and (checkpoint.file != file or (header and header.salt != checkpoint.salt)):
             checkpoint = None
         salt = header.salt if header else checkpoint.salt if checkpoint else 0
-        segment = Segment(self._disk, self._journal_dir, FileHeader(file, salt), capacity=0)
+        segment = self._segment(file, salt)
         first = None
         if header is not None:
             data = _read_what_can_be(segment, FILE_HEADER_SIZE, GROUP_HEADER_SIZE)
@@ -124,6 +124,10 @@ class _Replay:
             segment.capacity = segment.handle.size()
         segment.release()
         return _File(segment, header is not None, checkpoint, first)
+
+    def _segment(self, file: int, salt: int) -> Segment:
+        header, open_files = FileHeader(file, salt), self._inventory.open_files
+        return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
     def _read(self, path: str) -> bytes:
         file = self._disk.open(path)

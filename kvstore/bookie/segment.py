@@ -22,12 +22,27 @@ def file_of_name(name: str) -> int | None:
     return int(stem) if dot and suffix == "journal" and len(stem) == 8 and stem.isdigit() else None
 
 
+class OpenFiles:
+    """Which segments are open for reading, so that not all of them are: the one opened longest ago is closed first."""
+
+    def __init__(self, files_max: int = 128) -> None:
+        self._files_max = files_max
+        self._open: dict[int, Segment] = {}
+
+    def opened(self, segment: Segment) -> None:
+        self._open.pop(segment.file, None)
+        self._open[segment.file] = segment
+        if len(self._open) > self._files_max:
+            self._open.pop(next(iter(self._open))).release()
+
+
 class Segment:
     """A segment and what is counted about it."""
 
     __slots__ = (
         "_disk",
         "_file",
+        "_open_files",
         "capacity",
         "directory",
         "end",
@@ -41,8 +56,9 @@ class Segment:
         "touched",
     )
 
-    def __init__(self, disk: Disk, directory: str, header: FileHeader, *, capacity: int) -> None:
+    def __init__(self, disk: Disk, directory: str, header: FileHeader, *, capacity: int, open_files: OpenFiles) -> None:
         self._disk = disk
+        self._open_files = open_files
         self._file: File | None = None
         self.directory = directory
         self.file = header.file
@@ -66,9 +82,10 @@ class Segment:
 
     @property
     def handle(self) -> File:
-        """The open file. Raises OSError."""
+        """The open file. One that is written to stays open; others are closed when too many are. Raises OSError."""
         if self._file is None:
             self._file = self._disk.open(self.path)
+            self._open_files.opened(self)
         return self._file
 
     @property

@@ -83,6 +83,7 @@ class BookieStorage:
             self._env,
             config,
             self.inventory.segments,
+            self.inventory.open_files,
             self.statistics,
             on_synced=self._synced,
             on_full=self._full,
@@ -266,6 +267,7 @@ class BookieStorage:
         self.statistics.add_bytes += size_sum
 
     def _rolled(self, segment: Segment) -> None:
+        segment.release()
         checkpoint = self.inventory.close(segment, self.journal.synced_group)
         try:
             write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
