@@ -69,6 +69,54 @@ async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
         await process.wait()
 
 
+async def killed_writer(cluster: Cluster) -> tuple[LedgerId, int]:
+    """A ledger written by our client, which is killed in the middle; and the last entry that it knew as confirmed."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.interop.python_client", "write", cluster.zookeeper.address),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    confirmed, ledger = -1, LedgerId(-1)
+    async with asyncio.timeout(java.TIMEOUT_S):
+        while confirmed < 300:
+            word, number = (await process.stdout.readline()).decode().split()[:2]
+            if word == "ledger":
+                ledger = LedgerId(int(number))
+            elif word == "confirmed":
+                confirmed = int(number)
+            else:
+                raise Failed(f"our writer says {word} {number}")
+        process.kill()
+        while line := (await process.stdout.readline()).decode().split():
+            confirmed = max(confirmed, int(line[1]))  # what it had said before it died
+        await process.wait()
+    return ledger, confirmed
+
+
+async def java_recovers(cluster: Cluster, programs: Programs) -> None:
+    """Java fences, recovers and closes a ledger of ours."""
+    ledger, confirmed = await killed_writer(cluster)
+    reading = ["readledger", "-l", str(ledger), "-fe", "0", "-le", str(confirmed), "-r"]
+    expect(await programs.shell(*reading), f"Eid={confirmed},")
+    metadata, _ = await cluster.ledgers.read(ledger)
+    if metadata.state is not LedgerState.CLOSED or metadata.last_entry < confirmed:
+        raise Failed(f"entry {confirmed} was confirmed; Java's recovery left {metadata}")
+    if metadata.length != sum(20 * len(f"entry {entry} ") for entry in range(metadata.last_entry + 1)):
+        raise Failed(f"the length is not that of the entries: {metadata}")
+
+
+async def python_recovers(cluster: Cluster, ledger: LedgerId) -> None:
+    """Our recovery of a ledger of Java's."""
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.interop.python_client", "recover", cluster.zookeeper.address, str(ledger)),
+        stdout=asyncio.subprocess.PIPE,
+    )
+    out, _ = await process.communicate()
+    metadata, _ = await cluster.ledgers.read(ledger)
+    if metadata.state is not LedgerState.CLOSED or metadata.last_entry < 100:
+        raise Failed(f"our recovery said {out!r} and left {metadata}")
+
+
 async def run_shell(cluster: Cluster, programs: Programs) -> None:
     """Every command that this project promises to keep working."""
     ids = sorted(bookie.id for bookie in cluster.bookies)
@@ -88,6 +136,10 @@ async def run_shell(cluster: Cluster, programs: Programs) -> None:
     for bookie in ids:
         raw = ["readledger", "-l", str(ledger), "-fe", "1", "-le", "5", "-b", bookie]
         await step(f"readledger -b {bookie}", says(programs, raw, "Eid=4 "))
+    await step("Java recovers a ledger whose Python writer was killed", java_recovers(cluster, programs))
+    theirs = await keep_a_ledger(cluster, programs)
+    await step("Python recovers a ledger whose Java writer was killed", python_recovers(cluster, theirs))
+    await step("Java reads it", says(programs, ["readledger", "-l", str(theirs), "-fe", "0", "-le", "100"], "Eid=100,"))
     await step("listledgers", says(programs, ["listledgers", "-m"], f"ledgerID: {ledger}"))
     await step("deleteledger", says(programs, ["deleteledger", "-l", str(ledger), "-f"]))
     if ledger in await cluster.ledgers.list_ids():
