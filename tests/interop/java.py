@@ -100,6 +100,7 @@ class Programs:
 
     def server(self, log: Path) -> subprocess.Popen[bytes]:
         """Start a bookie of Apache's, as this configuration says; its output goes to `log`."""
-        return subprocess.Popen(
-            self.command(SERVER, "--conf", str(self.conf)), stdout=log.open("wb"), stderr=subprocess.STDOUT
-        )
+        with log.open("wb") as out:
+            return subprocess.Popen(
+                self.command(SERVER, "--conf", str(self.conf)), stdout=out, stderr=subprocess.STDOUT
+            )
