@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from inspect import signature
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
 from kvstore.wal.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
+from tests.sim import test_ledger, test_ledger_cases, test_log, test_log_cases
 
 Patch = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Patch] = {}
@@ -267,7 +269,7 @@ def _beyond_lac(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(TailReader, "_limit", limit)
 
 
-@mutant("a re-send moves an entry's first-send time")
+@mutant("a lease counts from the acknowledgement")
 def _resend_moves(patch: pytest.MonkeyPatch) -> None:
     original = LedgerHandle._confirm
 
@@ -290,23 +292,35 @@ def _old_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogTakeover, "_is_released", is_released)
 
 
-def caught_by(name: str, seeds: range) -> tuple[int, str] | None:
-    """The first seed whose run fails with the breakage, and how; None if none does."""
-    from tests.sim import test_ledger, test_log
-
+def caught_by(name: str, seeds: range) -> str | None:
+    """The first case or seed that fails with the breakage, and how; None if none does."""
     with broken(name):
+        for case in _cases():
+            try:
+                case()
+            except Exception as error:  # noqa: BLE001 - however it is noticed
+                return f"{case.__name__}: {error}".partition("\n")[0][:300]
         for seed in seeds:
             for suite in (test_ledger, test_log):
                 try:
                     suite.run_seed(seed)
                 except Exception as error:  # noqa: BLE001 - however it is noticed
-                    return seed, f"{suite.__name__.rpartition('.')[2]}: {error}".partition("\n")[0][:300]
+                    return f"{suite.__name__.rpartition('.')[2]} seed {seed}: {error}".partition("\n")[0][:300]
     return None
+
+
+def _cases() -> list[Callable[[], None]]:
+    """Those that take no arguments, sorted."""
+    return [
+        case
+        for module in (test_ledger_cases, test_log_cases)
+        for name, case in sorted(vars(module).items())
+        if name.startswith("test_") and not signature(case).parameters
+    ]
 
 
 if __name__ == "__main__":
     chosen = [name for name in MUTANTS if not sys.argv[1:] or sys.argv[1] in name]
     for name in chosen:
-        found = caught_by(name, range(100))
-        sys.stdout.write(f"{name}: {'MISSED' if found is None else f'seed {found[0]}: {found[1]}'}\n")
+        sys.stdout.write(f"{name}: {caught_by(name, range(100)) or 'MISSED'}\n")
         sys.stdout.flush()

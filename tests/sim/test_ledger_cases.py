@@ -7,7 +7,15 @@ import asyncio
 
 import pytest
 
-from kvstore.errors import LedgerClosed, LedgerError, LedgerFenced, MetadataUnknown, NotRecoverable, OutcomeUnknown
+from kvstore.errors import (
+    BookieError,
+    LedgerClosed,
+    LedgerError,
+    LedgerFenced,
+    MetadataUnknown,
+    NotRecoverable,
+    OutcomeUnknown,
+)
 from kvstore.types import NO_ENTRY, EntryId, LedgerState
 from kvstore.wal.handle import LedgerHandle
 from tests.sim.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, run
@@ -101,6 +109,51 @@ def test_nothing_is_confirmed_while_the_metadata_store_is_stalled_in_a_change() 
             assert len(set(holders(bench, entry)).intersection(recorded.write_set(entry))) >= 2
 
     run(case, bookies=6)
+
+
+def test_a_copy_on_a_bookie_that_was_replaced_counts_for_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        at = bench.bookies.at
+        at[B1].holds_adds = at[B2].holds_adds = at[B4].holds_adds = True
+        entries = Appended()
+        handle.append(b"a", entries.done)
+        await bench.pass_time()  # B3 has it
+        bench.store.freeze()
+        bench.bookies.stop(B3)
+        handle.append(b"b", entries.done)
+        await bench.pass_time()
+        bench.bookies.release_adds(B1)
+        await bench.pass_time()
+        bench.store.thaw()
+        await bench.pass_time()
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B4)
+        assert entries.confirmed == []
+        bench.bookies.release_adds(B4)
+        await bench.pass_time()
+        assert len(entries.confirmed) == 2
+
+    run(case, bookies=4)
+
+
+def test_an_entry_is_as_old_as_its_first_send_however_late_it_is_confirmed() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        sent_at = bench.env.clock.now()
+        handle.append(b"a", entries.done)
+        await bench.pass_time(1)
+        bench.bookies.stop(B3)
+        handle.append(b"b", entries.done)
+        bench.bookies.release_adds(B3)
+        await bench.pass_time(1)  # sent again to B4
+        bench.bookies.release_adds(B2)
+        await bench.pass_time()
+        assert entries.sent_at == [sent_at, pytest.approx(sent_at + 1, abs=0.01)]
+
+    run(case, bookies=4)
 
 
 def test_a_change_whose_outcome_is_unknown_is_found_done() -> None:
@@ -364,6 +417,31 @@ def test_recovery_without_a_covering_set_fails_and_truncates_nothing() -> None:
             await bench.recover()
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
         bench.bookies.start(B2)
+        assert (await bench.recover()).last_entry == 2
+
+    run(case)
+
+
+def test_bookies_that_answer_the_fence_and_then_fall_silent_end_nothing() -> None:
+    """A timeout, an I/O error or a damaged copy is no negative, however many there are of them."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, 2)
+        bench.bookies.at[B3].holds_adds = True
+        handle.append(b"entry 2", Appended().done)  # confirmed, on B1 and B2
+        await bench.pass_time()
+        reads = bench.bookies.read
+
+        async def read(bookie, ledger, entry, **how):  # type: ignore[no-untyped-def]
+            if bookie in (B1, B2) and entry != NO_ENTRY:
+                raise BookieError(f"{bookie} fell silent")
+            return await reads(bookie, ledger, entry, **how)
+
+        bench.bookies.read = read  # type: ignore[method-assign]
+        with pytest.raises(NotRecoverable):
+            await bench.recover()
+        bench.bookies.read = reads  # type: ignore[method-assign]
         assert (await bench.recover()).last_entry == 2
 
     run(case)

@@ -162,6 +162,7 @@ class Lead:
             history.floor = max(history.floor, seq)
             if not self._is_released:
                 self._lease_until = max(self._lease_until, sent_at + LEASE_MS / 1000)
+                self._read()
 
         self._log.append(payload, Seq(seq), done)
 
