@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import random
 import re
 import signal
 import socket
@@ -35,6 +36,7 @@ _LOOKS = 5
 _LOGS = ("zookeeper.log", "zookeeper.out")
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
+_PORTS = (21_000, 32_000)
 
 _JARS = (
     *("zookeeper-[0-9]*", "zookeeper-jute-*", "audience-annotations-*", "metrics-core-*", "snappy-java-*"),
@@ -282,12 +284,19 @@ def free_port() -> int:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of loopback that nobody listens on just now."""
-    probes = [socket.socket() for _ in range(count)]
-    try:
-        for probe in probes:
-            probe.bind((_HOST, 0))
-        return [probe.getsockname()[1] for probe in probes]
-    finally:
-        for probe in probes:
-            probe.close()
+    """Ports of loopback that nobody listens on just now, below those that the kernel gives to outgoing connections:
+    else one of these could take a port before its server has started, or while it restarts."""
+    candidates = random.sample(range(*_PORTS), k=_PORTS[1] - _PORTS[0])
+    found = [port for port, _ in zip(filter(_is_free, candidates), range(count), strict=False)]
+    if len(found) < count:
+        raise Unavailable(f"want {count} free ports from {_PORTS[0]} to {_PORTS[1]}, found {len(found)}")
+    return found
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        try:
+            probe.bind((_HOST, port))
+        except OSError:
+            return False
+    return True
