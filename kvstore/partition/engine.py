@@ -6,8 +6,12 @@ up to some point and none after it: at the latest those before the last complete
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterator
 from typing import Protocol
+
+BEHIND_S = 0.01
+"""Between two looks whether an engine has caught up."""
 
 
 class Batch(Protocol):
@@ -40,6 +44,10 @@ class Engine(Protocol):
         """Apply `batch`, all of it or nothing. It is seen by every later call, and durable with a later flush."""
         ...
 
+    def is_behind(self) -> bool:
+        """Whether the disk cannot keep up: to go on writing would soon block the event loop. Cheap to ask."""
+        ...
+
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values in [begin, end), as they are now: writes made while the iterator is used do not show.
         It holds space until it is dropped."""
@@ -62,6 +70,7 @@ class Engine(Protocol):
         ...
 
 
-def key_after(key: bytes) -> bytes:
-    """The least key above `key`."""
-    return key + b"\0"
+async def wait_caught_up(engine: Engine) -> None:
+    """Wait until the engine has caught up with its disk."""
+    while engine.is_behind():  # noqa: ASYNC110  # its threads have nobody to tell
+        await asyncio.sleep(BEHIND_S)

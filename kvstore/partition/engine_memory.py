@@ -44,6 +44,11 @@ class MemoryEngine:
         self._life = 0
         """Counts crashes: what was being flushed then is not."""
         self._open = True
+        self.behind = False
+        """What `is_behind` says."""
+
+    def is_behind(self) -> bool:
+        return self.behind
 
     def get(self, key: bytes) -> bytes | None:
         return self._rows.get(key)

@@ -28,10 +28,18 @@ from rocksdict import (
 from kvstore.partition.engine import Batch
 
 BLOOM_BITS_PER_KEY = 10
-WRITE_BUFFERS_MAX = 6
+WRITE_BUFFERS_MAX = 8
 """Write buffers that wait to become files. Only with all of them full would a write wait for the disk."""
+BEHIND_BUFFERS = 4
+BEHIND_FILES = 40
+"""So many waiting, or files that wait for compaction, and writers are asked to pause."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
-"""Files that wait for compaction before writes are slowed down, and stopped: a write is made on the event loop."""
+"""Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
+BYTES_PER_SYNC = 512 << 10
+"""A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
+
+
+_FILES = "rocksdb.num-files-at-level0"
 
 
 class RocksEngine:
@@ -77,6 +85,10 @@ class RocksEngine:
             self._db.write(batch)  # type: ignore[arg-type]
         except Exception as error:
             raise self._failed(error) from error
+
+    def is_behind(self) -> bool:
+        buffers = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
+        return buffers >= BEHIND_BUFFERS or int(self._db.property_value(_FILES) or 0) >= BEHIND_FILES
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
@@ -135,8 +147,8 @@ def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Options:
     options.set_level_zero_stop_writes_trigger(FILES_STOP)
     options.set_soft_pending_compaction_bytes_limit(0)
     options.set_hard_pending_compaction_bytes_limit(0)
-    options.set_compression_type(DBCompressionType.none())
-    options.set_bottommost_compression_type(DBCompressionType.lz4())
+    options.set_compression_type(DBCompressionType.lz4())
+    options.set_bytes_per_sync(BYTES_PER_SYNC)
     options.set_keep_log_file_num(2)
     options.set_max_log_file_size(4 << 20)
     return options

@@ -27,6 +27,7 @@ from kvstore.errors import (
 from kvstore.partition.answers import Answers, Nobody, Once, Reply, lost
 from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine import BEHIND_S
 from kvstore.partition.entry import Entry, Kind
 from kvstore.partition.evaluate import REAP, Evaluator, Item
 from kvstore.partition.leader_reads import READS, LeaderReads
@@ -83,7 +84,8 @@ class Leader:
         self._turn_is_due = False
         self._deadlines: asyncio.TimerHandle | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
-        self._entries = self._mutations = self._refusals = 0
+        self._paused: asyncio.TimerHandle | None = None
+        self._entries = self._mutations = self._refusals = self._pauses = 0
 
     @property
     def epoch(self) -> int:
@@ -101,6 +103,7 @@ class Leader:
             "mutations": self._mutations,
             "answers": self._answers.given,
             "refused": self._refusals,
+            "pauses": self._pauses,
             "queued": len(self._queue),
             "queued_bytes": self._queue.bytes,
             "in_flight": len(self._flights),
@@ -145,7 +148,7 @@ class Leader:
         self.serving = False
         self._gate.close()
         self._log.close_for_good()
-        for timer in (self._deadlines, self._sweep_timer):
+        for timer in (self._deadlines, self._sweep_timer, self._paused):
             if timer is not None:
                 timer.cancel()
         while self._flights:
@@ -231,6 +234,9 @@ class Leader:
         """Send as much as may be in flight."""
         room = self._config.entries_in_flight_max
         while self._queue and len(self._flights) < room and self._stopped is None:
+            if self._state.engine.is_behind():
+                self._pause()
+                break
             self._send(self._queue.take())
         if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [], [])
@@ -238,6 +244,16 @@ class Leader:
             self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
             self._idle.set_result(None)
+
+    def _pause(self) -> None:
+        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop."""
+        if self._paused is None:
+            self._pauses += 1
+            self._paused = self._loop.call_later(BEHIND_S, self._resume)
+
+    def _resume(self) -> None:
+        self._paused = None
+        self._wake()
 
     def _send(self, items: list[Item]) -> None:
         """Decide on a batch, and append its effects."""

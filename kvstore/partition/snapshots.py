@@ -14,6 +14,7 @@ import orjson
 from kvstore.env import Clock
 from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election import Published
+from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
 from kvstore.partition.transfer import Export, Import
@@ -96,6 +97,7 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
         incoming = incoming or Import(state)  # what is here goes only once something comes
         last = incoming.add(chunk)
         await asyncio.sleep(0)
+        await wait_caught_up(state.engine)
         if last:
             log.info("partition=%s installed the state of %s at seq=%d", partition, source, state.seq)
             return

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, StoreError
+from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.state import State
 from kvstore.types import PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING
@@ -63,6 +64,7 @@ class Tail:
 
     async def _apply(self, entries: Sequence[LogEntry]) -> None:
         for start in range(0, len(entries), ENTRIES_PER_TURN):
+            await wait_caught_up(self._state.engine)
             for entry in entries[start : start + ENTRIES_PER_TURN]:
                 self._state.apply(entry)
             self.entries += len(entries[start : start + ENTRIES_PER_TURN])

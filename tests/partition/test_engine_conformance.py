@@ -99,6 +99,24 @@ def test_large_and_binary_rows_come_back(engine: Engine) -> None:
     assert contents(engine) == sorted(rows)
 
 
+def test_an_idle_engine_is_not_behind(engine: Engine) -> None:
+    write(engine, (b"a", b"1"))
+    assert not engine.is_behind()
+
+
+async def test_an_engine_that_is_asked_to_pause_before_each_write_never_makes_one_wait(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"), write_buffer_bytes=64 << 10)
+    pauses = 0
+    for number in range(400):
+        while engine.is_behind():
+            pauses += 1
+            await flushed(engine)
+        write(engine, *((b"%d-%d" % (number, each), b"v" * 1000) for each in range(20)))
+        assert engine._db.property_int_value("rocksdb.is-write-stopped") == 0
+    assert pauses > 0, "the test has not reached the bound"
+    engine.close()
+
+
 async def test_a_flush_tells_when_it_is_done_and_changes_nothing(engine: Engine) -> None:
     write(engine, (b"a", b"1"))
     await flushed(engine)

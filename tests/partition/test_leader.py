@@ -16,6 +16,7 @@ from kvstore.errors import (
 )
 from kvstore.partition.commands import Code, Flag, delete, get, increment, put
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.entry import Kind
 from tests.partition.leading import UNKNOWN, Partition
 
@@ -247,6 +248,21 @@ def test_a_thousand_connections_of_sixteen_fit() -> None:
     p = Partition().start()
     ops = [put(b"%d" % number, b"v" * 100) for number in range(16_000)]
     assert not [each for each in p.do(*ops) if not isinstance(each, int)]
+
+
+def test_while_the_engine_is_behind_its_disk_nothing_more_is_sent_and_reads_go_on() -> None:
+    engine = MemoryEngine()
+    p = Partition(engine=engine).start()
+    p.do(put(b"a", b"1"))
+    engine.behind = True
+    (held,) = p.submit(put(b"a", b"2"))
+    p.wait(0.2)
+    assert p.under_way() == []
+    assert p.do(get(b"a")).value == b"1"
+    engine.behind = False
+    p.wait(0.02)
+    p.acknowledge()
+    assert p.result(held) == 2
 
 
 def test_what_has_waited_for_too_long_is_refused_and_not_appended() -> None:
