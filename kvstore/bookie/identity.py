@@ -15,7 +15,7 @@ import logging
 from dataclasses import dataclass
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.storage import make_directory
+from kvstore.bookie.opening import make_directory
 from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie

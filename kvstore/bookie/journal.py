@@ -261,7 +261,10 @@ class Journal:
         self._flush()  # the next sync runs while this group's senders are told
         self._on_synced(group)
         for done in group.after:
-            done()
+            try:
+                done()
+            except Exception:  # a fault of one client's must not keep the others from their answers
+                log.exception("group=%d whoever waited for it failed", group.number)
         if group.next is not None:
             self._on_rolled(group.segment)
         elif self._spare is not None:

@@ -14,14 +14,13 @@ from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
 from kvstore.bookie.journal import JournalFull
-from kvstore.bookie.ledger import Ledger, lac_of
-from kvstore.bookie.record import ADMITTED, RECORD_HEADER_SIZE, RECOVERY, Kind
+from kvstore.bookie.ledger import lac_of
+from kvstore.bookie.record import ADMITTED, RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.replay import checkpoint_path
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import Corrupted, MetadataError
-from kvstore.proto.digest import HEADER
 from kvstore.types import LedgerId
 
 log = logging.getLogger(__name__)
@@ -143,20 +142,13 @@ class Reclaimer:
             if body is None:
                 log.error("ledger=%d entry=%d is damaged in segment=%d, which stays", ledger, entry, segment.file)
                 return False
-            self._append(found, entry, body)
+            self._storage.append_copy(found, entry, body)
             written += size + RECORD_HEADER_SIZE
             if written >= STEP_BYTES:
                 await self._pause(written)
                 written = 0
         await self._pause(written)
         return True
-
-    def _append(self, ledger: Ledger, entry: int, body: bytes) -> None:
-        offset = self._journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body)
-        group = self._journal.open_group
-        lac = HEADER.unpack_from(body)[2]
-        group.adds.append((ledger, entry, offset, len(body), lac, lambda _status: None))
-        ledger.last_group = group.number
 
     async def _pause(self, written: int) -> None:
         self._storage.statistics.rewritten_bytes += written

@@ -17,12 +17,13 @@ from kvstore.bookie.fencing import Verdict, judge_add
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal import Group, Journal, JournalFull
 from kvstore.bookie.ledger import Ledger, lac_of
+from kvstore.bookie.opening import make_directory, tidy, write_again
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.record import ADMITTED, CLEARED, RECOVERY, Kind
-from kvstore.bookie.replay import Replayed, replay, write_checkpoint
+from kvstore.bookie.replay import replay, write_checkpoint
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.statistics import Statistics
-from kvstore.env.ports import Disk, Env
+from kvstore.env.ports import Env
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
 from kvstore.proto.digest import HEADER, LAC_HEADER
 from kvstore.types import BookieId
@@ -39,12 +40,8 @@ REFUSALS = {
 }
 
 
-def make_directory(disk: Disk, path: str) -> None:
-    """Make a directory and its parents so that they are there after a power cut too."""
-    disk.mkdir(path)
-    parts = path.split("/")
-    for count in range(len(parts)):
-        disk.sync_dir("/".join(parts[:count]))
+def _nobody(_status: Status) -> None:
+    """Nobody waits for this add."""
 
 
 class BookieStorage:
@@ -90,50 +87,17 @@ class BookieStorage:
             on_rolled=self._rolled,
         )
         self._reader = Reader(self.inventory, self.journal, self.statistics, poll_ms_max=config.poll_ms_max)
-        self._write_again(found)
+        write_again(found, self.journal, self.append_copy)
         await self.synced()
         self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
         await self.synced()
-        self._tidy(found)
+        tidy(found, disk, config)
 
     async def synced(self) -> None:
         """Return when everything accepted before is on the disk."""
         done = self._loop.create_future()
         self.journal.barrier(lambda: None if done.done() else done.set_result(None))
         await done
-
-    def _write_again(self, found: Replayed) -> None:
-        """One group for everything: until it is on the disk as a whole, the former segments hold what they held."""
-        self.journal.open(
-            file=found.next_file,
-            group=found.next_group,
-            synced=found.synced,
-            is_limbo=self.inventory.is_limbo,
-            room=sum(len(record.body) + 64 for record in found.again),
-        )
-        for record in found.again:
-            head = record.head
-            offset = self.journal.append(head.kind, head.flags, head.ledger, head.entry, record.body)
-            group = self.journal.open_group
-            if head.kind == Kind.ADD:
-                lac = HEADER.unpack_from(record.body)[2]
-                ledger = self.inventory.known(head.ledger)
-                group.adds.append((ledger, head.entry, offset, head.size, lac, lambda _status: None))
-            else:
-                self.inventory.apply(group.segment, head, record.body)
-
-    def _tidy(self, found: Replayed) -> None:
-        """The new segment is on the disk: what it replaces may go."""
-        for segment in found.leftovers:
-            segment.remove()
-        for segment in found.unreadable:
-            segment.set_aside()
-        anchor = self.inventory.segments.get(found.synced[0])
-        if anchor is not None:
-            anchor.shrink()
-        for checkpoint in found.checkpoints:
-            write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
-        self._env.disk.sync_dir(self._config.journal_dir)
 
     def on_readonly(self, listener: Callable[[bool], None]) -> None:
         """Call `listener` when the bookie becomes read-only or writable again."""
@@ -241,6 +205,15 @@ class BookieStorage:
         ledger.last_group = group.number
         self._pending_bytes += len(body)
 
+    def append_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
+        """Store a packet that is here once more. Raises JournalFull."""
+        offset = self.journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body)
+        group = self.journal.open_group
+        lac = HEADER.unpack_from(body)[2]
+        group.adds.append((ledger, entry, offset, len(body), lac, _nobody))
+        ledger.last_group = group.number
+        self._pending_bytes += len(body)
+
     def _refuse_for_now(self, done: Done) -> None:
         if self.journal.is_full:
             self.statistics.refused_readonly += 1
@@ -254,17 +227,21 @@ class BookieStorage:
         return bool(place) and size == len(body) and self._reader.body(ledger.id, entry, place, size) == body
 
     def _synced(self, group: Group) -> None:
-        """A group is on the disk: show its entries, then tell those who sent them."""
+        """A group is on the disk: show all its entries, then tell those who sent them."""
         segment, stored, size_sum = group.segment, self.inventory.stored, 0
-        for ledger, entry, offset, size, lac, done in group.adds:
+        for ledger, entry, offset, size, lac, _ in group.adds:
             stored(segment, ledger, entry, offset, size)
             size_sum += size
             if lac > ledger.lac:
                 ledger.raise_lac(lac)
-            done(Status.OK)
         self._pending_bytes -= size_sum
         self.statistics.adds += len(group.adds)
         self.statistics.add_bytes += size_sum
+        for add in group.adds:
+            try:
+                add[5](Status.OK)
+            except Exception:  # a fault of one client's must not keep the others from their answers
+                log.exception("ledger=%d entry=%d whoever sent it failed", add[0].id, add[1])
 
     def _rolled(self, segment: Segment) -> None:
         segment.release()
