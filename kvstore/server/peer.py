@@ -95,7 +95,7 @@ class PeerLinks:
         return {
             "peer_links": sum(link.is_open for link in self._links.values()),
             "peer_links_lost_total": self.lost_links,
-            "peer_operations_in_flight": sum(len(link) for link in self._links.values()),
+            "peer_operations_in_flight": sum(link.in_flight for link in self._links.values()),
         }
 
     async def close(self) -> None:

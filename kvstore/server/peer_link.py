@@ -92,7 +92,9 @@ class Link:
     def in_flight_of(self, partition: PartitionId) -> int:
         return sum(1 for each, _ in self._pending.values() if each == partition)
 
-    def __len__(self) -> int:
+    @property
+    def in_flight(self) -> int:
+        """Operations sent and not answered."""
         return len(self._pending)
 
     async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:

@@ -11,7 +11,7 @@ from typing import Any
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.errors import NotLeader, StoreError
-from kvstore.partition.commands import Op, Sink
+from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.leader import Leader
@@ -95,6 +95,8 @@ class OneServer:
         self.topology = ClusterTopology(new_ring(ids, {ServerId("n1"): ""}, 1))
         self.partitions = {each: LedPartition(env, each) for each in ids}
         self.submitted: list[Op] = []
+        self.held_reads: list[tuple[Op, Sink, int]] | None = None
+        """A list: reads are kept in it instead of being done."""
         self.failure: StoreError | None = None
         """What every operation ends with, if any."""
 
@@ -116,6 +118,9 @@ class OneServer:
         if self.failure is not None:
             asyncio.get_running_loop().call_soon(self._fail, sink, token, self.failure)
             return
+        if self.held_reads is not None and op[0] in (Code.GET, Code.META):
+            self.held_reads.append((op, sink, token))
+            return
         owner = partition or self.topology.ring.partition_of(op[1])
         self.partitions[owner].submit(op, sink, token)
 
@@ -131,6 +136,11 @@ class OneServer:
     def let_go(self) -> None:
         for each in self.partitions.values():
             each.log.let_go()
+
+    def do_held_reads(self) -> None:
+        held, self.held_reads = self.held_reads or [], None
+        for op, sink, token in held:
+            self.partitions[self.topology.ring.partition_of(op[1])].submit(op, sink, token)
 
     def stop(self) -> None:
         for each in self.partitions.values():

@@ -21,7 +21,7 @@ from kvstore.partition import commands
 from kvstore.partition.commands import Level, Record, RequestId
 from kvstore.server import dispatch, peer_link
 from kvstore.server.config import Limits
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, ServerId
 from tests.server.servers import Server, Servers, servers
 from tests.waiting import wait_until
 
@@ -156,6 +156,27 @@ async def test_an_operation_that_reaches_a_former_leader_is_sent_to_the_new_one(
     await cluster.announce_leader("p1", "n1")
     assert all(isinstance(result, int) for result in await cluster["n1"].sink.wait(*tokens))
     assert (await result_of(cluster["n1"], commands.get(b"k")))[0] == b"last"
+
+
+async def test_what_comes_back_refused_goes_out_before_what_came_later(cluster: Servers) -> None:
+    server = cluster["n1"]
+    later = send(server, commands.put(b"k", b"later"))
+    earlier = (7, commands.put(b"k", b"earlier"), server.sink, 9001, 0.0, False)
+    server.dispatcher.take_back(P1, earlier, NotLeader("p1"), ServerId("n2"))
+    await cluster.lead("p1", "n1")
+    await server.sink.wait(later, 9001)
+    assert (await result_of(server, commands.get(b"k")))[0] == b"later"
+
+
+async def test_what_another_server_sent_and_waits_here_is_refused_when_the_lead_goes_elsewhere(
+    cluster: Servers,
+) -> None:
+    replica = await cluster.lead("p1", "n2")
+    replica.is_up = False
+    cluster["n2"].dispatcher.submit_here(P1, commands.put(b"k", b"v"), cluster["n2"].sink, 78, 1)
+    await cluster.lead("p1", "n1")
+    (result,) = await cluster["n2"].sink.wait(78)
+    assert isinstance(result, NotLeader)
 
 
 async def test_a_server_never_sends_on_what_another_one_sent_it(cluster: Servers) -> None:

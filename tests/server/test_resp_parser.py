@@ -74,6 +74,16 @@ def test_inline_commands_are_words_quoted_as_in_a_shell(line: bytes, words: list
     assert parsed(*(line[i : i + 1] for i in range(len(line)))) == [words]
 
 
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_an_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
+    """Were the fast path to believe the line ends inside it, a key could smuggle in another command."""
+    for smuggled in (b"k\r\n$1\r\nv", b"k\r\n$1\r\nv\r\n*2\r\n$3\r\nDEL\r\n$1\r\na", b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"):
+        words = [b"x"] * count
+        words[min(place, count - 1)] = smuggled
+        assert parsed(packed(*words) + packed(b"PING")) == [words, [b"PING"]]
+
+
 def test_empty_lines_and_empty_arrays_are_nothing() -> None:
     assert parsed(b"\r\n\r\n*0\r\n*-1\r\nPING\r\n") == [[b"PING"]]
 
