@@ -65,7 +65,9 @@ class PeerLinks:
             raise InvalidRequest(f"a call of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
         if server == self.server:
             return await self._serve_here(server, partition, method, body)
-        link = self._links.get(server) or self._open(server, at_once=True)
+        link = self._links.get(server)
+        if link is None:  # and not merely idle, which its length would say
+            link = self._open(server, at_once=True)
         if link is None:
             raise Unavailable(f"no address is known for server {server}")
         try:
