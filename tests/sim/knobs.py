@@ -32,6 +32,8 @@ class Knobs:
     """Mean time between two faults."""
     chaos_s: float = 5.0
     power_cut_at_end: bool = True
+    search: bool = True
+    """Judge registers also by the checker that searches for an order."""
 
     def bookie(self, name: str, listen: str) -> BookieConfig:
         """What a bookie is told."""
@@ -79,13 +81,14 @@ def draw(random: Random, faults: list[str]) -> Knobs:
             counters=random.randint(0, 2),
             banks=random.randint(0, 2),
             readers=random.randint(0, 2),
-            pause_s=random.choice((0.02, 0.05, 0.1)),
+            pause_s=random.choice((0.05, 0.1, 0.2)),
             value_bytes=random.choice((20, 200, 2000)),
         ),
         faults=tuple(random.sample(faults, min(len(faults), random.choice((1, 2, 3, 5, 8))))),
         pace_s=random.choice((0.2, 0.5, 1.0)),
-        chaos_s=random.uniform(3.0, 7.0),
+        chaos_s=random.uniform(3.0, 6.0),
         power_cut_at_end=random.random() < 0.5,
+        search=random.random() < 0.25,
     )
 
 

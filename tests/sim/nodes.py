@@ -98,7 +98,7 @@ class Node:
     # ── its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start a process. If it cannot come up it ends, and another is started a little later, as a supervisor does."""
+        """Start a process. If it cannot come up it ends, and another is started a little later, as supervisors do."""
         self.served = None
         self.sim.start(self._main)
 

@@ -66,7 +66,8 @@ class Operation:
         ended = "open" if self.ended == inf else f"{self.ended:.6f}"
         asked = " ".join(map(str, self.op[1:]))
         via = ",".join(self.attempts)
-        return f"{self.began:.6f}..{ended} {self.client} via {via}: {self.code.name} {asked} -> {self.status} {self.result!r}"
+        what = f"{self.began:.6f}..{ended} {self.client} via {via}: {self.code.name} {asked}"
+        return f"{what} -> {self.status} {self.result!r}"
 
 
 class Recorder:
