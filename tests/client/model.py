@@ -251,10 +251,6 @@ class ModelServer:
         owner = partition if keyless else self.cluster.ring.partition_of(op[1])
         if owner is None:
             return InvalidRequest("want a partition")
-        if op[0] == Code.BATCH:
-            owners = sorted({self.cluster.ring.partition_of(each[1]) for each in op[2]})
-            if len(owners) > 1:
-                return InvalidRequest(f"want a batch on one partition, got keys of {' and '.join(owners)}")
         leader = self.cluster.leaders[owner]
         if leader is None or (leader != self.id and not self.forwards):
             endpoint = self.cluster.endpoints.get(leader) if leader else None

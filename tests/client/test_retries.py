@@ -22,7 +22,7 @@ from kvstore.types import PartitionId, ServerId
 from tests.client.faces import FACES, Face
 from tests.client.model import WINDOW_MS, ModelCluster, ModelServer
 from tests.client.serving import Servers, serving
-from tests.waiting import wait_until
+from tests.waiting import wait_until, wait_until_blocking
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
@@ -213,6 +213,15 @@ async def test_reads_carry_the_sequence_that_the_client_has_seen(client: Face, s
         assert [op[3] >= version for op in seen] == [True]
 
 
+async def test_reads_carry_the_sequence_of_a_token_that_was_taken_over(client: Face, servers: Servers) -> None:
+    key = servers.cluster.key_of(P2)
+    client.client.absorb({"p2": 7})
+    client.client.absorb({"p2": 5})
+    assert client.client.token["p2"] == 7
+    await client.call("get", key, level=Level.SESSION)
+    assert [op[3] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET] == [7]
+
+
 async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, servers: Servers) -> None:
     key = servers.cluster.key_of(P1)
     for _ in range(3):
@@ -249,6 +258,35 @@ async def test_more_calls_than_there_is_room_for_wait_their_turn(face: type[Face
     calls = [client.call("put_many", keys) for _ in range(30)]
     await asyncio.gather(*calls)
     await client.close()
+
+
+async def test_a_write_that_left_in_another_callers_frame_is_unknown_at_its_deadline(servers: Servers) -> None:
+    """Of three blocking callers the first one sends; the next one takes over and sends for itself and the third."""
+    client = await FACES["blocking"](parse_url(servers.url)).open()
+    key = servers.cluster.key_of(P1)
+    await client.call("put", key, b"0")
+    held: list[Any] = []
+
+    def hold(op: Op, answer: Any) -> bool:
+        held.append(answer)
+        return True
+
+    server_of(servers, N1).intercept = hold
+    first = asyncio.ensure_future(client.call("put", key, b"1"))
+    await wait_until(lambda: _is(len(held) == 1), what="the first has arrived")
+    others = [asyncio.ensure_future(client.call("put", key, b"2", timeout_s=0.6)) for _ in range(2)]
+    await asyncio.to_thread(_wait_queued, client, 2)
+    held[0](2)
+    assert await first == 2
+    for other in others:
+        with pytest.raises(OutcomeUnknown):
+            await other
+    await client.close()
+
+
+def _wait_queued(client: Face, count: int) -> None:
+    (link,) = [each for each in client.client._messenger._links.values() if each._pending or each._is_busy]
+    wait_until_blocking(lambda: len(link._pending) == count, what="the others wait")
 
 
 async def test_a_write_given_up_by_its_caller_is_not_sent_twice(servers: Servers) -> None:

@@ -195,6 +195,20 @@ async def test_what_does_not_end_in_time_is_unknown(stub: Any, servers: Servers)
     assert isinstance((await stream.receive(1))[0], OutcomeUnknown)
 
 
+async def test_what_ends_after_its_time_is_not_answered_twice(stub: Any, servers: Servers) -> None:
+    held: list[Any] = []
+    backend = servers.cluster.servers[0]
+    backend.intercept = lambda op, answer: not held.append(answer)
+    stream = Stream(stub)
+    await stream.send(lane((Code.PUT, b"k", b"v", 1)), timeout_ms=50)
+    await stream.receive(1)
+    held[0](7)
+    backend.intercept = lambda op, answer: False
+    await stream.send(lane((Code.GET, b"x", b"", 0), first=2))
+    assert await stream.receive(2) == [None]
+    assert stream.answers == {}
+
+
 async def test_a_cancelled_put_is_still_carried_out(stub: Any, servers: Servers) -> None:
     held: list[Any] = []
     backend = servers.cluster.servers[0]
