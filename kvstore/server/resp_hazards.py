@@ -6,13 +6,14 @@ connection's own count of its commands; below `answered` all have been answered.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from kvstore.partition.commands import Code, Op
 
 KEPT_MAX = 4096
 """Keys remembered before those of answered commands are looked for and dropped."""
 READS = frozenset({int(Code.GET), int(Code.META)})
+_BATCH = int(Code.BATCH)
 
 
 class Hazards:
@@ -26,11 +27,11 @@ class Hazards:
 
     def block(self, ops: Iterable[Op], answered: int) -> bool:
         """Whether one of `ops` has to wait until what is in flight is answered."""
-        return any((self.writes if op[0] in READS else self.reads).get(op[1], -1) >= answered for op in ops)
+        return any((self.writes if op[0] in READS else self.reads).get(op[1], -1) >= answered for op in _parts(ops))
 
     def note(self, ops: Iterable[Op], number: int) -> None:
         """Command `number` does `ops`."""
-        for op in ops:
+        for op in _parts(ops):
             (self.reads if op[0] in READS else self.writes)[op[1]] = number
 
     def answered(self, issued: int, answered: int) -> None:
@@ -43,3 +44,12 @@ class Hazards:
                 kept = {key: number for key, number in keys.items() if number >= answered}
                 keys.clear()
                 keys.update(kept)
+
+
+def _parts(ops: Iterable[Op]) -> Iterator[Op]:
+    """The operations on single keys: of a batch, those in it."""
+    for op in ops:
+        if op[0] == _BATCH:
+            yield from op[2]
+        else:
+            yield op

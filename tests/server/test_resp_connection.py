@@ -251,3 +251,13 @@ async def at_least(value: int, least: int) -> bool:
 
 def redis_client(door: Door) -> redis.Redis:
     return redis.Redis(host=door.host, port=door.port)
+
+
+async def test_a_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
+    """Also a key that is not the transaction's first."""
+    a, b = b"{t}a", b"{t}b"
+    transaction = packed(b"MULTI") + packed(b"SET", a, b"1") + packed(b"SET", b, b"2") + packed(b"EXEC")
+    expected = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n+OK\r\n" + bulk(b"2")
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b, b"old"), b"+OK\r\n")
+        assert await raw.ask(transaction + packed(b"GET", b), expected) == expected

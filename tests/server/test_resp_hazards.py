@@ -20,6 +20,10 @@ READ, WRITE = commands.get(b"k"), commands.put(b"k", b"v")
         (commands.increment(b"k", 1), commands.meta(b"k"), True),
         (commands.meta(b"k"), commands.delete(b"k"), True),
         (WRITE, commands.get(b"j"), False),
+        (commands.batch(b"j", (commands.put(b"j", b""), WRITE)), READ, True),
+        (commands.batch(b"j", (commands.put(b"j", b""), READ)), WRITE, True),
+        (READ, commands.batch(b"j", (commands.put(b"j", b""), WRITE)), True),
+        (commands.batch(b"j", (READ,)), commands.get(b"j"), False),
     ],
 )
 def test_an_operation_waits_for_another_one_on_its_key_that_it_must_not_meet(
