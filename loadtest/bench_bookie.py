@@ -1,8 +1,9 @@
 """How many entries one bookie stores per second over loopback, beside what the disk's syncs alone would allow.
 
-    python -m loadtest.bench_bookie [--seconds 5] [--size 1024] [--dir DIR]
+    python -m loadtest.bench_bookie [--seconds 5] [--size 1024] [--dir DIR] [--wire]
 
-The bookie runs in a process of its own. Each line names the adds in flight, adds per second, the wait for an answer,
+The bookie runs in a process of its own. With --wire it stores nothing and answers at once: what remains is the cost of
+the messages themselves. Each line names the adds in flight, adds per second, the wait for an answer,
 the CPU time per add at the client and at the bookie, and the plain fdatasyncs per second of a file of the same kind.
 """
 
@@ -22,9 +23,10 @@ from typing import Any
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.service import BookieService
-from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.storage import BookieStorage, Done
 from kvstore.env.real import real_env, run
 from kvstore.proto import bookkeeper as wire
+from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.frames import FrameReader
 from kvstore.types import BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
@@ -43,11 +45,19 @@ class OpenLedgers:
         return []
 
 
-async def serve(directory: Path) -> None:
+class Forgetful(BookieStorage):
+    """Stores nothing."""
+
+    def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
+        self.statistics.adds += 1
+        done(Status.OK)
+
+
+async def serve(directory: Path, storage_of: type[BookieStorage]) -> None:
     """Run a bookie until standard input ends."""
     env = real_env(directory)
     config = BookieConfig(name="bench", listen="127.0.0.1:0")
-    storage = BookieStorage(env, config, BOOKIE, OpenLedgers())
+    storage = storage_of(env, config, BOOKIE, OpenLedgers())
     await storage.start()
     service = BookieService(storage, config)
     listener = await env.transport.listen(config.listen, service.handler)
@@ -126,8 +136,8 @@ class Writer:
 class Bookie:
     """The other process."""
 
-    def __init__(self, directory: Path) -> None:
-        command = [sys.executable, "-m", "loadtest.bench_bookie", "--serve", str(directory)]
+    def __init__(self, directory: Path, *flags: str) -> None:
+        command = [sys.executable, "-m", "loadtest.bench_bookie", *flags, "--serve", str(directory)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.address = self._line()
 
@@ -160,14 +170,15 @@ async def measure(bookie: Bookie, ledger: int, window: int, size: int, seconds: 
     took, cpu, after = time.perf_counter() - began, time.process_time() - cpu, bookie.figures()
     await asyncio.sleep(0.2)
     waits, count = sorted(writer.waits), len(writer.waits)
+    syncs = max(1, after["syncs"] - before["syncs"])
     return {
         "adds_per_s": count / took,
         "p50_ms": waits[count // 2] * 1e3,
         "p99_ms": waits[count * 99 // 100] * 1e3,
         "client_us": cpu / count * 1e6,
         "bookie_us": (after["cpu_s"] - before["cpu_s"]) / count * 1e6,
-        "per_sync": count / (after["syncs"] - before["syncs"]),
-        "sync_ms": (after["sync_s"] - before["sync_s"]) / (after["syncs"] - before["syncs"]) * 1e3,
+        "per_sync": count / syncs,
+        "sync_ms": (after["sync_s"] - before["sync_s"]) / syncs * 1e3,
         "failed": writer.failed,
     }
 
@@ -189,19 +200,21 @@ def raw_syncs(directory: Path, size: int, count: int = 500) -> float:
 
 
 async def bench(arguments: argparse.Namespace, directory: Path) -> None:
-    bookie = Bookie(directory)
+    bookie = Bookie(directory, *["--wire"] * arguments.wire)
     try:
         for ledger, window in enumerate(arguments.windows):
             figures = await measure(bookie, ledger, window, arguments.size, arguments.seconds)
-            syncs = raw_syncs(directory, arguments.size * max(1, round(figures["per_sync"])))
-            print(
+            line = (
                 f"{window:4d} in flight, {arguments.size} B: {figures['adds_per_s']:8,.0f} adds/s, "
                 f"p50 {figures['p50_ms']:.2f} ms, p99 {figures['p99_ms']:.2f} ms, "
-                f"{figures['client_us']:.1f} + {figures['bookie_us']:.1f} us per add, "
-                f"{figures['per_sync']:.1f} per sync of {figures['sync_ms']:.2f} ms; "
-                f"raw fdatasync {syncs:,.0f}/s; failed {figures['failed']:.0f}",
-                flush=True,
+                f"{figures['client_us']:.1f} + {figures['bookie_us']:.1f} us per add, failed {figures['failed']:.0f}"
             )
+            if not arguments.wire:
+                syncs = raw_syncs(directory, arguments.size * max(1, round(figures["per_sync"])))
+                line += (
+                    f", {figures['per_sync']:.1f} per sync of {figures['sync_ms']:.2f} ms; raw fdatasync {syncs:,.0f}/s"
+                )
+            print(line, flush=True)
     finally:
         bookie.close()
 
@@ -212,10 +225,11 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 64, 256])
     parser.add_argument("--dir", type=Path)
+    parser.add_argument("--wire", action="store_true")
     parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
-        run(serve(arguments.serve))
+        run(serve(arguments.serve, Forgetful if arguments.wire else BookieStorage))
         return
     directory = arguments.dir or Path(tempfile.mkdtemp(prefix="bench-bookie-"))
     try:

@@ -177,6 +177,10 @@ class BookieConnection:
     # Requests
 
     def _handle(self, payload: bytes) -> None:
+        plain = wire.plain_add(payload)
+        if plain is not None:
+            self._add(*plain)
+            return
         try:
             request = wire.decode_request(payload)
         except BadFrame as error:
@@ -194,7 +198,10 @@ class BookieConnection:
             self._send(wire.encode_status(header.txn_id, operation, Status.UNKNOWN_LEDGER_STATE))
             self._give_up(f"it means another bookie than {self._storage.bookie}")
         elif operation == _ADD:
-            self._add(header, request.add)
+            add = request.add
+            is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD
+            is_priority = is_recovery or header.priority > 0
+            self._add(header.txn_id, add.ledger, add.entry, add.master_key, add.body, is_recovery, is_priority)
         else:
             call = self._calls.get(operation)
             if call is not None:
@@ -228,15 +235,22 @@ class BookieConnection:
         if self._is_reading_paused:
             self._update_reading()
 
-    def _add(self, header: pb.PacketHeader, add: pb.AddRequest) -> None:
-        txn, ledger, entry, body = header.txn_id, add.ledger, add.entry, add.body
-        recovery = add.flag == pb.AddRequest.RECOVERY_ADD
+    def _add(
+        self,
+        txn: int,
+        ledger: int,
+        entry: int,
+        key: bytes,
+        body: bytes,
+        is_recovery: bool = False,
+        is_priority: bool = False,
+    ) -> None:
         size = len(body)
-        if not self._begin(size, is_priority=recovery or header.priority > 0):
+        if not self._begin(size, is_priority=is_priority):
             self._send(wire.encode_add_response(txn, Status.TOO_MANY_REQUESTS, ledger, entry))
             return
         done = partial(self._added, txn, ledger, entry, size)
-        self._storage.add(ledger, entry, body, add.master_key, recovery=recovery, done=done)
+        self._storage.add(ledger, entry, body, key, recovery=is_recovery, done=done)
 
     def _added(self, txn: int, ledger: int, entry: int, size: int, status: Status) -> None:
         self._end(size)

@@ -2,8 +2,8 @@
 
 Every encode_… returns a whole frame: length, then Request or Response. Adds, reads and their answers are put together
 by hand (0.5 µs; upb: 1.5 to 3 µs); the rest by upb. Decoding is upb's, with two checks that it leaves out: that
-required fields are there, and that the part which the operation calls for is. A client finds its call again by
-(txn, operation) and nothing else.
+required fields are there, and that the part which the operation calls for is. Ordinary adds and their answers have
+short ways (shortcuts.py). A client finds its call again by (txn, operation) and nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Literal, NamedTuple
 from google.protobuf.message import DecodeError
 
 from kvstore.proto import bookkeeper_pb2 as pb
-from kvstore.proto.varint import SMALL, read_varint, varint
+from kvstore.proto.shortcuts import plain_add as plain_add
+from kvstore.proto.shortcuts import stored_txn as stored_txn
+from kvstore.proto.varint import SMALL, varint
 
 PAYLOAD_MAX = 5 * 2**20 - 4
 """Largest payload of a frame: Apache counts the length field into its 5 MiB."""
@@ -336,21 +338,6 @@ class Answer(NamedTuple):
     """The last entry packet, in the answer to a LAC read."""
     total_bytes: int | None = None
     free_bytes: int | None = None
-
-
-def stored_txn(payload: bytes) -> int:
-    """The txn of an answer that says "add stored" in the usual bytes; -1 for any other payload."""
-    if payload[2:7] != b"\x08\x03\x10\x02\x18" or payload[0] != 10:
-        return -1
-    try:
-        txn, at = read_varint(payload, 7)
-        if at - 2 != payload[1] or payload[at : at + 4] != b"\x10\x00\xaa\x06":
-            return -1
-        if payload[at + 5 : at + 8] != b"\x08\x00\x10" or payload[at + 4] != len(payload) - at - 5:
-            return -1
-    except (IndexError, ValueError):
-        return -1
-    return txn
 
 
 def decode_response(payload: bytes) -> Answer:

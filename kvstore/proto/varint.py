@@ -19,6 +19,10 @@ _LOW = [bytes((number & 127 | 128, number >> 7 | 128)) for number in range(1 << 
 """Their first two bytes when more follow."""
 
 
+VALUES = {encoded: number for number, encoded in enumerate(SMALL)}
+_LOW_VALUES = {encoded: number for number, encoded in enumerate(_LOW)}
+
+
 def varint(number: int) -> bytes:
     """An int64 as protobuf writes it; -1 takes ten bytes."""
     if number < 0:
@@ -45,3 +49,10 @@ def read_varint(data: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if shift > 63:
             raise ValueError("a varint of more than ten bytes")
+
+
+def value_of(encoded: bytes) -> int:
+    """The number below 2**28 whose shortest encoding this is. Raises KeyError for anything else."""
+    if len(encoded) < 3:
+        return VALUES[encoded]
+    return _LOW_VALUES[encoded[:2]] | VALUES[encoded[2:]] << 14

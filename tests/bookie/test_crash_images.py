@@ -100,7 +100,7 @@ def on_disk(world: SimWorld, disk: SimDisk, name: str) -> str:
     return name
 
 
-IMAGES = 400
+IMAGES = 2000
 
 
 def test_acknowledged_entries_fences_and_lacs_survive_a_power_cut_at_any_moment(world: SimWorld, seed: int) -> None:

@@ -92,6 +92,31 @@ def test_only_the_very_bytes_of_a_stored_answer_take_the_short_way() -> None:
     assert wire.stored_txn(b"\x0a\x06\x08\x03\x10\x02\x18" + b"\xff" * 30) == -1
 
 
+@pytest.mark.parametrize("seed", range(30))
+def test_only_an_ordinary_add_in_the_usual_bytes_takes_the_short_way_and_reads_the_same(seed: int) -> None:
+    random = Random(seed)
+    txn, ledger, entry = (random.choice([0, 127, 128, 16384, 2**28 - 1, random.getrandbits(20)]) for _ in range(3))
+    body = random.randbytes(random.choice([0, 1, 200, 70_000]))
+    payload = wire.encode_add(txn, ledger, entry, KEY, body)[4:]
+    assert wire.plain_add(payload) == (txn, ledger, entry, KEY, body)
+    assert wire.plain_add(payload + b"\0") is None
+    assert wire.plain_add(wire.encode_add(txn, ledger, entry, KEY, body, True)[4:]) is None
+    assert wire.plain_add(wire.encode_add(txn, ledger, entry, KEY, body, context=CONTEXT)[4:]) is None
+    assert wire.plain_add(wire.encode_add(2**28, ledger, entry, KEY, body)[4:]) is None
+    assert wire.plain_add(wire.encode_add(txn, ledger, entry, KEY[1:], body)[4:]) is None
+    assert wire.plain_add(wire.encode_read(txn, ledger, entry)[4:]) is None
+    for _ in range(200):
+        mangled = bytearray(payload[: random.choice([len(payload), random.randrange(len(payload))])] or b"\0")
+        mangled[random.randrange(min(60, len(mangled)))] = random.randrange(256)
+        plain = wire.plain_add(bytes(mangled))
+        if plain is not None:
+            request = wire.decode_request(bytes(mangled))
+            add = request.add
+            assert plain == (request.header.txn_id, add.ledger, add.entry, add.master_key, add.body)
+            assert [add.flag, request.header.priority, len(request.context), add.write_flags] == [0, 0, 0, 0]
+
+
+CONTEXT = wire.bookie_context("b1-3f2a9c")
 REQUESTS = {
     Operation.READ_ENTRY: wire.encode_read(5, 7, 3),
     Operation.ADD_ENTRY: wire.encode_add(5, 7, 3, KEY, PACKET),

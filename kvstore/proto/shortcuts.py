@@ -1,0 +1,51 @@
+"""Short ways to read the two messages that there are most of, when they come in the usual bytes. Decides only.
+
+Both ends write fields in the order of their numbers and numbers in their shortest form, so nearly every add looks the
+same. Whatever looks otherwise is left to protobuf.
+"""
+
+from __future__ import annotations
+
+import re
+
+from kvstore.proto.varint import read_varint, value_of
+
+_PLAIN_ADD = re.compile(
+    rb"\x0a(.)\x08\x03\x10\x02\x18([\x80-\xff]{0,3}[\x00-\x7f])"  # version, operation, txn
+    rb"\xaa\x06([\x80-\xff]{0,3}[\x00-\x7f])"  # the part's size
+    rb"\x08([\x80-\xff]{0,3}[\x00-\x7f])\x10([\x80-\xff]{0,3}[\x00-\x7f])"  # ledger, entry
+    rb"\x1a\x14(.{20})\x22([\x80-\xff]{0,3}[\x00-\x7f])",  # key, the body's size
+    re.DOTALL,
+).match
+
+
+def plain_add(payload: bytes) -> tuple[int, int, int, bytes, bytes] | None:
+    """Txn, ledger, entry, key and body of an ordinary add in the usual bytes; None for any other payload, which
+    decode_request understands. Takes half of its time."""
+    match = _PLAIN_ADD(payload)
+    if match is None:
+        return None
+    header, txn, part, ledger, entry, key, size = match.groups()
+    try:
+        body = payload[match.end() :]
+        is_whole = (
+            header[0] == 5 + len(txn) and value_of(part) == len(payload) - match.end(3) and value_of(size) == len(body)
+        )
+        return (value_of(txn), value_of(ledger), value_of(entry), key, body) if is_whole else None
+    except KeyError:
+        return None  # numbers that are larger, or longer than they need be
+
+
+def stored_txn(payload: bytes) -> int:
+    """The txn of an answer that says "add stored" in the usual bytes; -1 for any other payload."""
+    if payload[2:7] != b"\x08\x03\x10\x02\x18" or payload[0] != 10:
+        return -1
+    try:
+        txn, at = read_varint(payload, 7)
+        if at - 2 != payload[1] or payload[at : at + 4] != b"\x10\x00\xaa\x06":
+            return -1
+        if payload[at + 5 : at + 8] != b"\x08\x00\x10" or payload[at + 4] != len(payload) - at - 5:
+            return -1
+    except (IndexError, ValueError):
+        return -1
+    return txn
