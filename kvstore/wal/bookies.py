@@ -14,7 +14,7 @@ from kvstore.proto.availability import decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.connection import AddDone, Connection, error_of
+from kvstore.wal.connection import AddDone, Connection, ReadDone, error_of
 from kvstore.wal.ports import LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -22,6 +22,7 @@ T = TypeVar("T")
 READ_TIMEOUT_S = 5.0
 LONG_POLL_GRACE_S = 2.0
 """How much later than asked for a long poll may be answered."""
+PollDone = Callable[[ReadAnswer | BookieError], None]
 _ABSENT = (Status.NO_ENTRY, Status.NO_LEDGER)
 
 
@@ -79,10 +80,11 @@ class Bookies:
             raise BookieError(f"{bookie}: {error}") from None
         return max(explicit, last)
 
-    async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
+    def long_poll(
+        self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: PollDone
+    ) -> None:
         """Wait for the LAC to pass `previous_lac`; see BookieClient."""
-        answer = await self._at(bookie).long_poll(ledger, previous_lac, timeout_ms)
-        return _read_answer(bookie, EntryId(answer.entry), answer)
+        self._at(bookie).long_poll(ledger, previous_lac, timeout_ms, partial(_polled, bookie, done))
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
         """The ids of the entries that the bookie holds; see BookieClient."""
@@ -127,10 +129,11 @@ class _Remote:
     async def read_lac(self, ledger: LedgerId) -> Answer:
         return await self.connection.ask(lambda txn: wire.encode_read_lac(txn, ledger), READ_TIMEOUT_S)
 
-    async def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> Answer:
-        return await self.connection.ask(
+    def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
+        self.connection.call(
             lambda txn: wire.encode_long_poll(txn, ledger, previous_lac, timeout_ms),
             timeout_ms / 1000 + LONG_POLL_GRACE_S,
+            done,
         )
 
     async def entries(self, ledger: LedgerId) -> Sequence[int]:
@@ -178,10 +181,9 @@ class _Local:
         self._storage.read_lac(ledger, done=settle)
         return await self._in_time(answered, READ_TIMEOUT_S)
 
-    async def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> Answer:
-        answered: asyncio.Future[Answer] = self._loop.create_future()
-        self._storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_settle_read, answered, ledger))
-        return await self._in_time(answered, timeout_ms / 1000 + LONG_POLL_GRACE_S)
+    def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
+        # The storage keeps the time itself.
+        self._storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
 
     async def entries(self, ledger: LedgerId) -> Sequence[int]:
         answered: asyncio.Future[list[int] | StoreError] = self._loop.create_future()
@@ -213,6 +215,20 @@ def _settle_read(
 ) -> None:
     if not answered.done():
         answered.set_result(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
+
+
+def _local_answer(done: ReadDone, ledger: int, status: int, entry: int, packet: bytes | None, lac: int) -> None:
+    done(Answer(0, Operation.READ_ENTRY, status, ledger, entry, packet, lac))
+
+
+def _polled(bookie: BookieId, done: PollDone, answer: Answer | BookieError) -> None:
+    if not isinstance(answer, BookieError):
+        try:
+            done(_read_answer(bookie, EntryId(answer.entry), answer))
+            return
+        except BookieError as error:
+            answer = error
+    done(answer)
 
 
 def _read_answer(bookie: BookieId, entry: EntryId, answer: Answer) -> ReadAnswer:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -26,6 +27,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_TIMEOUT_S = 1.0
 ADD_SILENCE_S = 2.0
+READ_SILENCE_S = 4.0
 CHECK_EVERY_S = 0.25
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 2.0
@@ -34,6 +36,7 @@ BUFFERED_BYTES_MAX = 64 << 20
 OUTSTANDING_MAX = 20_000
 
 AddDone = Callable[[StoreError | None], None]
+ReadDone = Callable[[Answer | BookieError], None]
 Encode = Callable[[int], bytes]
 """txn -> frame."""
 
@@ -63,8 +66,10 @@ class Connection:
         self._retry_s = RETRY_MIN_S
         self._txns = count(1)
         self._adds: dict[int, AddDone] = {}
-        self._reads: dict[int, tuple[asyncio.Future[Answer], float]] = {}
+        self._reads: dict[int, tuple[ReadDone, float]] = {}
         """Who waits, and until when."""
+        self._heard_at = 0.0
+        """When anything was last heard, or the first of the reads outstanding was sent."""
         self._progress_at = 0.0
         """When the last add was answered, or the first of those outstanding was sent."""
         self._out: list[bytes] = []
@@ -88,19 +93,36 @@ class Connection:
         self._adds[txn] = done
         self._send(frame(txn))
 
-    async def ask(self, frame: Encode, timeout_s: float) -> Answer:
-        """Send anything else and wait for its answer. Raises BookieError."""
+    def call(self, frame: Encode, timeout_s: float, done: ReadDone) -> int:
+        """Send anything else. `done` is called once, never before this returns; forgotten by `forget` with what this
+        returns."""
+        txn = next(self._txns)
         refusal = self._refusal()
         if refusal:
-            raise BookieError(refusal)
-        txn = next(self._txns)
-        answer: asyncio.Future[Answer] = self._loop.create_future()
-        self._reads[txn] = (answer, self._clock.now() + timeout_s)
+            self._loop.call_soon(done, BookieError(refusal))
+            return txn
+        now = self._clock.now()
+        if not self._reads:
+            self._heard_at = now
+        self._reads[txn] = done, now + timeout_s
         self._send(frame(txn))
+        return txn
+
+    def forget(self, txn: int) -> None:
+        """Nobody waits for the answer any more."""
+        self._reads.pop(txn, None)
+
+    async def ask(self, frame: Encode, timeout_s: float) -> Answer:
+        """Send anything else and wait for its answer. Raises BookieError."""
+        answered: asyncio.Future[Answer | BookieError] = self._loop.create_future()
+        txn = self.call(frame, timeout_s, partial(settle, answered))
         try:
-            return await answer
+            answer = await answered
         finally:
-            self._reads.pop(txn, None)
+            self.forget(txn)
+        if isinstance(answer, BookieError):
+            raise answer
+        return answer
 
     def tell(self, frame: Encode) -> None:
         """Send something whose answer nobody waits for; dropped if the bookie is not there."""
@@ -175,6 +197,7 @@ class Connection:
     def delivered(self, link: _Link, payloads: list[bytes], fault: str) -> None:
         """Answers have come, in frames."""
         stored = False
+        self._heard_at = self._clock.now()
         for payload in payloads:
             txn = wire.stored_txn(payload)
             if txn >= 0:
@@ -185,7 +208,7 @@ class Connection:
             elif link is self._link:
                 self._answered(payload)
         if stored:
-            self._progress_at = self._clock.now()
+            self._progress_at = self._heard_at
             self._retry_s = RETRY_MIN_S
         if fault:
             self._abort(fault)
@@ -207,9 +230,9 @@ class Connection:
             return
         if answer.operation == Operation.READ_ENTRY:
             self._retry_s = RETRY_MIN_S
-        waiting = self._reads.get(answer.txn)
-        if waiting is not None and not waiting[0].done():
-            waiting[0].set_result(answer)
+        waiting = self._reads.pop(answer.txn, None)
+        if waiting is not None:
+            waiting[0](answer)
 
     def closed(self, link: _Link, reason: str) -> None:
         """A connection has gone; if it is the present one, all that is outstanding fails."""
@@ -229,14 +252,14 @@ class Connection:
         self._out.clear()
         self._out_bytes = 0
         adds, self._adds = self._adds, {}
-        if was_up or adds or self._reads:
-            log.info("bookie=%s adds=%d reads=%d failed: %s", self.bookie, len(adds), len(self._reads), reason)
+        reads, self._reads = self._reads, {}
+        if was_up or adds or reads:
+            log.info("bookie=%s adds=%d reads=%d failed: %s", self.bookie, len(adds), len(reads), reason)
         error = BookieError(f"{self.bookie}: {reason}")
         for done in adds.values():
             done(error)
-        for waiting, _ in self._reads.values():
-            if not waiting.done():
-                waiting.set_exception(error)
+        for waiting, _ in reads.values():
+            waiting(error)
 
     def _check(self) -> None:
         """Look for what has waited too long, for as long as anything waits."""
@@ -245,10 +268,11 @@ class Connection:
         if self._adds and not self._is_connecting and now - self._progress_at > ADD_SILENCE_S:
             self._abort(f"no add was answered for {ADD_SILENCE_S} s")
         late = [txn for txn, (_, deadline) in self._reads.items() if deadline <= now]
+        if late and now - self._heard_at > READ_SILENCE_S and not self._is_connecting:
+            self._abort(f"nothing was heard for {READ_SILENCE_S} s")
         for txn in late:
-            waiting, _ = self._reads[txn]
-            if not waiting.done():
-                waiting.set_exception(BookieError(f"{self.bookie}: no answer in time"))
+            if (waiting := self._reads.pop(txn, None)) is not None:
+                waiting[0](BookieError(f"{self.bookie}: no answer in time"))
         if (self._adds or self._reads) and not self._is_closed:
             self._is_checking = True
             self._loop.call_later(CHECK_EVERY_S, self._check)
@@ -279,6 +303,12 @@ class _Link:
 
     def resume_writing(self) -> None:
         """See pause_writing."""
+
+
+def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | BookieError) -> None:
+    """Give an answer to who waits for it, if anybody still does."""
+    if not answered.done():
+        answered.set_result(answer)
 
 
 def error_of(bookie: BookieId, status: int) -> StoreError | None:

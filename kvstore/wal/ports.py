@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from kvstore.errors import StoreError
+from kvstore.errors import BookieError, StoreError
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import BookieId, EntryId, LedgerId, PartitionId, Position, Seq
@@ -53,9 +53,16 @@ class BookieClient(Protocol):
         """The bookie's last add confirmed, its digest verified; NO_ENTRY if it knows none. Raises BookieError."""
         ...
 
-    async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
-        """Wait until the LAC passes `previous_lac`, then the entry after it if this bookie has it. Raises
-        BookieError."""
+    def long_poll(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        previous_lac: EntryId,
+        timeout_ms: int,
+        done: Callable[[ReadAnswer | BookieError], None],
+    ) -> None:
+        """Wait until the LAC passes `previous_lac`, then the entry after it if this bookie has it. `done` is called
+        once, perhaps before this returns."""
         ...
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 
-from kvstore.env.ports import Nursery, Task
+from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, Corrupted, MetadataError, NoSuchEntry, NoSuchLedger
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
@@ -34,7 +35,7 @@ POLL_MS = 2_000
 LOOK_AGAIN_S = 10.0
 TIMER_MIN_S = 0.001
 """Less than this is not worth a timer, and may be nothing at all on the event loop's clock."""
-POLL_RETRY_S = 0.05
+POLL_RETRY_S = 0.02
 
 
 class TailReader:
@@ -66,13 +67,16 @@ class TailReader:
         self._piggyback: Packet | None = None
         self._known: list[LedgerId] = []
         """Ledgers that were listed when last looked: those trimmed since can be read on while a pin holds them."""
-        self._news = asyncio.Event()
+        self._has_news = False
+        self._waiting: asyncio.Future[None] | None = None
         self._is_stale = False
         """The metadata of the present ledger may have changed."""
         self._looked_at = 0.0
-        self._polling: Task | None = None
+        self._polling: EntryReader | None = None
+        """Whose long poll is under way."""
+        self._is_closed = False
         self._polls = 0
-        self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.set)]
+        self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._tell)]
 
     @property
     def next_position(self) -> Position:
@@ -85,21 +89,19 @@ class TailReader:
         """The next entries; see LogReader."""
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
-            self._news.clear()
+            self._has_news = False
             entries = await self._available()
             left_s = deadline - self._ports.clock.now()
             if entries or left_s < TIMER_MIN_S:
                 return entries
             self._poll()
-            try:
-                async with asyncio.timeout(min(left_s, LOOK_AGAIN_S)):
-                    await self._news.wait()
-            except TimeoutError:
-                if self._ports.clock.now() - self._looked_at >= LOOK_AGAIN_S:
-                    self._is_stale = True
+            await self._wait(min(left_s, LOOK_AGAIN_S))
+            if self._ports.clock.now() - self._looked_at >= LOOK_AGAIN_S:
+                self._is_stale = True
 
     async def close(self) -> None:
         """Stop reading and watching."""
+        self._is_closed = True
         self._on_close(self)
         for watch in self._watches:
             watch.close()
@@ -108,7 +110,7 @@ class TailReader:
     def nudge(self) -> None:
         """Look again: the ledger or the list has probably changed."""
         self._is_stale = True
-        self._news.set()
+        self._tell()
 
     async def _available(self) -> list[LogEntry]:
         """What can be read without waiting for the writer."""
@@ -257,36 +259,72 @@ class TailReader:
 
     # Waiting for the writer.
 
+    async def _wait(self, seconds: float) -> None:
+        """Until there is news, or so long."""
+        if self._has_news:
+            return
+        loop = asyncio.get_running_loop()
+        self._waiting = loop.create_future()
+        timer = loop.call_later(seconds, self._wake_up)
+        try:
+            await self._waiting
+        finally:
+            timer.cancel()
+            self._waiting = None
+
+    def _wake_up(self) -> None:
+        if self._waiting is not None and not self._waiting.done():
+            self._waiting.set_result(None)
+
+    def _tell(self) -> None:
+        """There may be something new."""
+        self._has_news = True
+        self._wake_up()
+
     def _poll(self) -> None:
         """Have one long poll under way, in the open ledger only."""
         reader = self._reader
-        if reader is None or reader.metadata.state is LedgerState.CLOSED:
+        if reader is None or reader.metadata.state is LedgerState.CLOSED or self._polling is reader:
             return
-        if self._polling is None or self._polling.done():
-            self._polling = self._nursery.spawn(self._long_poll(reader, self._lac), name="long poll")
-
-    async def _long_poll(self, reader: EntryReader, lac: EntryId) -> None:
-        ledger = reader.metadata.ledger
+        self._polling = reader
+        lac = self._lac
         bookies = reader.order(EntryId(lac + 1))
         nearest = bookies[self._polls % len(bookies)]
-        try:
-            answer = await self._ports.bookies.long_poll(nearest, ledger, lac, POLL_MS)
-            if answer.max_lac <= lac and len(bookies) > 1:
-                other = bookies[(self._polls + 1) % len(bookies)]
-                heard = await self._ports.bookies.read_lac(other, ledger, reader.digest)
-                answer = ReadAnswer(NO_ENTRY, None, max(heard, answer.max_lac))
-        except BookieError as error:
-            log.debug("ledger=%d bookie=%s long poll: %s", ledger, nearest, error)
-            self._polls += 1  # the next one's turn
-            await asyncio.sleep(POLL_RETRY_S)
-            self._news.set()
+        done = partial(self._polled, reader, lac, bookies)
+        self._ports.bookies.long_poll(nearest, reader.metadata.ledger, lac, POLL_MS, done)
+
+    def _polled(
+        self, reader: EntryReader, lac: EntryId, bookies: tuple[BookieId, ...], answer: ReadAnswer | BookieError
+    ) -> None:
+        if reader is not self._reader or self._is_closed:
             return
-        if reader is self._reader and answer.max_lac > self._lac:
-            self._lac = answer.max_lac
+        if isinstance(answer, BookieError):
+            log.debug("ledger=%d long poll: %s", reader.metadata.ledger, answer)
+            self._polls += 1  # the next one's turn
+            asyncio.get_running_loop().call_later(POLL_RETRY_S, self._end_poll, reader)
+        elif answer.max_lac > lac:
+            self._lac = max(self._lac, answer.max_lac)
             self._keep_piggyback(reader, answer)
-            self._news.set()
-        elif reader is self._reader:
-            self._news.set()
+            self._end_poll(reader)
+        else:
+            other = bookies[(self._polls + 1) % len(bookies)]
+            self._nursery.spawn(self._ask_other(reader, other), name="is the near bookie behind")
+
+    async def _ask_other(self, reader: EntryReader, other: BookieId) -> None:
+        try:
+            heard = await self._ports.bookies.read_lac(other, reader.metadata.ledger, reader.digest)
+        except BookieError:
+            heard = NO_ENTRY
+        if reader is self._reader and heard > self._lac:
+            self._lac = heard
+        else:
+            await asyncio.sleep(POLL_RETRY_S)  # a bookie that does not know the ledger yet answers at once
+        self._end_poll(reader)
+
+    def _end_poll(self, reader: EntryReader) -> None:
+        if self._polling is reader:
+            self._polling = None
+            self._tell()
 
     def _keep_piggyback(self, reader: EntryReader, answer: ReadAnswer) -> None:
         if answer.packet is None or answer.entry != self._next or answer.entry > answer.max_lac:

@@ -131,16 +131,36 @@ class ModelBookies:
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         return (await self._reach(bookie)).lacs.get(ledger, NO_ENTRY)
 
-    async def long_poll(self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int) -> ReadAnswer:
-        model = await self._reach(bookie)
-        for _ in range(timeout_ms // 10):
-            if model.lacs.get(ledger, NO_ENTRY) > previous_lac:
-                break
-            await asyncio.sleep(0.01)
+    def long_poll(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        previous_lac: EntryId,
+        timeout_ms: int,
+        done: Callable[[ReadAnswer | BookieError], None],
+    ) -> None:
+        deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
+        self._look(bookie, ledger, previous_lac, deadline, done)
+
+    def _look(
+        self,
+        bookie: BookieId,
+        ledger: LedgerId,
+        previous_lac: EntryId,
+        deadline: float,
+        done: Callable[[ReadAnswer | BookieError], None],
+    ) -> None:
+        loop, model = asyncio.get_running_loop(), self.at[bookie]
+        if model.is_down or model.is_silent:
+            loop.call_soon(done, BookieError(f"{bookie} is down or silent"))
+            return
         lac = model.lacs.get(ledger, NO_ENTRY)
+        if lac <= previous_lac and loop.time() < deadline:
+            loop.call_later(0.01, self._look, bookie, ledger, previous_lac, deadline, done)
+            return
         entry = EntryId(previous_lac + 1)
         packet = model.entries.get((ledger, entry)) if lac >= entry else None
-        return ReadAnswer(NO_ENTRY if packet is None else entry, packet, lac)
+        loop.call_later(DELAY_S, done, ReadAnswer(NO_ENTRY if packet is None else entry, packet, lac))
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
         return (await self._reach(bookie)).of(ledger)
