@@ -12,10 +12,13 @@ from kvstore.ring.ring import Ring
 from kvstore.server.ask import Asks
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
-from kvstore.server.resp_connection import OUTPUT_BYTES_MAX, RespConnection
+from kvstore.server.resp_connection import RespConnection
 from kvstore.server.resp_session import REDIS_VERSION, Facts
+from kvstore.server.resp_window import Window
 from kvstore.types import PartitionId
 
+OUTPUT_BYTES_MAX = 64 << 20
+"""Replies that one client has not read; beyond it the connection ends."""
 INPUT_BYTES_MAX = 256 << 20
 """Incomplete commands, over all connections."""
 CLOSE_S = 1.0
@@ -34,6 +37,7 @@ class RespServer:
         self.backend = backend
         self.commands = 0
         """Received since the start."""
+        self.window = Window()
         self.connections_refused = 0
         self.slow_readers_closed = 0
         self._env, self._limits = env, limits
@@ -73,6 +77,7 @@ class RespServer:
             "resp_connections_refused_total": self.connections_refused,
             "resp_slow_readers_closed_total": self.slow_readers_closed,
             "resp_input_bytes": self._input_bytes,
+            "resp_commands_under_way": self.window.commands,
         }
 
     # ── what connections ask ──────────────────────────────────────────────────────────────────────────────────────────
@@ -92,6 +97,7 @@ class RespServer:
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
         self._full.pop(connection, None)
+        self.window.forget(connection)
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
@@ -105,7 +111,7 @@ class RespServer:
         else:
             del self._input[connection]
         if self._input_bytes > INPUT_BYTES_MAX and size > held:
-            connection.end_for("ERR too many large commands at once")
+            connection.end("ERR too many large commands at once")
 
     def note_output(self, connection: RespConnection) -> None:
         """`connection` has more to send than its client reads."""

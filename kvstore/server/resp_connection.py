@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import StoreError
@@ -33,8 +33,6 @@ log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1024
 """Commands of one connection that are not answered yet; what comes after them stays unread."""
-OUTPUT_BYTES_MAX = 64 << 20
-"""Replies that one client has not read; beyond it the connection ends."""
 OUTPUT_HIGH_BYTES = 1 << 20
 """From here on no more of the client's commands are begun."""
 _FORMAT_BITS = 6
@@ -58,6 +56,10 @@ class RespConnection:
         """Commands begun."""
         self._answered = 0
         """Commands whose reply is in `_out` or sent; the reply of number `_answered` is the next one."""
+        self._accounted = 0
+        """Commands that the window counts as answered."""
+        self._value_bytes = 0
+        self._window = server.window
         self._early: dict[int, bytes] = {}
         """Replies that came before their turn."""
         self._hazards = Hazards()
@@ -100,10 +102,9 @@ class RespConnection:
             self._queue.extend(commands)
         else:
             self._run(commands)
-            self._send()
             self._close_when_done()
         if self._parser.error is not None and not self._queue:
-            self._end(f"ERR Protocol error: {self._parser.error}")
+            self.end(f"ERR Protocol error: {self._parser.error}")
         self.server.note_input(self, self._parser.buffered)
 
     def eof_received(self) -> bool | None:
@@ -131,7 +132,7 @@ class RespConnection:
         if self._peer is not None:
             self._peer.resume_writing()
         elif self._resume_below is not None:
-            self._resume()
+            self.resume()
 
     # ── the backend's side ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -149,7 +150,7 @@ class RespConnection:
     def flush(self) -> None:
         self._send()
         if self._resume_below is not None:
-            self._resume()
+            self.resume()
         elif self._is_closing or self._is_ended:
             self._close_when_done()
 
@@ -171,8 +172,13 @@ class RespConnection:
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _run(self, commands: Iterable[Command]) -> None:
-        """Begin commands until one has to wait; that one and the rest go to the queue."""
-        waiting = iter(commands)
+        """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
+        before, values = self._issued, self._value_bytes
+        self._begin_all(iter(commands))
+        self._window.begin(self._issued - before, self._value_bytes - values)
+        self._send()
+
+    def _begin_all(self, waiting: Iterator[Command]) -> None:
         submit = self.backend.submit
         writes, reads, session = self._hazards.writes, self._hazards.reads, self.session
         for words in waiting:
@@ -197,6 +203,7 @@ class RespConnection:
                 number = self._issued
                 self._issued = number + 1
                 writes[key] = number
+                self._value_bytes += len(words[2])
                 submit((_PUT, key, words[2], 0, 0, 0, None), self, number << _FORMAT_BITS | _OK_FORMAT)
             elif not self._begin(words):
                 return self._stall(words, waiting)
@@ -234,12 +241,14 @@ class RespConnection:
                 if self._is_crowded() or self._hazards.block((op,), self._answered):
                     return False
                 self._hazards.note((op,), self._issued)
+                self._value_bytes += len(op[2]) if op[0] == _PUT else 0
                 number = self._next_number()
                 self.backend.submit(op, self, number << _FORMAT_BITS | format_)
             case Several(ops, _):
                 if self._is_crowded() or self._hazards.block(ops, self._answered):
                     return False
                 self._hazards.note(ops, self._issued)
+                self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self, self._next_number(), found).submit()
             case Special(name, words):
                 if self._in_flight() or self._is_full:
@@ -248,15 +257,14 @@ class RespConnection:
         return True
 
     def _is_crowded(self) -> bool:
-        return self._is_full or self._issued - self._answered >= IN_FLIGHT_MAX
+        return self._is_full or self._window.is_full or self._issued - self._answered >= IN_FLIGHT_MAX
 
     def _in_flight(self) -> int:
         return self._issued - self._answered
 
     def _next_number(self) -> int:
-        number = self._issued
-        self._issued = number + 1
-        return number
+        self._issued += 1
+        return self._issued - 1
 
     def reply(self, data: bytes) -> None:
         self.answer(self._next_number(), data)
@@ -273,27 +281,31 @@ class RespConnection:
         self._queue.extend(rest)
         crowded = self._in_flight() >= IN_FLIGHT_MAX
         self._resume_below = IN_FLIGHT_MAX // 2 if crowded else 1
+        if self._window.is_full:
+            self._window.wait(self)
         self._stream.pause_reading()
 
-    def _resume(self) -> None:
+    def resume(self) -> None:
         """Go on with what waits, if it may."""
         if self._is_full or self._is_busy or self._resume_below is None or self._in_flight() >= self._resume_below:
             return
+        if self._window.is_full:
+            return self._window.wait(self)
         self._hazards.answered(self._issued, self._answered)
         self._resume_below = None
         queue, self._queue = self._queue, deque()
         self._run(queue)
-        self._send()
         if self._is_stalled() or self._is_lost:
             return
         if self._parser.error is not None:
-            self._end(f"ERR Protocol error: {self._parser.error}")
+            self.end(f"ERR Protocol error: {self._parser.error}")
         elif self._is_closing or self._is_ended:
             self._close_when_done()
         else:
             self._stream.resume_reading()
 
     def _send(self) -> None:
+        self._account()
         if not self._out or self._is_lost:
             self._out.clear()
             return
@@ -304,6 +316,14 @@ class RespConnection:
             self.server.note_output(self)
         self._hazards.answered(self._issued, self._answered)
 
+    def _account(self) -> None:
+        """Tell the window what is answered; values count until all commands are."""
+        size = self._value_bytes if self._issued == self._answered else 0
+        self._value_bytes -= size
+        answered, self._accounted = self._answered - self._accounted, self._answered
+        if answered or size:
+            self._window.end(answered, size)
+
     @property
     def output_bytes(self) -> int:
         """Replies that the client has not read yet."""
@@ -312,10 +332,6 @@ class RespConnection:
     def abort(self) -> None:
         """Close at once: the client does not read what it asked for, or the server stops."""
         self._stream.abort()
-
-    def end_for(self, reason: str) -> None:
-        """Close with an error."""
-        self._end(reason)
 
     def close_soon(self) -> None:
         """Begin no more commands; close when those in flight are answered."""
@@ -326,9 +342,10 @@ class RespConnection:
     def is_done(self) -> bool:
         return self._is_lost or not self._in_flight()
 
-    def _end(self, text: str) -> None:
-        """A last reply, after those that are due before it, then the end."""
+    def end(self, text: str) -> None:
+        """A last reply `-text`, after those that are due before it, then the end."""
         if not self._is_closing:
+            self._window.begin(1, 0)
             self.reply(replies.error(text))
             self._is_closing = True
         self._send()

@@ -1,0 +1,66 @@
+"""How much all Redis connections of a server have under way together. Decides only.
+
+What is beyond it waits unread in its connection: a client that sends more than the store takes is slowed down, where a
+queue further on would have to refuse. Whoever waits goes on in the order in which it came.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+COMMANDS_MAX = 16_384
+"""Half of what one partition's queue takes: two servers may forward as much to one leader."""
+BYTES_MAX = 8 << 20
+"""Of the values in them; a quarter of what one partition's queue takes."""
+
+
+class Waiter(Protocol):
+    """A connection with commands that wait."""
+
+    def resume(self) -> None:
+        """Go on, if nothing else is in the way."""
+        ...
+
+
+class Window:
+    """`is_full` is looked at before each command, so it is a plain attribute."""
+
+    def __init__(self, commands_max: int = COMMANDS_MAX, bytes_max: int = BYTES_MAX) -> None:
+        self.commands = 0
+        self.bytes = 0
+        self.is_full = False
+        self._commands_max, self._bytes_max = commands_max, bytes_max
+        self._waiting: dict[Waiter, None] = {}
+        self._is_waking = False
+
+    def begin(self, commands: int, size: int) -> None:
+        """So many commands with so large values are under way from now on."""
+        self.commands += commands
+        self.bytes += size
+        self.is_full = self.commands >= self._commands_max or self.bytes >= self._bytes_max
+
+    def end(self, commands: int, size: int) -> None:
+        """... and are not any more. Wakes who waits, as long as there is room."""
+        self.commands -= commands
+        self.bytes -= size
+        if self.is_full and self.commands <= self._commands_max // 2 and self.bytes <= self._bytes_max // 2:
+            self.is_full = False
+        if not self._is_waking:
+            self._wake()
+
+    def wait(self, waiter: Waiter) -> None:
+        """Be woken when there is room."""
+        self._waiting[waiter] = None
+
+    def forget(self, waiter: Waiter) -> None:
+        self._waiting.pop(waiter, None)
+
+    def _wake(self) -> None:
+        self._is_waking = True
+        try:
+            while self._waiting and not self.is_full:
+                waiter = next(iter(self._waiting))
+                del self._waiting[waiter]
+                waiter.resume()
+        finally:
+            self._is_waking = False
