@@ -7,7 +7,7 @@ the batch. All keys of a batch are looked up in one call; a plain put costs no o
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import mmh3
 
@@ -24,7 +24,7 @@ from kvstore.partition.commands import (
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.draft import Draft
 from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind
-from kvstore.partition.operations import MUTATIONS, check_sizes
+from kvstore.partition.operations import MUTATIONS, check_request, check_sizes
 from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
 from kvstore.partition.queries import keys_in
 from kvstore.partition.results import decode_result
@@ -44,15 +44,22 @@ RANGE_KEYS_MAX = 1000
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
 
+class NextEntry(NamedTuple):
+    """An entry that is ready to be sent."""
+
+    entry: Entry
+    payload: bytes
+    data_keys: list[bytes]
+
+
 class Decided:
     """What became of a batch."""
 
-    __slots__ = ("data_keys", "entry", "replies", "rest")
+    __slots__ = ("entry", "replies", "rest")
 
-    def __init__(self, entry: Entry | None, data_keys: list[bytes], replies: list[Reply], rest: list[Item]) -> None:
+    def __init__(self, entry: NextEntry | None, replies: list[Reply], rest: list[Item]) -> None:
         self.entry = entry
         """None if nothing changes."""
-        self.data_keys = data_keys
         self.replies = replies
         """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease
         holds."""
@@ -79,13 +86,13 @@ class Evaluator:
         """Record time of the last entry."""
         return self._time_ms
 
-    def control(self, kind: Kind, wall_ms: int) -> Entry:
+    def control(self, kind: Kind, wall_ms: int) -> NextEntry:
         """A record that changes no key, as the next entry."""
         self._time_ms = max(self._time_ms, wall_ms)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
         self._overlay.layers.append(Layer())
         self._check(made, now=kind is Kind.EPOCH_START)
-        return made
+        return NextEntry(made, made.encode(), [])
 
     def applied(self) -> None:
         """The oldest entry in flight is now in the state."""
@@ -125,18 +132,20 @@ class Evaluator:
                 result = self._decide(op, row_key)
             replies.append((sink, token, result))
         self._stored = {}
-        return Decided(self._finish(draft), draft.data_keys, replies, rest)
+        return Decided(self._finish(draft), replies, rest)
 
-    def _finish(self, draft: Draft) -> Entry | None:
+    def _finish(self, draft: Draft) -> NextEntry | None:
         """The draft as the next entry, None if it is empty."""
         if not draft.keys:
             return None
+        made = draft.entry(self._state.partition, self._epoch)
+        self._check(made, now=False)
+        payload = made.encode()
+        # Nothing above has changed this evaluator: if it fails, the batch has not been.
         self._time_ms = draft.time_ms
         self._next_seq += len(draft.keys)
         self._overlay.layers.append(draft.layer)
-        made = draft.entry(self._state.partition, self._epoch)
-        self._check(made, now=False)
-        return made
+        return NextEntry(made, payload, draft.data_keys)
 
     def _check(self, entry: Entry, *, now: bool) -> None:
         """Now and then let an entry say what the state was, so that replicas can compare theirs."""
@@ -236,6 +245,7 @@ class Evaluator:
     def _known(self, request: RequestId, hash_of_key: int) -> Result:
         """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused."""
         draft = self.draft
+        check_request(request)
         client, sequence, _, _ = request
         acknowledged = draft.layer.first_unacked.get(client)
         if acknowledged is not None:
@@ -285,7 +295,7 @@ class Evaluator:
         """As `_known`. Raises Overloaded while the same request is under way: the one that ends later could delete
         what its client wrote after the other had ended."""
         if (request, hash_of_key) in self._ranges:
-            raise Overloaded(f"request {request.sequence} is under way")
+            raise Overloaded(f"request {request[1]} is under way")
         return self._known(request, hash_of_key)
 
     def _look_up(self, keys: list[bytes]) -> None:

@@ -10,6 +10,7 @@ in flight is of unknown outcome, what was queued was never sent (docs/protocol.m
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -28,8 +29,8 @@ from kvstore.partition.answers import Answers, Nobody, Once, Reply, lost
 from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import BEHIND_S
-from kvstore.partition.entry import Entry, Kind
-from kvstore.partition.evaluate import REAP, Evaluator, Item
+from kvstore.partition.entry import Kind
+from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
 from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.operations import MUTATIONS
 from kvstore.partition.queries import overdue
@@ -38,6 +39,8 @@ from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
+
+log = logging.getLogger(__name__)
 
 SWEEP_KEYS_MAX = 256
 
@@ -48,10 +51,10 @@ _MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
 class _Flight:
     """An entry that is not acknowledged yet."""
 
-    __slots__ = ("data_keys", "entry", "observed", "replies")
+    __slots__ = ("made", "observed", "replies")
 
-    def __init__(self, entry: Entry, data_keys: list[bytes], replies: list[Reply]) -> None:
-        self.entry, self.data_keys, self.replies = entry, data_keys, replies
+    def __init__(self, made: NextEntry, replies: list[Reply]) -> None:
+        self.made, self.replies = made, replies
         self.observed: list[Reply] = []
         """Answers found in what this entry and those before it make of the state."""
 
@@ -173,8 +176,7 @@ class Leader:
     async def _append_control(self, kind: Kind) -> None:
         """Append a control record; return once it is acknowledged and applied."""
         once = Once()
-        entry = self._evaluator.control(kind, self._env.clock.wall_ms())
-        self._append(entry, [], [(once, 0, None)])
+        self._append(self._evaluator.control(kind, self._env.clock.wall_ms()), [(once, 0, None)])
         await once.done
 
     async def _drained(self) -> None:
@@ -222,8 +224,11 @@ class Leader:
         self._give_refusals()
         if self._stopped is None:
             self._queue.stamp(self._env.clock.now())
-            self._reads.turn()
-            self._fill()
+            try:
+                self._reads.turn()
+                self._fill()
+            except OSError as error:
+                self._break(f"the engine cannot be read: {error}")
         else:
             self._reads.stop(NotLeader(self._state.partition))
         self._answers.flush()
@@ -239,7 +244,7 @@ class Leader:
                 break
             self._send(self._queue.take())
         if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
-            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [], [])
+            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [])
         if (self._queue or self._reads.is_waiting) and self._deadlines is None and self._stopped is None:
             self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
@@ -257,22 +262,41 @@ class Leader:
 
     def _send(self, items: list[Item]) -> None:
         """Decide on a batch, and append its effects."""
-        decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
+        try:
+            decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it
+            self._send_one_by_one(items, error)
+            return
         for item in decided.rest:
             self._queue.put_back(item, self._env.clock.now())
         if decided.entry is not None:
-            self._append(decided.entry, decided.data_keys, decided.replies)
+            self._append(decided.entry, decided.replies)
         elif self._flights:
             self._flights[-1].observed += decided.replies
         else:
             self._reads.observe(decided.replies)
 
-    def _append(self, entry: Entry, data_keys: list[bytes], replies: list[Reply]) -> None:
-        self._flights.append(_Flight(entry, data_keys, replies))
+    def _send_one_by_one(self, items: list[Item], error: Exception) -> None:
+        """A batch could not be decided on: find out which operation is to blame. Nothing of the batch was done."""
+        if len(items) > 1:
+            for item in items:
+                if self._stopped is None:
+                    self._send([item])
+                else:
+                    self._answers.give(item[1], item[2], NotLeader(self._state.partition))
+        else:
+            op, sink, token = items[0]
+            log.error("partition=%s operation %r cannot be decided on", self._state.partition, op[:2], exc_info=error)
+            self._answers.give(sink, token, InvalidRequest(f"malformed operation {op[0]}: {error!r}"))
+
+    def _append(self, made: NextEntry, replies: list[Reply]) -> None:
+        self._flights.append(_Flight(made, replies))
         self._gate.send()
         self._entries += 1
-        self._mutations += len(entry.keys)
-        self._log.append(entry.encode(), Seq(entry.first_seq), self._done)
+        self._mutations += len(made.entry.keys)
+        self._log.append(made.payload, Seq(made.entry.first_seq), self._done)
 
     def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         """The oldest entry in flight is acknowledged, or is not."""
@@ -283,12 +307,11 @@ class Leader:
             return
         flight = self._flights.popleft()
         try:
-            self._state.apply_decoded(position, flight.entry, flight.data_keys)
+            self._state.apply_decoded(position, flight.made.entry, flight.made.data_keys)
         except (StoreError, OSError) as failure:
             # Acknowledged, so it is in the log for good; this process can go on from it only by starting anew.
-            self._env.fatal(f"partition {self._state.partition}: entry {position} cannot be applied: {failure}")
-            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
-            self._lose(OutcomeUnknown(str(failure)))
+            self._flights.appendleft(flight)
+            self._break(f"entry {position} cannot be applied: {failure}")
             return
         self._evaluator.applied()
         self._gate.acknowledge(sent_at)
@@ -299,6 +322,11 @@ class Leader:
         self._answers.flush()
         if self._queue or self._idle is not None or self._reads:
             self._wake()
+
+    def _break(self, why: str) -> None:
+        """What is on this machine cannot be trusted or used any more."""
+        self._env.fatal(f"partition {self._state.partition}: {why}")
+        self._lose(OutcomeUnknown(why))
 
     def _fail(self, error: StoreError) -> None:
         """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""

@@ -18,6 +18,7 @@ from kvstore.partition.commands import (
     Flag,
     Op,
     Record,
+    RequestId,
     Result,
 )
 from kvstore.partition.draft import Draft
@@ -33,6 +34,10 @@ _ANY_CONDITION = _IF_ABSENT | _IF_PRESENT | _IF_VERSION
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_DIGITS_MAX = 20
 BATCH_OPS_MAX = 10_000
+CLIENT_BYTES = 16
+_U64 = 1 << 64
+EXPIRES_MS_MAX = 1 << 62
+"""What goes into the log must fit its columns: what cannot be applied would stop every replica."""
 
 
 class Deciding(Protocol):
@@ -51,6 +56,13 @@ def check_sizes(key: bytes, value: bytes = b"") -> None:
         raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+
+
+def check_request(request: RequestId) -> None:
+    """Raises InvalidRequest."""
+    client, sequence, first_unacked, seen_ms = request
+    if len(client) != CLIENT_BYTES or not (0 < sequence < _U64 and 0 <= first_unacked < _U64 and 0 <= seen_ms < _U64):
+        raise InvalidRequest(f"want a client of {CLIENT_BYTES} bytes and numbers of 64 bits, got {tuple(request)}")
 
 
 def _record(row: Row | None) -> Record | None:
@@ -78,7 +90,10 @@ def _is_met(flags: int, version: int, row: Row | None) -> bool:
 
 
 def _expiry_at(draft: Draft, expires_ms: int, flags: int) -> int:
-    return draft.time_ms + expires_ms if flags & _RELATIVE_TTL else expires_ms
+    at_ms = draft.time_ms + expires_ms if flags & _RELATIVE_TTL else expires_ms
+    if at_ms > EXPIRES_MS_MAX:
+        raise InvalidRequest(f"want an expiry before {EXPIRES_MS_MAX} ms, got {at_ms}")
+    return at_ms
 
 
 def _put(d: Deciding, op: Op) -> Result:

@@ -36,7 +36,10 @@ class Queue:
     def offer(self, item: Item) -> bool:
         """Take the operation in; False if a bound is reached."""
         op = item[0]
-        size = ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
+        try:
+            size = ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
+        except (TypeError, LookupError):
+            size = ITEM_BYTES  # malformed: refused when it is decided on
         config = self._config
         if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False

@@ -14,11 +14,11 @@ from kvstore.errors import (
     Overloaded,
     Unavailable,
 )
-from kvstore.partition.commands import Code, Flag, delete, get, increment, put
+from kvstore.partition.commands import Code, Flag, delete, expire, get, increment, put
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.entry import Kind
-from tests.partition.leading import UNKNOWN, Partition
+from tests.partition.leading import TIME_MS, UNKNOWN, Partition
 
 
 @pytest.fixture
@@ -291,6 +291,31 @@ def test_what_has_waited_for_too_long_is_refused_and_not_appended() -> None:
 def test_what_can_never_be_done_is_refused(p: Partition, op: Any) -> None:
     assert isinstance(p.do(op), InvalidRequest)
     assert p.state.seq == 0
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        (int(Code.PUT), b"k", "text", 0, 0, 0, None),
+        (int(Code.PUT), b"k", b"v"),
+        (int(Code.PUT), "k", b"v", 0, 0, 0, None),
+        (int(Code.DELETE), b"k", None, 0, None),
+        (int(Code.BATCH), b"k", ((int(Code.PUT), b"k"),), 0, None),
+        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"short", 1, 1, TIME_MS)),
+        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"x" * 16, 1 << 64, 1, TIME_MS)),
+        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"x" * 16, 1, -1, TIME_MS)),
+        put(b"k", b"v", (1 << 64) - 1),
+        put(b"k", b"v", 1 << 62, Flag.RELATIVE_TTL),
+        expire(b"a", (1 << 64) - 1),
+    ],
+)
+def test_a_malformed_operation_is_refused_and_takes_no_other_with_it(p: Partition, op: Any) -> None:
+    before, bad, after = p.do(put(b"a", b"1"), op, put(b"c", b"1"))
+    assert isinstance(bad, InvalidRequest)
+    assert (before, after) == (1, 2)
+    assert p.do(put(b"a", b"2")) == 3
+    assert p.leader.serving
+    assert not p.loop.errors
 
 
 # ── handing over ──────────────────────────────────────────────────────────────────────────────────────────────────────

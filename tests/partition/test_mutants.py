@@ -8,8 +8,7 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.partition.dedup import RetryTable
 from kvstore.partition.draft import Draft
-from kvstore.partition.entry import Entry
-from kvstore.partition.evaluate import Evaluator, Item
+from kvstore.partition.evaluate import Evaluator, Item, NextEntry
 from kvstore.partition.leader import Leader
 from kvstore.partition.leader_reads import LeaderReads
 from kvstore.partition.overlay import UNTOUCHED, Overlay
@@ -25,9 +24,9 @@ Patch = pytest.MonkeyPatch
 def apply_before_the_acknowledgement(patch: Patch) -> None:
     append, apply = Leader._append, State.apply_decoded
 
-    def early(self: Leader, entry: Entry, data_keys: list[bytes], replies: list[Any]) -> None:
-        apply(self._state, Position(LedgerId(self.epoch), EntryId(self._entries)), entry, data_keys)
-        append(self, entry, data_keys, replies)
+    def early(self: Leader, made: NextEntry, replies: list[Any]) -> None:
+        apply(self._state, Position(LedgerId(self.epoch), EntryId(self._entries)), made.entry, made.data_keys)
+        append(self, made, replies)
 
     patch.setattr(Leader, "_append", early)
     patch.setattr(State, "apply_decoded", lambda self, position, entry, data_keys: None)
@@ -48,9 +47,9 @@ def answer_before_it_is_applied(patch: Patch) -> None:
 def answer_before_the_acknowledgement(patch: Patch) -> None:
     append = Leader._append
 
-    def early(self: Leader, entry: Entry, data_keys: list[bytes], replies: list[Any]) -> None:
+    def early(self: Leader, made: NextEntry, replies: list[Any]) -> None:
         self._answers.give_all(replies)
-        append(self, entry, data_keys, [])
+        append(self, made, [])
 
     patch.setattr(Leader, "_append", early)
 
@@ -100,7 +99,7 @@ def tell_a_failed_condition_at_once(patch: Patch) -> None:
     def dirty(self: Leader, items: list[Item]) -> None:
         decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
         if decided.entry is not None:
-            self._append(decided.entry, decided.data_keys, decided.replies)
+            self._append(decided.entry, decided.replies)
         else:
             self._answers.give_all(decided.replies)
 
@@ -146,7 +145,7 @@ def go_on_after_the_lead_is_lost(patch: Patch) -> None:
 def number_control_records(patch: Patch) -> None:
     control = Evaluator.control
 
-    def numbered(self: Evaluator, *args: Any) -> Entry:
+    def numbered(self: Evaluator, *args: Any) -> NextEntry:
         entry = control(self, *args)
         self._next_seq += 1
         return entry

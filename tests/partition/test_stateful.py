@@ -125,7 +125,7 @@ class Leading(RuleBasedStateMachine):
         if decided.entry is None:
             self.model.time_ms = time_ms
         else:
-            assert self.model.seq == decided.entry.last_seq
+            assert self.model.seq == decided.entry.entry.last_seq
 
     def may_be_refused(self, op: Op, now_ms: int) -> bool:
         """A late duplicate, or a request too old to be told from one."""
