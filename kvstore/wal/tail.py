@@ -68,7 +68,10 @@ class TailReader:
         self._known: list[LedgerId] = []
         """Ledgers that were listed when last looked: those trimmed since can be read on while a pin holds them."""
         self._has_news = False
+        self._loop = asyncio.get_running_loop()
         self._waiting: asyncio.Future[None] | None = None
+        self._wait_until = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._is_stale = False
         """The metadata of the present ledger may have changed."""
         self._looked_at = 0.0
@@ -90,7 +93,7 @@ class TailReader:
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
             self._has_news = False
-            entries = await self._available()
+            entries = self._at_hand() or await self._available()
             left_s = deadline - self._ports.clock.now()
             if entries or left_s < TIMER_MIN_S:
                 return entries
@@ -105,12 +108,25 @@ class TailReader:
         self._on_close(self)
         for watch in self._watches:
             watch.close()
+        if self._timer is not None:
+            self._timer.cancel()
         await self._nursery.close()
 
     def nudge(self) -> None:
         """Look again: the ledger or the list has probably changed."""
         self._is_stale = True
         self._tell()
+
+    def _at_hand(self) -> list[LogEntry]:
+        """The one entry that a long poll has brought along, if it is the next: what a tail at the end of the log
+        gets."""
+        packet, reader = self._piggyback, self._reader
+        if packet is None or reader is None or packet.entry != self._next or self._limit(reader) != self._next:
+            return []
+        self._piggyback = None
+        self._next = EntryId(packet.entry + 1)
+        self._after = Position(reader.metadata.ledger, packet.entry)
+        return [LogEntry(self._after, packet.payload)]
 
     async def _available(self) -> list[LogEntry]:
         """What can be read without waiting for the writer."""
@@ -260,17 +276,30 @@ class TailReader:
     # Waiting for the writer.
 
     async def _wait(self, seconds: float) -> None:
-        """Until there is news, or so long."""
+        """Until there is news, or so long. One timer serves many waits: it is set again only when it has fired
+        early."""
         if self._has_news:
             return
-        loop = asyncio.get_running_loop()
-        self._waiting = loop.create_future()
-        timer = loop.call_later(seconds, self._wake_up)
+        self._wait_until = self._loop.time() + seconds
+        if self._timer is None or self._timer.when() > self._wait_until:
+            self._set_timer()
+        self._waiting = self._loop.create_future()
         try:
             await self._waiting
         finally:
-            timer.cancel()
             self._waiting = None
+
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(self._wait_until, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._loop.time() + TIMER_MIN_S < self._wait_until:
+            self._set_timer()
+        else:
+            self._wake_up()
 
     def _wake_up(self) -> None:
         if self._waiting is not None and not self._waiting.done():
@@ -301,7 +330,7 @@ class TailReader:
         if isinstance(answer, BookieError):
             log.debug("ledger=%d long poll: %s", reader.metadata.ledger, answer)
             self._polls += 1  # the next one's turn
-            asyncio.get_running_loop().call_later(POLL_RETRY_S, self._end_poll, reader)
+            self._loop.call_later(POLL_RETRY_S, self._end_poll, reader)
         elif answer.max_lac > lac:
             self._lac = max(self._lac, answer.max_lac)
             self._keep_piggyback(reader, answer)
