@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 import sys
 from contextlib import suppress
@@ -147,18 +149,31 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
     ]
     port = first.resp.rpartition(":")[2]
     servers = ",".join(node.grpc for node in found.nodes)
+    kvstore = _own_command()
     return "\n".join(
         [
             "",
             as_table(rows),
-            f"\nZooKeeper {found.zookeeper}; data and logs in {data_dir}; stop with: kvstore down{where}\n",
+            f"\nZooKeeper {found.zookeeper}; data and logs in {data_dir}; stop with: {kvstore} down{where}\n",
             "Try:",
-            f"  kvstore put{where} greeting hello && kvstore get{where} greeting",
+            f"  {kvstore} put{where} greeting hello && {kvstore} get{where} greeting",
+            f"  {kvstore} ring locate{where} greeting",
+            f"  {kvstore} fsck{where}",
+            "Or any of the nodes with what you have:",
+            f"  redis-cli -p {port} set answer 42",
             f"  curl http://{first.http}/",
-            f"  redis-cli -p {port} set answer 42        # any Redis client, any of the nodes",
-            f"In Python: kvstore.client.Client('kv://{servers}')",
+            f"  Python: kvstore.client.Client('kv://{servers}')",
         ]
     )
+
+
+def _own_command() -> str:
+    """How this very program is called from here: by its name if the shell finds it, else by its path."""
+    own = Path(sys.executable).with_name("kvstore")
+    found = shutil.which("kvstore")
+    if (found is not None and Path(found).samefile(own)) or not own.exists():
+        return "kvstore"
+    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)
 
 
 def _wait_for_interrupt() -> None:

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from io import StringIO
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_WIDE = 10_000
+"""Columns of the paper: what is longer than the terminal wraps there, and nothing is cut in a pipe."""
 
 
 def as_json(value: Any) -> str:
@@ -15,19 +23,15 @@ def as_json(value: Any) -> str:
 def as_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str] = ()) -> str:
     """Columns padded to their widest value, headed by their names in capitals; numbers to the right."""
     names = list(columns) or list(rows[0] if rows else ())
-    cells = [[_cell(row.get(name)) for name in names] for row in rows]
-    heads = [name.replace("_", " ").upper() for name in names]
-    widths = [max(len(line[i]) for line in [heads, *cells]) for i in range(len(names))]
-    right = [bool(rows) and all(_is_number(row.get(name)) for row in rows) for name in names]
-    return "\n".join(_line(line, widths, right) for line in [heads, *cells])
-
-
-def _line(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> str:
-    padded = [
-        cell.rjust(width) if number else cell.ljust(width)
-        for cell, width, number in zip(cells, widths, right, strict=True)
-    ]
-    return "  ".join(padded).rstrip()
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in names:
+        are_numbers = bool(rows) and all(_is_number(row.get(name)) for row in rows)
+        table.add_column(Text(name.replace("_", " ").upper()), justify="right" if are_numbers else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*(Text(_cell(row.get(name))) for name in names))
+    paper = StringIO()
+    Console(file=paper, width=_WIDE, color_system=None).print(table)
+    return "\n".join(line.rstrip() for line in paper.getvalue().splitlines())
 
 
 def _cell(value: Any) -> str:

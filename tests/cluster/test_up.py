@@ -51,6 +51,8 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
 def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:
     assert kvstore(cluster, "put", "greeting", "hello").returncode == 0
     assert kvstore(cluster, "get", "greeting").stdout.strip() == "hello"
+    assert kvstore(cluster, "ring", "locate", "greeting").stdout.split()[:3] == ["TOKEN", "PARTITION", "LEADER"]
+    assert kvstore(cluster, "fsck").returncode == 0
     assert cluster.status("n1")["not_ready"] == []
     with Client(cluster.url) as store:
         found = store.get(b"greeting")
