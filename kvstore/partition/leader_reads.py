@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvstore.env import Clock
-from kvstore.errors import NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.partition import queries
 from kvstore.partition.answers import Answers, Reply, lost
 from kvstore.partition.commands import Code, Level, Op, Result, Sink
@@ -89,8 +89,15 @@ class LeaderReads:
         for read in arrived:
             op = read[0]
             code = op[0]
-            level = op[_LEVEL_AT[code]]
-            seq = op[_SEQ_AT[code]] if code in _SEQ_AT else 0
+            try:
+                level = op[_LEVEL_AT[code]]
+                seq = op[_SEQ_AT[code]] if code in _SEQ_AT else 0
+                malformed = (code <= _META and op[1].__class__ is not bytes) or seq < 0 or level < 0
+            except (LookupError, TypeError):
+                malformed = True
+            if malformed:
+                self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {code}"))
+                continue
             if seq > self._state.seq:
                 behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
                 self._answers.give(read[1], read[2], NotCaughtUp(behind))
@@ -191,6 +198,8 @@ class LeaderReads:
             result = end.value
         except StoreError as error:
             result = error
+        except (LookupError, TypeError) as error:
+            result = InvalidRequest(f"malformed operation {read[0][0]}: {error}")
         else:
             asyncio.get_running_loop().call_soon(self._step, read, steps)
             return

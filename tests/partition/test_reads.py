@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import NotCaughtUp, NotLeader, Unavailable
+from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, Unavailable
 from kvstore.partition.commands import Level, count, get, meta, put, scan
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.entry import Kind
@@ -248,3 +248,14 @@ def test_every_kind_of_read_waits_for_the_lease(p: Partition) -> None:
     assert [p.result(token) for token in tokens][1:2] == [(1, 1, 1, p.state.get(b"a").written_ms, 0)]
     assert p.result(tokens[4]) == 1
     assert [key for key, _ in p.result(tokens[2])[0]] == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [(1, "a", 0, 0), (1, b"a"), (1, b"a", 0, None), (1, b"a", None, 0), (10, "a", b"", 1, 0, 0, 0), (11, "t", 1, 0)],
+)
+def test_a_malformed_read_is_refused_and_takes_no_other_with_it(p: Partition, op: Any) -> None:
+    good, bad, also_good = p.submit(get(b"a"), op, get(b"a"))
+    assert isinstance(p.result(bad), InvalidRequest)
+    assert value(p.result(good)) == value(p.result(also_good)) == b"1"
+    assert not p.loop.errors
