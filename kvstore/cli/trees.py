@@ -24,7 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from kvstore.cli.manifests import MAGIC, Chunked, Link, decode, encode, first_difference, sha256_of
+from kvstore.cli.manifests import Chunked, Link, decode, encode, first_difference, is_plain, sha256_of
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
 
@@ -86,7 +86,7 @@ async def _load_one(job: Job, name: bytes, path: bytes, found: os.stat_result, c
         return
     if found.st_size <= chunk_bytes:
         content = _read(path)
-        if len(content) <= chunk_bytes and not content.startswith(MAGIC):
+        if is_plain(content, chunk_bytes):
             await _replace(job, key, content)
             _count(job, len(content))
             return

@@ -53,7 +53,7 @@ async def empty(url: str) -> None:
 
 @pytest.fixture(params=FACES.keys())
 async def subject(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[Subject]:
-    config: ClientConfig = parse_url(endpoints)
+    config: ClientConfig = parse_url(endpoints + "?timeout=30s")
     client, other = await FACES[request.param](config).open(), await FACES[request.param](config).open()
     yield Subject(client, other)
     await client.close()
