@@ -71,7 +71,8 @@ class Group:
 class Journal:
     """Appends records and reports groups as synced, in order."""
 
-    _open: Group
+    open_group: Group
+    """The group that the next record joins, unless it begins a segment."""
     _seed: int
     _limit: int
 
@@ -127,11 +128,6 @@ class Journal:
     # Appending
 
     @property
-    def open_group(self) -> Group:
-        """The group that the next record joins, unless it begins a segment."""
-        return self._open
-
-    @property
     def is_full(self) -> bool:
         """Only the reserve is left, or not even that."""
         return self._spare is None or self._is_blocked
@@ -139,7 +135,7 @@ class Journal:
     @property
     def room(self) -> int:
         """Bytes left in the present segment."""
-        return self._limit - self._open.end
+        return self._limit - self.open_group.end
 
     @property
     def is_stopped(self) -> bool:
@@ -150,7 +146,7 @@ class Journal:
 
         Raises JournalFull.
         """
-        group = self._open
+        group = self.open_group
         end = group.end + RECORD_HEADER_SIZE + len(body)
         if end > self._limit:
             group = self._roll(RECORD_HEADER_SIZE + len(body))
@@ -168,7 +164,7 @@ class Journal:
         if group <= self.synced_group:
             done()
             return
-        for each in (self._syncing, *self._queue, self._open):
+        for each in (self._syncing, *self._queue, self.open_group):
             if each is not None and each.number == group:
                 each.after.append(done)
                 return
@@ -176,8 +172,8 @@ class Journal:
 
     def barrier(self, done: Callable[[], None]) -> None:
         """Call `done` once everything appended so far is on the disk; at once if it is."""
-        if self._open.buffers:
-            self.after(self._open.number, done)
+        if self.open_group.buffers:
+            self.after(self.open_group.number, done)
         elif self._queue:
             self._queue[-1].after.append(done)
         elif self._syncing is not None:
@@ -206,7 +202,7 @@ class Journal:
         self._is_scheduled = False
         if self._syncing is not None or self._is_stopped:
             return
-        group = self._queue[0] if self._queue else self._open
+        group = self._queue[0] if self._queue else self.open_group
         if not group.buffers or not group.segment.is_ready or (group.next is not None and not group.next.is_ready):
             return  # nothing to do, or a segment's header is being synced, which ends in another flush
         header = GroupHeader(
@@ -228,7 +224,7 @@ class Journal:
         if self._queue:
             self._queue.popleft()
         else:
-            self._open = Group(group.number + 1, group.segment, group.end)
+            self.open_group = Group(group.number + 1, group.segment, group.end)
         self._syncing = group
         self._sync_began = self._env.clock.now()
         group.segment.handle.submit_sync(self._on_sync)
@@ -274,7 +270,7 @@ class Journal:
 
     def certify(self) -> None:
         """Say in the journal that its last group is synced. That needs no sync itself: it only repeats what is true."""
-        group = self._open
+        group = self.open_group
         if self._is_certified or self._syncing is not None or group.buffers or self._is_stopped or self._queue:
             return
         if group.end + GROUP_HEADER_SIZE > self._limit:
@@ -285,7 +281,7 @@ class Journal:
         except OSError as error:
             log.warning("journal segment=%d cannot be certified: %s", group.segment.file, error)
             return
-        self._open = Group(group.number + 1, group.segment, group.end)
+        self.open_group = Group(group.number + 1, group.segment, group.end)
         self._is_certified = True
 
     def _die(self, reason: str) -> None:
@@ -299,7 +295,7 @@ class Journal:
 
         LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
         """
-        self._open = Group(number, segment, FILE_HEADER_SIZE)
+        self.open_group = Group(number, segment, FILE_HEADER_SIZE)
         self._seed = segment.seed
         self._limit = segment.capacity - RECORD_HEADER_SIZE  # room for NEXT
         self._spare = None
@@ -325,7 +321,7 @@ class Journal:
             except OSError as error:
                 raise JournalFull from error
             spare.capacity = needed
-        last = self._open
+        last = self.open_group
         head = encode_record_head(Kind.NEXT, 0, -1, spare.file, b"", seed=self._seed, offset=last.end)
         last.buffers += (head, b"")
         last.end += RECORD_HEADER_SIZE
@@ -333,7 +329,7 @@ class Journal:
         self._queue.append(last)
         self._begin(spare, last.number + 1)
         self.make_spare()
-        return self._open
+        return self.open_group
 
     def make_spare(self) -> None:
         """Make the segment ahead if there is none, now or, on a full disk, as soon as there is room."""
