@@ -17,6 +17,7 @@ from kvstore.server.resp_replies import FORMATS, Fmt
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+EXPIRY_MAX_MS = INT64_MAX
 _KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
 
 
@@ -73,15 +74,20 @@ class Command(NamedTuple):
 
 def plan(words: list[bytes], context: Context) -> Plan:
     """What to do for a command. Raises CommandError."""
+    return known(words).build(words, context)
+
+
+def known(words: list[bytes]) -> Command:
+    """The command, which takes so many words. Raises CommandError."""
     name = words[0].upper()
     command = COMMANDS.get(name)
     if command is None:
-        arguments = " ".join(f"'{word[:32].decode('utf-8', 'replace')}'" for word in words[1:4])
+        arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:4])
         shown = words[0][:64].decode("utf-8", "replace")
         raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}")
     if len(words) < command.least or (command.most and len(words) > command.most):
         raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
-    return command.build(words, context)
+    return command
 
 
 def check_key(key: bytes) -> bytes:
@@ -97,9 +103,10 @@ def check_value(value: bytes) -> bytes:
 
 
 def integer(word: bytes) -> int:
-    """A signed 64-bit number, written as Redis wants it: no blanks, no plus sign. Raises CommandError."""
+    """A signed 64-bit number, written as Redis wants it: no blanks, plus sign or leading zeros. Raises CommandError."""
     digits = word[1:] if word[:1] == b"-" else word
-    if not digits.isdigit() or len(digits) > 19 or not INT64_MIN <= int(word) <= INT64_MAX:
+    plain = digits.isdigit() and len(digits) <= 19 and (digits[:1] != b"0" or word == b"0")
+    if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
         raise CommandError("ERR value is not an integer or out of range")
     return int(word)
 
@@ -116,7 +123,7 @@ def _set(words: list[bytes], context: Context) -> Plan:
     key, value = check_key(words[1]), check_value(words[2])
     if len(words) == 3:
         return Single((PUT, key, value, 0, 0, 0, None), Fmt.OK)
-    expires_ms, flags = _set_options(words[3:])
+    expires_ms, flags = _set_options(words[3:], context.now_ms)
     if flags & Flag.RETURN_OLD:
         return Single((PUT, key, value, expires_ms, flags, 0, None), Fmt.OLD_VALUE)
     conditional = flags & (Flag.IF_ABSENT | Flag.IF_PRESENT)
@@ -127,31 +134,35 @@ _SET_FLAGS = {b"NX": Flag.IF_ABSENT, b"XX": Flag.IF_PRESENT, b"GET": Flag.RETURN
 _SET_EXPIRY = {b"EX": (1000, True), b"PX": (1, True), b"EXAT": (1000, False), b"PXAT": (1, False)}
 
 
-def _set_options(words: list[bytes]) -> tuple[int, int]:
-    expires_ms, flags = 0, 0
+def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
+    flags = 0
+    expiry = time = b""
     at = 0
     while at < len(words):
         option = words[at].upper()
         if option in _SET_FLAGS:
             flags |= _SET_FLAGS[option]
-        elif option in _SET_EXPIRY and at + 1 < len(words) and not expires_ms:
+        elif option in _SET_EXPIRY and at + 1 < len(words) and expiry in (b"", option):
             at += 1
-            expires_ms, relative = _expiry("set", words[at], *_SET_EXPIRY[option])
-            flags |= relative
+            expiry, time = option, words[at]
         else:
             raise CommandError("ERR syntax error")
         at += 1
     both = Flag.IF_ABSENT | Flag.IF_PRESENT
-    if flags & both == both or (flags & Flag.KEEP_TTL and expires_ms):
+    if flags & both == both or (flags & Flag.KEEP_TTL and expiry):
         raise CommandError("ERR syntax error")
-    return expires_ms, int(flags)
+    if not expiry:
+        return 0, int(flags)
+    unit_ms, relative = _SET_EXPIRY[expiry]
+    return _expiry("set", time, unit_ms, relative, now_ms), int(flags | (Flag.RELATIVE_TTL if relative else 0))
 
 
-def _expiry(command: str, word: bytes, unit_ms: int, relative: bool) -> tuple[int, int]:
+def _expiry(command: str, word: bytes, unit_ms: int, relative: bool, now_ms: int) -> int:
+    """A time to live or a time, in milliseconds."""
     value = integer(word) * unit_ms
-    if not 0 < value <= INT64_MAX >> 1:
+    if not 0 < value <= EXPIRY_MAX_MS - (now_ms if relative else 0):
         raise CommandError(f"ERR invalid expire time in '{command}' command")
-    return value, int(Flag.RELATIVE_TTL) if relative else 0
+    return value
 
 
 def _setnx(words: list[bytes], context: Context) -> Plan:
@@ -161,7 +172,7 @@ def _setnx(words: list[bytes], context: Context) -> Plan:
 
 def _setex(unit_ms: int, command: str) -> Build:
     def build(words: list[bytes], context: Context) -> Plan:
-        expires_ms, flags = _expiry(command, words[2], unit_ms, True)
+        expires_ms, flags = _expiry(command, words[2], unit_ms, True, context.now_ms), int(Flag.RELATIVE_TTL)
         return Single((PUT, check_key(words[1]), check_value(words[3]), expires_ms, flags, 0, None), Fmt.OK)
 
     return build
@@ -205,7 +216,7 @@ def _expire(unit_ms: int, relative: bool) -> Build:
         if flags & Flag.IF_LONGER and flags & Flag.IF_SHORTER:
             raise CommandError("ERR GT and LT options at the same time are not compatible")
         value = integer(words[2]) * unit_ms
-        if abs(value) > INT64_MAX >> 1:
+        if not INT64_MIN <= value <= EXPIRY_MAX_MS - (context.now_ms if relative else 0):
             name = words[0].decode("utf-8", "replace").lower()
             raise CommandError(f"ERR invalid expire time in '{name}' command")
         # 0 would remove the expiry; what is past already deletes the key, however long ago it was.
@@ -246,8 +257,9 @@ def _getrange(words: list[bytes], context: Context) -> Plan:
             return replies.failure(found)
         value = found[0] if found else b""
         start = max(0, first + len(value)) if first < 0 else first
-        end = last + len(value) if last < 0 else last
-        return replies.bulk(value[start : end + 1] if end >= start else b"")
+        end = max(0, last + len(value)) if last < 0 else last
+        is_empty = start > end or last < first < 0
+        return replies.bulk(b"" if is_empty else value[start : end + 1])
 
     return Several([(GET, check_key(words[1]), context.level, 0)], combine)
 

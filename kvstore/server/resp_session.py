@@ -20,7 +20,7 @@ from kvstore.server.resp_commands import (
     Special,
     first_failure,
     integer,
-    plan,
+    known,
 )
 from kvstore.server.resp_replies import FORMATS
 
@@ -54,12 +54,17 @@ class Session:
         self.__init__(self.id)  # type: ignore[misc]
 
     def queue(self, words: list[bytes], now_ms: int) -> bytes:
-        """Take a command into the transaction; what to answer. Raises CommandError, which spoils the transaction."""
+        """Take a command into the transaction; what to answer. Raises CommandError, which spoils the transaction. As in
+        Redis, arguments that are wrong in themselves only fail their own command, at EXEC."""
         assert self.queued is not None
         try:
             if len(self.queued) >= QUEUED_MAX:
                 raise CommandError(f"ERR too many commands in a transaction: at most {QUEUED_MAX}")
-            found = plan(words, Context(self.protocol, self.level, now_ms))
+            command = known(words)
+            try:
+                found = command.build(words, Context(self.protocol, self.level, now_ms))
+            except CommandError as error:
+                found = Reply(replies.error(str(error)))
             if isinstance(found, Special):
                 raise CommandError(f"ERR {found.name} is not allowed in transactions")
         except CommandError:

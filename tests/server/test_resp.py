@@ -159,6 +159,31 @@ async def test_a_wrong_command_spoils_its_transaction(client: Any) -> None:
     assert await client.exists("{t}a") == 0
 
 
+async def test_wrong_arguments_fail_their_own_command_of_a_transaction(client: Any) -> None:
+    async with client.pipeline(transaction=True) as pipe:
+        pipe.set("{t}a", 1).execute_command("INCRBY", "{t}a", "x").incr("{t}a")
+        first, second, third = await pipe.execute(raise_on_error=False)
+    assert (first, third) == (True, 2)
+    assert isinstance(second, ResponseError)
+    assert "not an integer" in str(second)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "found"),
+    [(0, -100, "a"), (-1, -3, ""), (-100, -100, "a"), (-2, -100, ""), (-3, 100, "abc"), (2, 1, "")],
+)
+async def test_a_range_is_cut_where_redis_cuts_it(client: Any, first: int, last: int, found: str) -> None:
+    await client.set("k", "abc")
+    assert await client.getrange("k", first, last) in (found, found.encode())
+
+
+async def test_times_are_as_large_as_redis_takes_them(client: Any) -> None:
+    assert await client.set("k", "v", px=1 << 62)
+    assert await client.pexpireat("k", (1 << 63) - 1)
+    assert await client.expire("k", -(1 << 62) // 1000)
+    assert await client.exists("k") == 0
+
+
 async def test_a_pipeline_sees_its_own_writes_in_order(client: Any) -> None:
     async with client.pipeline(transaction=False) as pipe:
         for i in range(50):
@@ -208,6 +233,12 @@ async def test_what_clients_ask_about_the_server(client: Any) -> None:
         (("SET", "k", "v", "WHAT"), "syntax error"),
         (("SET", "k", "v", "EX", "0"), "invalid expire time in 'set' command"),
         (("SET", "k", "v", "EX", "x"), "value is not an integer or out of range"),
+        (("SET", "k", "v", "EX", "x", "WHAT"), "syntax error"),
+        (("SET", "k", "v", "EX", "10", "PX", "10"), "syntax error"),
+        (("SET", "k", "v", "EX", "010"), "value is not an integer or out of range"),
+        (("PSETEX", "k", "9223372036854775807", "v"), "invalid expire time in 'psetex' command"),
+        (("EXPIRE", "k", "9223372036854775807"), "invalid expire time in 'expire' command"),
+        (("INCRBY", "k", "-0"), "value is not an integer or out of range"),
         (("SET", "k", "v", "NX", "XX"), "syntax error"),
         (("SET", "k" * 4097, "v"), "key is too long"),
         (("GET", ""), "empty keys"),
