@@ -18,6 +18,7 @@ from kvstore.wal.writer import (
     Confirm,
     EnsembleChanged,
     Failed,
+    ReplaceBookies,
     Returned,
     Spares,
     State,
@@ -45,6 +46,7 @@ class World:
         """Stored and not acknowledged."""
         self.down: set[BookieId] = set()
         self.confirmed: list[EntryId] = []
+        self.first = e(0)
 
     def perform(self, commands: list[Command]) -> None:
         for command in commands:
@@ -53,6 +55,8 @@ class World:
                     self.on_the_way += [(entry, bookie) for bookie in bookies]
                 case Confirm(entry):
                     self.check_confirmed(entry)
+                case ReplaceBookies():
+                    self.first = self.writer.next_fragment  # what the driver writes, some time later
                 case _:
                     continue
 
@@ -99,7 +103,7 @@ class World:
         up = dict.fromkeys(sorted(set(NAMES) - self.down), "")
         swapped = swaps(ensemble, self.writer.failed, up, self.data.draw(st.randoms(use_true_random=False)))
         changed = tuple(swapped.get(bookie, bookie) for bookie in ensemble)
-        self.recorded = self.recorded.with_ensemble(self.writer.next_fragment, changed)
+        self.recorded = self.recorded.with_ensemble(self.first, changed)
         self.perform(self.writer.handle(EnsembleChanged(self.recorded, frozenset(swapped))))
 
     def pick(self, pending: list[tuple[EntryId, BookieId]]) -> tuple[EntryId, BookieId]:
