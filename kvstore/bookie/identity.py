@@ -20,6 +20,7 @@ from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
 from kvstore.meta.registration import RegistrationManager
+from kvstore.meta.update import until_known
 from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
@@ -135,11 +136,24 @@ class _Identification:
                 f"{self._config.journal_dir} remembers start {words}, the metadata store {version}: it is a copy",
             )
         self._write(path, f"{version} {version + 1}\n".encode())
-        try:
-            await self._registration.write_cookie(cookie, version)
-        except VersionConflict:
-            raise ConfigError(f"another process starts as bookie {cookie.bookie}") from None
+        await self._claim(cookie, version)
         return doubts
+
+    async def _claim(self, cookie: Cookie, version: int) -> None:
+        """Raise the version of the cookie's node by one, which only one process can do."""
+        attempts = 0
+
+        async def write() -> None:
+            nonlocal attempts
+            attempts += 1
+            try:
+                await self._registration.write_cookie(cookie, version)
+            except VersionConflict:
+                _, found = await self._registration.read_cookie(cookie.bookie)
+                if attempts == 1 or found != version + 1:  # else it was our own write, whose answer was lost
+                    raise ConfigError(f"another process starts as bookie {cookie.bookie}") from None
+
+        await until_known(write)
 
     async def _format(self, contents: dict[str, set[str]], unfinished: list[str]) -> Identity:
         """Make a new incarnation, or finish what a crash has interrupted. Nothing is stored before this is complete."""

@@ -159,11 +159,13 @@ class Journal:
             self._schedule(urgent)
         return offset
 
-    def after(self, group: int, done: Callable[[], None]) -> None:
+    def after(self, group: int, done: Callable[[], None], *, urgent: bool = True) -> None:
         """Call `done` once `group`, which must have been begun, is on the disk; at once if it is."""
         if group <= self.synced_group:
             done()
             return
+        if urgent and not self._is_scheduled and self._syncing is None:
+            self._schedule(True)
         for each in (self._syncing, *self._queue, self.open_group):
             if each is not None and each.number == group:
                 each.after.append(done)

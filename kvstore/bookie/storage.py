@@ -342,7 +342,7 @@ class BookieStorage:
             self._refuse_for_now(done)
             return
         found.set_explicit_lac(body)
-        self.journal.after(found.last_group, lambda: done(Status.OK))
+        self.journal.after(found.last_group, lambda: done(Status.OK), urgent=False)
 
     def force(self, ledger: int, *, done: Done) -> None:
         """OK once everything accepted before is on the disk."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.bookie.identity import Identity, establish
-from kvstore.errors import ConfigError, NoSuchNode
+from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import RegistrationManager
@@ -204,6 +204,31 @@ def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: 
 
     with pytest.raises(ConfigError, match=f"another process starts as bookie {bookie}"):
         run(world, work())
+
+
+@pytest.mark.parametrize("was_done", [True, False])
+def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
+    world: SimWorld, tree: MemoryTree, was_done: bool
+) -> None:
+    bookie = start(world, tree).bookie
+
+    class Breaking(MemoryStore):
+        broken = False
+
+        async def set(self, path: str, data: bytes, version: int) -> int:
+            if self.broken:
+                return await super().set(path, data, version)
+            self.broken = True
+            if was_done:
+                await super().set(path, data, version)
+            raise MetadataUnknown(path)
+
+    async def work() -> Identity:
+        return await establish(world.env("b1"), tiny(), RegistrationManager(Breaking(tree)), CLUSTER)
+
+    assert run(world, work()) == Identity(bookie, False, ())
+    crash(world)
+    assert start(world, tree) == Identity(bookie, False, ())
 
 
 def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld, tree: MemoryTree) -> None:

@@ -10,6 +10,7 @@ import pytest
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import (
     FAST,
+    KEY,
     Metadata,
     Shelf,
     crash,
@@ -66,6 +67,26 @@ def test_a_read_tells_the_highest_lac_known(world: SimWorld) -> None:
     run(world, scenario())
     crash(world)
     run(world, after_restart())
+
+
+def test_an_explicit_lac_waits_for_company_but_makes_nobody_else_wait(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        await shelf.add(L, 0)
+        await shelf.status(L, 0, fence=True)
+        syncs = shelf.storage.statistics.syncs
+        loop, began = asyncio.get_running_loop(), asyncio.get_running_loop().time()
+        assert await shelf.write_lac(L, 0) is Status.OK
+        assert 0.04 < loop.time() - began < 0.06
+        began = loop.time()
+        told = loop.create_future()
+        shelf.storage.write_lac(L, lac_packet(L, 0), KEY, done=told.set_result)
+        assert await shelf.status(L, 0, fence=True) is Status.OK
+        assert loop.time() - began < 0.005
+        assert told.done()
+        assert shelf.storage.statistics.syncs == syncs + 2
+
+    run(world, scenario())
 
 
 def test_an_older_explicit_lac_does_not_replace_a_newer_one(world: SimWorld) -> None:
