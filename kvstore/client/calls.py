@@ -12,11 +12,14 @@ began with, also when its key has moved, so one partition that stands still neve
 from __future__ import annotations
 
 from collections.abc import Iterator
-from random import Random
+from typing import TYPE_CHECKING
 
 from kvstore.backoff import delays
 from kvstore.client.operations import Operation
 from kvstore.errors import NotLeader, OutcomeUnknown, Refused, RequestExpired, Retryable, StoreError, Unavailable
+
+if TYPE_CHECKING:
+    from random import Random
 
 IN_FLIGHT_MAX = 1_024
 """Operations of one partition that a client has under way; also the span of its open request sequences."""

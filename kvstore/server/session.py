@@ -97,7 +97,7 @@ class Session:
         self._open -= 1
         if self.closed:
             return
-        if self._outbox.bytes >= self._unsent_bytes_max and op.__class__ is tuple and op[0] in _READS:  # type: ignore[index]
+        if self._outbox.bytes >= self._unsent_bytes_max and op.__class__ is tuple and op[0] in _READS:
             result = _FULL
         self._outbox.add(number, op if isinstance(op, tuple) else _NO_OP, result)
         self._partitions.add(partition)
