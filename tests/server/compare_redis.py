@@ -10,13 +10,13 @@ import shutil
 import socket
 import sys
 import tempfile
-import time
 from collections import Counter
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from tests.server.redis_door import redis_door
+from tests.waiting import wait_until
 
 COMMANDS = 20_000
 NAMES_OF_KEYS = [b"a", b"b", b"c", b"n", b"e"]
@@ -238,7 +238,7 @@ async def main(seed: int, count: int) -> int:
     arguments = ["--port", str(port), "--save", "", "--appendonly", "no", "--bind", "127.0.0.1"]
     redis = await asyncio.create_subprocess_exec(program, *arguments, stdout=asyncio.subprocess.DEVNULL)
     try:
-        await wait_for(port)
+        await wait_until(lambda: listens(port), what="redis-server listens")
         found = 0
         for protocol in (2, 3):
             differences = await compare(seed, count, port, protocol)
@@ -254,16 +254,13 @@ def say(line: str) -> None:
     sys.stdout.write(line + "\n")
 
 
-async def wait_for(port: int) -> None:
-    until = time.monotonic() + 10
-    while True:
-        try:
-            _, writer = await asyncio.open_connection("127.0.0.1", port)
-            return writer.close()
-        except OSError:
-            if time.monotonic() > until:
-                raise
-            await asyncio.sleep(0.05)
+async def listens(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 if __name__ == "__main__":
