@@ -98,9 +98,11 @@ class Node:
     # ── its life ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def start(self) -> None:
-        """Start a process. If it cannot come up it ends, and another is started a little later, as supervisors do."""
-        self.served = None
-        self.sim.start(self._main)
+        """Start a process unless one runs. If it cannot come up it ends, and a supervisor starts another a little
+        later."""
+        if not self.sim.is_running:
+            self.served = None
+            self.sim.start(self._main)
 
     def crash(self, *, power: bool = False, silent: bool = False) -> None:
         """kill -9, or a power cut of the machine."""
@@ -154,7 +156,7 @@ class Node:
             self._world.network.at(self._world.loop.time() + RESTART_S, self._start_again, process)
 
     def _start_again(self, process: Process | None) -> None:
-        if self.sim.process is process and not self.sim.is_running:
+        if self.sim.process is process:
             self.start()
 
 
