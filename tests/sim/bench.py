@@ -159,3 +159,17 @@ def run(case: Callable[[Bench], Coroutine[Any, Any, None]], bookies: int = 3, co
             await case(Bench(world, bookies, config))
 
         world.run(main())
+
+
+async def appended(bench: Bench, handle: LedgerHandle, count: int) -> Appended:
+    """So many entries, confirmed."""
+    entries = Appended()
+    for number in range(count):
+        handle.append(b"entry %d" % number, entries.done)
+    await bench.pass_time()
+    assert len(entries.confirmed) == count
+    return entries
+
+
+def holders(bench: Bench, entry: int) -> list[str]:
+    return [bookie for bookie, model in bench.bookies.at.items() if (LEDGER, entry) in model.entries]

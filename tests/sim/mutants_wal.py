@@ -27,8 +27,25 @@ from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
 from kvstore.wal.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
-from tests.sim import test_ledger, test_ledger_cases, test_log, test_log_cases
+from tests.sim import (
+    test_ledger,
+    test_log,
+    test_recovery_cases,
+    test_roll_cases,
+    test_tail_cases,
+    test_takeover_cases,
+    test_trim_cases,
+    test_writer_cases,
+)
 
+CASES = (
+    test_writer_cases,
+    test_recovery_cases,
+    test_takeover_cases,
+    test_roll_cases,
+    test_tail_cases,
+    test_trim_cases,
+)
 Patch = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Patch] = {}
 
@@ -313,7 +330,7 @@ def _cases() -> list[Callable[[], None]]:
     """Those that take no arguments, sorted."""
     return [
         case
-        for module in (test_ledger_cases, test_log_cases)
+        for module in CASES
         for name, case in sorted(vars(module).items())
         if name.startswith("test_") and not signature(case).parameters
     ]

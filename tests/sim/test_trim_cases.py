@@ -1,0 +1,184 @@
+"""Trims, pins and orphans, case by case, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    NoSuchLedger,
+)
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.types import LedgerId, LedgerState, Seq
+from kvstore.wal.creator import owner_of
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+from tests.sim.bench import Bench, P, run
+from tests.sim.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+
+pytestmark = pytest.mark.sim
+
+
+async def four_ledgers(bench: Bench) -> Writer:
+    """A log of at least four ledgers."""
+    writer = Writer(await opened(bench.logs(SMALL)))
+    await writer.append(30, gap_s=0.03)
+    await asyncio.sleep(5)  # longer than clocks may differ
+    assert len(writer.log.listed.ledgers) >= 4
+    return writer
+
+
+def test_trimming_takes_what_everybody_has_synced_from_list_and_store() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        assert await writer.log.trim(lines[2].first_seq, 0) == 2
+        assert [each.id for each in (await bench.listed()).ledgers] == [each.id for each in lines[2:]]
+        for gone in lines[:2]:
+            with pytest.raises(NoSuchLedger):
+                await bench.ledgers.read(gone.id)
+        assert await writer.log.trim(lines[2].first_seq, 0) == 0
+
+    run(case)
+
+
+def test_what_is_not_synced_everywhere_stays() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        assert await writer.log.trim(Seq(lines[1].first_seq - 1), 0) == 0
+
+    run(case)
+
+
+def test_what_is_younger_than_the_retention_stays() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        assert await writer.log.trim(Seq(1000), 3_600_000) == 0
+        await asyncio.sleep(100)
+        assert await writer.log.trim(Seq(1000), 60_000) >= 2
+
+    run(case)
+
+
+def test_a_reader_of_what_was_trimmed_is_told_so_and_one_that_stands_at_the_end_goes_on() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        await writer.log.trim(lines[2].first_seq, 0)
+        gone = [position for position in writer.entries.confirmed if position.ledger < lines[2].id]
+        for position in (None, gone[0], gone[-2]):
+            reader = bench.logs().reader(P, position)
+            with pytest.raises(NoSuchLedger):
+                await reader.read(100)
+            await reader.close()
+        seq = len(gone) + 1
+        assert (await read_all(bench.logs(), 1, after=gone[-1]))[0] == b"%d" % seq
+
+    run(case)
+
+
+def test_a_pin_holds_its_ledger_and_what_follows() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        pins = Pins(bench.store, LedgerLists(bench.store))
+        await pins.hold(P, "snapshot-1", lines[1].id)
+        assert await writer.log.trim(Seq(1000), 0) == 1
+        await pins.release(P, "snapshot-1")
+        assert await writer.log.trim(Seq(1000), 0) == len(lines) - 3
+
+    run(case)
+
+
+def test_a_pin_on_a_ledger_that_was_trimmed_fails() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first = writer.log.listed.ledgers[0].id
+        await writer.log.trim(Seq(1000), 0)
+        with pytest.raises(NoSuchLedger):
+            await Pins(bench.store, LedgerLists(bench.store)).hold(P, "late", first)
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(first)
+
+    run(case)
+
+
+def test_a_pin_that_comes_between_list_and_delete_keeps_the_ledger() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first = writer.log.listed.ledgers[0].id
+        pins = Pins(bench.store, LedgerLists(bench.store))
+        drop = writer.log.trimmer._owner.drop_first
+
+        async def drop_after_pin(ends: Any) -> None:
+            await pins.hold(P, "just in time", first)
+            await drop(ends)
+
+        writer.log.drop_first = drop_after_pin  # type: ignore[method-assign]
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+        metadata, _ = await bench.ledgers.read(first)
+        assert metadata.state is LedgerState.CLOSED
+        await pins.release(P, "just in time")
+        await asyncio.sleep(60)  # the sweep
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(first)
+
+    run(case)
+
+
+def test_a_pin_past_its_deadline_holds_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first = writer.log.listed.ledgers[0].id
+        deadline_ms = bench.env.clock.wall_ms() + 5_000
+        await Pins(bench.store, LedgerLists(bench.store)).hold(P, "feed", first, deadline_ms=deadline_ms)
+        assert await writer.log.trim(Seq(1000), 0) == 0
+        await asyncio.sleep(6)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+
+    run(case)
+
+
+def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(2)
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
+        others = await bench.logs()._creator.create(type(P)("p2"), after=LedgerId(-1))
+        assert owner_of(orphan) == P
+        await asyncio.sleep(15)
+        await bench.ledgers.read(orphan.ledger)
+        await asyncio.sleep(30)
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(orphan.ledger)
+        await bench.ledgers.read(others.ledger)
+        await bench.ledgers.read(writer.log.handle.ledger)
+        await writer.append(1)
+        assert await read_all(bench.logs(), 3) == numbers(1, 3)
+
+    run(case)
+
+
+def test_a_leader_that_was_replaced_sweeps_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        old = await opened(bench.logs(NEVER))
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
+        await opened(bench.logs(NEVER))
+        await asyncio.sleep(100)
+        assert await old.trimmer.sweep(0) == 0
+        await bench.ledgers.read(orphan.ledger)
+
+    run(case)
+
+
+def test_the_list_is_where_it_is_documented() -> None:
+    async def case(bench: Bench) -> None:
+        await opened(bench.logs())
+        data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
+        assert data.startswith(b'{"format":1,"epoch":1,"ledgers":[{"id":')
+
+    run(case)
