@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import Refused, StoreError
 from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Flag, Level, Op
+from kvstore.partition.operations import EXPIRES_MS_MAX
 from kvstore.server import resp_replies as replies
 from kvstore.server.resp_replies import FORMATS, Fmt
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
-EXPIRY_MAX_MS = INT64_MAX
 _KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
 
 
@@ -160,7 +160,7 @@ def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
 def _expiry(command: str, word: bytes, unit_ms: int, relative: bool, now_ms: int) -> int:
     """A time to live or a time, in milliseconds."""
     value = integer(word) * unit_ms
-    if not 0 < value <= EXPIRY_MAX_MS - (now_ms if relative else 0):
+    if not 0 < value <= EXPIRES_MS_MAX - (now_ms if relative else 0):
         raise CommandError(f"ERR invalid expire time in '{command}' command")
     return value
 
@@ -216,7 +216,7 @@ def _expire(unit_ms: int, relative: bool) -> Build:
         if flags & Flag.IF_LONGER and flags & Flag.IF_SHORTER:
             raise CommandError("ERR GT and LT options at the same time are not compatible")
         value = integer(words[2]) * unit_ms
-        if not INT64_MIN <= value <= EXPIRY_MAX_MS - (context.now_ms if relative else 0):
+        if not INT64_MIN <= value <= EXPIRES_MS_MAX - (context.now_ms if relative else 0):
             name = words[0].decode("utf-8", "replace").lower()
             raise CommandError(f"ERR invalid expire time in '{name}' command")
         # 0 would remove the expiry; what is past already deletes the key, however long ago it was.

@@ -27,8 +27,9 @@ INTEGERS = [
     b"\xd9\xa3", b"1_000", b"00", b"-01",
 ]  # fmt: skip
 VALUES = [*INTEGERS, b"abc", b"hello world", b"\x00\xff\r\n", b"x" * 100]
-SECONDS = [b"100000", b"500000", b"100000000", *(each for each in INTEGERS if each not in (b"1", b"10", b"100"))]
-"""Nothing that would be over while we compare."""
+UNFIT_TIMES = (b"1", b"10", b"100", b"4611686018427387904", b"9223372036854775807", b"9223372036854775")
+"""What would be over while we compare, and what lies between our limit and the other's."""
+SECONDS = [b"100000", b"500000", b"100000000", *(each for each in INTEGERS if each not in UNFIT_TIMES)]
 FAR = b"4102444800"
 SLACK = {b"TTL": 2, b"PTTL": 2000}
 

@@ -177,9 +177,9 @@ async def test_a_range_is_cut_where_redis_cuts_it(client: Any, first: int, last:
     assert await client.getrange("k", first, last) in (found, found.encode())
 
 
-async def test_times_are_as_large_as_redis_takes_them(client: Any) -> None:
-    assert await client.set("k", "v", px=1 << 62)
-    assert await client.pexpireat("k", (1 << 63) - 1)
+async def test_times_may_be_far_away(client: Any) -> None:
+    assert await client.set("k", "v", px=1 << 61)
+    assert await client.pexpireat("k", 1 << 62)
     assert await client.expire("k", -(1 << 62) // 1000)
     assert await client.exists("k") == 0
 
