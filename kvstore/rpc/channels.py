@@ -11,7 +11,7 @@ TIMEOUT_DEFAULT_MS = 5_000
 TIMEOUT_MAX_MS = 30_000
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
-CONCURRENT_CALLS_MAX = 2_048
+CONCURRENT_CALLS_MAX = 4_096
 """Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
 
 Options = tuple[tuple[str, Any], ...]

@@ -16,11 +16,17 @@ from kvstore.partition.commands import (
     RequestId,
 )
 from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import TOKENS
 from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 8_192
-"""Of one frame."""
+"""Of one lane."""
 CLIENT_BYTES = 16
+NUMBER_MAX = (1 << 62) - 1
+"""Of everything that is counted or is a time: sums of two still fit what is stored."""
+SCAN_KEYS_MAX = 10_000
+"""Of one page; who names no limit gets as many."""
+TOKEN_MAX = TOKENS - 1
 
 _GET, _PUT, _DELETE = int(Code.GET), int(Code.PUT), int(Code.DELETE)
 _NO_OPTIONS = kv_pb2.Options()
@@ -39,10 +45,10 @@ def ops_of(lane: kv_pb2.Lane) -> list[Op | StoreError]:
     if not len(keys) == len(values) == len(sequences) == count:
         found = f"{count} codes, {len(keys)} keys, {len(values)} values, {len(sequences)} sequences"
         raise InvalidRequest(f"want columns of one length, got {found}")
-    if lane.level not in _LEVELS:
-        raise InvalidRequest(f"want a level from 0 to 3, got {lane.level}")
+    check_level(lane.level)
     client, level, token = lane.client, lane.level, lane.token
     first, seen = lane.first_unacknowledged, lane.seen_ms
+    check_numbers(first, seen, token, *sequences)
     if any(sequences) and len(client) != CLIENT_BYTES:
         raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(client)}")
     options = {each.index: each for each in lane.options}
@@ -81,7 +87,20 @@ def request_id(message: kv_pb2.RequestId) -> RequestId | None:
         return None
     if len(message.client) != CLIENT_BYTES:
         raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(message.client)}")
+    check_numbers(message.sequence, message.first_unacknowledged, message.seen_ms)
     return RequestId(message.client, message.sequence, message.first_unacknowledged, message.seen_ms)
+
+
+def check_numbers(*numbers: int) -> None:
+    """Raises InvalidRequest for one that could not be stored."""
+    if max(numbers) > NUMBER_MAX:
+        raise InvalidRequest(f"want numbers up to {NUMBER_MAX}, got {max(numbers)}")
+
+
+def check_level(level: int) -> None:
+    """Raises InvalidRequest."""
+    if level not in _LEVELS:
+        raise InvalidRequest(f"want a level from 0 to {max(_LEVELS)}, got {level}")
 
 
 def op_or_error(
@@ -117,7 +136,7 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
         if each.code not in _IN_BATCH:
             raise InvalidRequest(f"operation {_name(each.code)} cannot stand in a batch")
     ops = tuple(_op(each.code, each.key, each.value, each.options, None, 0, 0) for each in operations)
-    return (Code.BATCH, operations[0].key, ops, _flags(flags), request)
+    return (Code.BATCH, operations[0].key, ops, check_flags(flags), request)
 
 
 def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
@@ -133,13 +152,22 @@ def _op(
     build = _BUILD.get(code)
     if build is None:
         raise InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
+    if options is not _NO_OPTIONS:
+        check_numbers(options.expires_ms, options.version)
+        if options.token > TOKEN_MAX:
+            raise InvalidRequest(f"want a token up to {TOKEN_MAX}, got {options.token}")
     return build(key, value, options, request, level, token)
 
 
-def _flags(flags: int) -> int:
+def check_flags(flags: int) -> int:
+    """The flags. Raises InvalidRequest if there is one that nobody knows."""
     if flags & ~_FLAGS:
         raise InvalidRequest(f"unknown flags {flags & ~_FLAGS:#x}")
     return flags
+
+
+def _limit(options: kv_pb2.Options) -> int:
+    return min(options.limit or SCAN_KEYS_MAX, SCAN_KEYS_MAX)
 
 
 def _batch(key: bytes, value: bytes, o: kv_pb2.Options, request: RequestId | None, level: int, token: int) -> Op:
@@ -155,20 +183,22 @@ _BUILD: dict[int, _Build] = {
     Code.GET: lambda key, value, o, request, level, token: (Code.GET, key, level, token),
     Code.META: lambda key, value, o, request, level, token: (Code.META, key, level, token),
     Code.PUT: lambda key, value, o, request, level, token: (
-        (Code.PUT, key, value, o.expires_ms, _flags(o.flags), o.version, request)
+        (Code.PUT, key, value, o.expires_ms, check_flags(o.flags), o.version, request)
     ),
-    Code.DELETE: lambda key, value, o, request, level, token: ((Code.DELETE, key, _flags(o.flags), o.version, request)),
+    Code.DELETE: lambda key, value, o, request, level, token: (
+        (Code.DELETE, key, check_flags(o.flags), o.version, request)
+    ),
     Code.INCREMENT: _increment,
     Code.APPEND: lambda key, value, o, request, level, token: (Code.APPEND, key, value, request),
     Code.EXPIRE: lambda key, value, o, request, level, token: (
-        (Code.EXPIRE, key, o.expires_ms, _flags(o.flags), request)
+        (Code.EXPIRE, key, o.expires_ms, check_flags(o.flags), request)
     ),
     Code.BATCH: _batch,
     Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
     Code.SCAN: lambda key, value, o, request, level, token: (
-        (Code.SCAN, key, value, o.limit, _flags(o.flags), level, token)
+        (Code.SCAN, key, value, _limit(o), check_flags(o.flags), level, token)
     ),
-    Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, o.limit, level),
+    Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
     Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),
 }
 _IN_BATCH: frozenset[int] = frozenset(

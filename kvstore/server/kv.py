@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 import grpc
@@ -17,7 +17,15 @@ from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.answers import record_message, result_message
 from kvstore.server.backend import Backend
-from kvstore.server.frames import batch_op, check_one_partition, check_sizes, request_id
+from kvstore.server.frames import (
+    batch_op,
+    check_flags,
+    check_level,
+    check_numbers,
+    check_one_partition,
+    check_sizes,
+    request_id,
+)
 from kvstore.server.scan import scan_pages
 from kvstore.server.session import UNARY_BYTES_MAX, Session, progress_of
 from kvstore.server.topology import Topologies
@@ -72,8 +80,9 @@ class KV(kv_pb2_grpc.KVServicer):
         key = request.key
         try:
             check_sizes(Code.GET, key, b"")
+            check_level(request.level)
             partition = self._backend.topology.ring.partition_of(key)
-            op = (Code.GET, key, request.level, request.token.get(partition, 0))
+            op = (Code.GET, key, request.level, _token(request.token, partition))
             record = await self._in_time(op, request.ring_version, context)
         except StoreError as error:
             await abort(context, error)
@@ -87,7 +96,9 @@ class KV(kv_pb2_grpc.KVServicer):
         key, value, flags = request.key, request.value, request.flags
         try:
             check_sizes(Code.PUT, key, value)
-            op = (Code.PUT, key, value, request.expires_ms, flags, request.version, request_id(request.request))
+            check_numbers(request.expires_ms, request.version)
+            id = request_id(request.request)
+            op = (Code.PUT, key, value, request.expires_ms, check_flags(flags), request.version, id)
             result = await self._in_time(op, request.ring_version, context)
         except StoreError as error:
             await abort(context, error)
@@ -103,7 +114,9 @@ class KV(kv_pb2_grpc.KVServicer):
     async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:
         try:
             check_sizes(Code.DELETE, request.key, b"")
-            op = (Code.DELETE, request.key, request.flags, request.version, request_id(request.request))
+            check_numbers(request.version)
+            flags = check_flags(request.flags)
+            op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
             result = await self._in_time(op, request.ring_version, context)
         except StoreError as error:
             await abort(context, error)
@@ -157,6 +170,7 @@ class KV(kv_pb2_grpc.KVServicer):
 
     async def Scan(self, request: kv_pb2.ScanRequest, context: Context) -> AsyncIterator[kv_pb2.ScanResponse]:
         try:
+            check_level(request.level)
             async for page in scan_pages(self._backend, self._calls, request):
                 yield page
         except StoreError as error:
@@ -183,6 +197,13 @@ class KV(kv_pb2_grpc.KVServicer):
         except TimeoutError:
             kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
             raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
+
+
+def _token(token: Mapping[str, int], partition: str) -> int:
+    """What a session token says of a partition. Raises InvalidRequest."""
+    sequence = token.get(partition, 0)
+    check_numbers(sequence)
+    return sequence
 
 
 async def _send(session: Session, context: Context) -> None:

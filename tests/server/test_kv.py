@@ -105,6 +105,51 @@ async def test_a_batch_answers_each_of_its_operations(stub: Any) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("method", "request_"),
+    [
+        ("Get", kv_pb2.GetRequest(key=b"k", level=9)),  # type: ignore[arg-type]
+        ("Get", kv_pb2.GetRequest(key=b"k", token={"p1": 1 << 63, "p2": 1 << 63, "p3": 1 << 63})),
+        ("Put", kv_pb2.PutRequest(key=b"k", expires_ms=(1 << 64) - 1)),
+        ("Put", kv_pb2.PutRequest(key=b"k", flags=1 << 31)),
+        ("Put", kv_pb2.PutRequest(key=b"k", request=kv_pb2.RequestId(client=b"short", sequence=1))),
+        ("Put", kv_pb2.PutRequest(key=b"k", request=kv_pb2.RequestId(client=CLIENT, sequence=1 << 63))),
+        ("Delete", kv_pb2.DeleteRequest(key=b"k", version=1 << 63)),
+        ("Batch", kv_pb2.BatchRequest()),
+        ("Batch", kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.SCAN, key=b"k")])),
+        ("Batch", kv_pb2.BatchRequest(operations=[kv_pb2.Operation(code=kv_pb2.PUT, key=b"k", value=bytes(1 << 20))])),
+    ],
+    ids=str,
+)
+async def test_what_could_not_be_stored_is_refused_at_the_door(stub: Any, method: str, request_: Any) -> None:
+    assert isinstance(await failure_of(getattr(stub, method)(request_, timeout=5)), InvalidRequest)
+
+
+@pytest.mark.parametrize("method", ["Get", "Put", "Batch", "Execute", "Topology"])
+async def test_bytes_that_are_no_message_end_the_call_and_not_the_server(
+    channel: grpc.aio.Channel, stub: Any, method: str
+) -> None:
+    with pytest.raises(grpc.RpcError):
+        await channel.unary_unary(f"/kvstore.v1.KV/{method}")(b"\xff" * 100, timeout=5)
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)).version == 1
+
+
+async def test_bytes_that_are_no_frame_end_the_stream_and_not_the_server(channel: grpc.aio.Channel, stub: Any) -> None:
+    call = channel.stream_stream("/kvstore.v1.KV/Session")()
+    await call.write(b"\xff" * 100)
+    assert await call.code() is not grpc.StatusCode.OK
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)).version == 1
+
+
+async def test_a_message_larger_than_a_message_may_be_is_refused(servers: Servers, stub: Any) -> None:
+    address = servers.cluster.endpoints[servers.cluster.ids[0]].grpc
+    async with grpc.aio.insecure_channel(address) as unbounded:
+        with pytest.raises(grpc.RpcError) as caught:
+            await unbounded.unary_unary("/kvstore.v1.KV/Put")(bytes(5 << 20), timeout=5)
+    assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)).version == 1
+
+
 def lane(*ops: tuple[int, bytes, bytes, int], first: int = 1, **fields: Any) -> kv_pb2.Lane:
     codes, keys, values, sequences = zip(*ops, strict=True)
     return kv_pb2.Lane(
@@ -170,8 +215,16 @@ async def test_a_repeated_request_id_is_applied_once(stub: Any, servers: Servers
         kv_pb2.Lane(first=1, codes=[99, 98], keys=[b"k", b"l"]),
         kv_pb2.Lane(first=1, codes=[Code.GET, Code.GET], keys=[b"k", b"l"], level=9),
         kv_pb2.Lane(first=1, codes=[Code.GET, Code.GET], keys=[b"", b"k" * 4097]),
+        kv_pb2.Lane(first=1, codes=[Code.PUT, Code.PUT], keys=[b"k", b"l"], sequences=[1, 1 << 63], client=CLIENT),
+        kv_pb2.Lane(first=1, codes=[Code.GET, Code.GET], keys=[b"k", b"l"], token=1 << 63),
+        kv_pb2.Lane(
+            first=1,
+            codes=[Code.PUT, Code.SCAN_TOKENS],
+            keys=[b"k", b""],
+            options=[kv_pb2.Options(index=0, version=1 << 63), kv_pb2.Options(index=1, token=1 << 32)],
+        ),
     ],
-    ids=["columns", "client", "codes", "level", "keys"],
+    ids=["columns", "client", "codes", "level", "keys", "sequences", "token", "options"],
 )
 async def test_a_malformed_lane_is_refused_and_the_stream_lives(stub: Any, bad: kv_pb2.Lane) -> None:
     stream = Stream(stub)
