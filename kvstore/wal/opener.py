@@ -230,7 +230,9 @@ class _Run:
             self._feed(Stored(entry, bookie))
         else:
             self._ports.choice.failed(bookie)
-            self._feed(Spares(self._ports.choice.spares()))
+            self._events.append(
+                Spares(self._ports.choice.spares())
+            )  # and the failure, before anybody looks whether to end
             self._feed(writer.Failed(bookie))
 
     def _replace(self) -> None:

@@ -4,6 +4,7 @@ docstrings."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import pytest
 
@@ -12,8 +13,9 @@ from kvstore.errors import (
     LedgerError,
     NotRecoverable,
     OutcomeUnknown,
+    StoreError,
 )
-from kvstore.types import NO_ENTRY, EntryId, LedgerState
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState
 from tests.sim.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
 
 pytestmark = pytest.mark.sim
@@ -250,6 +252,37 @@ def test_the_ensemble_change_of_a_recovery_is_published_with_the_end() -> None:
         assert holders(bench, 2) == [B1, B3, B4]
 
     run(case, bookies=4)
+
+
+def test_a_recovery_of_a_ledger_on_two_bookies_replaces_the_one_that_answers_nothing() -> None:
+    """Its process is stopped, so its add fails last, after all the others are answered. The live bookie and the spare
+    are enough."""
+
+    async def case(bench: Bench) -> None:
+        await appended(bench, bench.handle(await bench.ledger(B1, B2)), 1)
+        bench.bookies.at[B2].is_silent = True
+        add = bench.bookies.add
+
+        def add_or_time_out(
+            bookie: BookieId,
+            ledger: LedgerId,
+            entry: EntryId,
+            packet: bytes,
+            key: bytes,
+            recovery: bool,
+            done: Callable[[StoreError | None], None],
+        ) -> None:
+            if bookie == B2:
+                asyncio.get_running_loop().call_later(2.0, done, BookieError("no add was answered for 2.0 s"))
+            else:
+                add(bookie, ledger, entry, packet, key, recovery, done)
+
+        bench.bookies.add = add_or_time_out  # type: ignore[method-assign]
+        recorded = await bench.recover()
+        assert (recorded.state, recorded.last_entry) == (LedgerState.CLOSED, 0)
+        assert B3 in recorded.fragments[-1].ensemble
+
+    run(case)
 
 
 def test_two_recoveries_at_once_agree() -> None:
