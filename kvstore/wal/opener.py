@@ -230,9 +230,8 @@ class _Run:
             self._feed(Stored(entry, bookie))
         else:
             self._ports.choice.failed(bookie)
-            self._events.append(
-                Spares(self._ports.choice.spares())
-            )  # and the failure, before anybody looks whether to end
+            # Together with the failure: after each feed somebody looks whether the write-back has come to its end.
+            self._events.append(Spares(self._ports.choice.spares()))
             self._feed(writer.Failed(bookie))
 
     def _replace(self) -> None:

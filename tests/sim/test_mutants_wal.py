@@ -6,7 +6,9 @@ from tests.sim.mutants_wal import MUTANTS, caught_by
 
 SEEDS = range(40)
 
-pytestmark = [pytest.mark.sim, pytest.mark.slow]
+# A run that fails in the middle leaves coroutines that nobody awaits.
+UNAWAITED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
+pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600), UNAWAITED]
 
 
 @pytest.mark.parametrize("name", MUTANTS)
