@@ -156,7 +156,9 @@ class Lead:
                 return
             history = self._history
             history.expect(seq == self._acked + 1, f"G5 {seq} acknowledged after {self._acked}")
-            self._writer.cluster.note_confirmed(position.ledger, position.entry)
+            cluster = self._writer.cluster
+            history.expect(position.ledger in cluster.rules.partition_of, f"G2 {position} acknowledged, never listed")
+            cluster.note_confirmed(position.ledger, position.entry)
             self._acked = seq
             history.acked[position] = payload
             history.floor = max(history.floor, seq)
