@@ -143,6 +143,7 @@ class Dispatcher:
         """A replica of the partition is here from now on, or not any more."""
         if replica is None:
             self._local.pop(partition, None)
+            self._drain()
         else:
             self._local[partition] = replica
 
@@ -211,11 +212,12 @@ class Dispatcher:
             local.submit(waiting[1], waiting[2], waiting[3])
             return True
         leader = self._topology.leaders.get(partition)
-        if leader is None or leader[0] == self._server or partition in self._refused_by:
-            return False
-        if waiting[5]:
+        if waiting[5] and (local is None or (leader is not None and leader[0] != self._server)):
+            # Another server's: done here or refused, never sent on.
             self._fail_later(waiting[2], waiting[3], self._not_leader(partition))
             return True
+        if leader is None or leader[0] == self._server or partition in self._refused_by:
+            return False
         if not self._links.submit(leader[0], partition, waiting):
             return False
         self.forwarded += 1

@@ -35,6 +35,7 @@ from kvstore.types import PartitionId, ServerId
 
 START_TIMEOUT_S = 60
 STOP_TIMEOUT_S = 15
+PORTS_TIMEOUT_S = 2
 PROBE_TIMEOUT_S = 20
 POLL_S = 0.05
 OUTPUT_BYTES_MAX = 1 << 20
@@ -210,8 +211,11 @@ class LocalCluster:
         wanted = list(layout.listeners(cluster, down))
         if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
             wanted.append(("ZooKeeper", cluster.zookeeper.partition("/")[0]))
-        taken = [f"{address} ({what})" for what, address in wanted if not _is_free(address)]
-        if taken:
+        deadline = time.monotonic() + PORTS_TIMEOUT_S
+        while taken := [f"{address} ({what})" for what, address in wanted if not _is_free(address)]:
+            if time.monotonic() < deadline:
+                time.sleep(POLL_S)  # perhaps of one of ours that was killed a moment ago
+                continue
             raise ConfigError(
                 f"taken by another process: {', '.join(taken)}; choose others with --port-offset, for example 20000"
             )
@@ -255,7 +259,7 @@ def _is_ours(pid: int, argument: str) -> bool:
     """Whether `pid` is alive and was started with `argument`: numbers are used again for other processes."""
     try:
         process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and any(argument in part for part in process.cmdline())
+        return _has_threads(process) and any(argument in part for part in process.cmdline())
     except psutil.Error:
         return False
 
@@ -284,9 +288,14 @@ def _is_alive(pid: int) -> bool:
     with suppress(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
     try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+        return _has_threads(psutil.Process(pid))
     except psutil.Error:
         return False
+
+
+def _has_threads(process: psutil.Process) -> bool:
+    """A killed process is there, ports, locks and all, until its last thread is gone; only then is it a mere zombie."""
+    return process.status() != psutil.STATUS_ZOMBIE or process.num_threads() > 1
 
 
 def _is_free(address: str) -> bool:

@@ -109,7 +109,11 @@ class Ping(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
     number: _Id
 
 
-Message = Operations | Results | Call | Answer | Ping
+class Goodbye(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
+    """From the answering side: send nothing more, and close when everything has been answered."""
+
+
+Message = Operations | Results | Call | Answer | Ping | Goodbye
 
 
 class FrameError(Exception):

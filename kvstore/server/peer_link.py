@@ -16,7 +16,7 @@ from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreEr
 from kvstore.partition.commands import Code, Sink
 from kvstore.server import peer_frames as frames
 from kvstore.server.dispatch import Waiting
-from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Lane, Operations, Ping, Results
+from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.types import PartitionId, ServerId
 
 if TYPE_CHECKING:
@@ -44,6 +44,8 @@ class Link:
         self.server = server
         self.is_open = False
         self.is_full = False
+        self._is_leaving = False
+        """The other side stops: what is under way is still answered, nothing more is sent."""
         self._links = links
         self._stream: Stream | None = None
         self._greeting = b""
@@ -85,6 +87,7 @@ class Link:
     def has_room(self) -> bool:
         return (
             not self.is_full
+            and not self._is_leaving
             and len(self._pending) < self._links.forwarded_max
             and self._pending_bytes < BYTES_IN_FLIGHT_MAX
         )
@@ -203,14 +206,21 @@ class Link:
 
     def _take(self, message: frames.Message) -> None:
         match message:
+            case Operations() | Call():
+                raise FrameError(f"a {type(message).__name__} from the answering side")
             case Results():
                 self._take_results(message)
             case Answer(number, body, error):
                 self._take_answer(number, body, error)
             case Ping():
                 pass
-            case _:
-                raise FrameError(f"a {type(message).__name__} from the answering side")
+            case Goodbye():
+                self._is_leaving = True
+        if self._is_leaving and self._stream is not None and not self._owes_answers():
+            self._stream.close()
+
+    def _owes_answers(self) -> bool:
+        return bool(self._pending) or not all(answer.done() for answer in self._calls.values())
 
     def _take_results(self, results: Results) -> None:
         pop, sinks = self._pending.pop, dict[int, Sink]()
@@ -291,7 +301,7 @@ class Link:
         """End what has waited too long, and a link that owes answers and is silent."""
         now = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
-        owes = bool(self._pending or self._calls)
+        owes = self._owes_answers()
         if owes and now - self._heard_at > SILENCE_S:
             log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)
             self.close()

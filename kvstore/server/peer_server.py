@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -11,7 +12,7 @@ from kvstore.errors import InvalidRequest, NotLeader, Overloaded, StoreError
 from kvstore.partition.commands import Record
 from kvstore.server import peer_frames as frames
 from kvstore.server.dispatch import Dispatcher
-from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Operations, Ping, Results
+from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.resp_commands import CommandError
 from kvstore.types import PartitionId, ServerId
 
@@ -21,6 +22,9 @@ CALLS_MAX = 128
 """Calls from one server that are being answered at once."""
 OUTPUT_BYTES_MAX = 64 << 20
 """What another server has not read of its answers; beyond it the link ends."""
+CLOSE_S = 1.0
+"""How long a stop waits for the other servers to let go."""
+CLOSE_LOOKS = 50
 RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
 
@@ -74,7 +78,13 @@ class PeerServer:
         return {"peer_sessions": len(self._sessions), "peer_operations_total": self.operations}
 
     async def close(self) -> None:
-        """End every link."""
+        """Let the other servers end their links, each when it has its answers; end what is left after CLOSE_S."""
+        for session in list(self._sessions):
+            session.say_goodbye()
+        for _ in range(CLOSE_LOOKS):
+            if not self._sessions:
+                break
+            await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
         for session in list(self._sessions):
             session.close()
         await self._nursery.close()
@@ -128,6 +138,10 @@ class PeerSession:
 
     def close(self) -> None:
         self._stream.abort()
+
+    def say_goodbye(self) -> None:
+        """Ask the other server to send nothing more."""
+        self._write(frames.encode(Goodbye()))
 
     # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
 

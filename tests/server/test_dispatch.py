@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -246,6 +247,39 @@ async def kill(cluster: Servers, name: str) -> None:
     server.resp._listener.close()  # type: ignore[union-attr]
     for replica in server.hosted.values():
         replica.log.close_for_good()
+
+
+async def test_a_server_that_stops_answers_what_is_under_way_and_gets_nothing_more(cluster: Servers) -> None:
+    replica = await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"v"))
+    replica.log.is_held = True
+    written = send(server, commands.put(b"k", b"w"))
+    await wait_until(lambda: has_arrived(cluster["n2"], 2), what="the write is at n2")
+    closing = asyncio.ensure_future(cluster["n2"].peers.close())
+    await wait_until(lambda: is_leaving(server), what="n1 knows that n2 leaves")
+    later = send(server, commands.put(b"j", b"v"))
+    replica.log.let_go()
+    (version,) = await server.sink.wait(written)
+    assert isinstance(version, int)
+    await closing
+    await cluster.lead("p1", "n1")
+    assert isinstance((await server.sink.wait(later))[0], int)
+
+
+async def is_leaving(server: Server) -> bool:
+    return any(link._is_leaving for link in server.links._links.values())
+
+
+async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back_at_once(cluster: Servers) -> None:
+    replica = await cluster.lead("p1", "n2")
+    replica.is_up = False
+    tokens = [send(cluster["n1"], commands.put(b"k", b"%d" % i)) for i in range(5)]
+    await wait_until(lambda: waits(cluster["n2"]), what="they wait at n2")
+    cluster["n2"].dispatcher.host(P1, None)
+    await wait_until(lambda: waits(cluster["n1"]), what="they are back at n1")
+    await cluster.lead("p1", "n1")
+    assert all(isinstance(each, int) for each in await cluster["n1"].sink.wait(*tokens))
 
 
 async def test_a_leader_that_says_nothing_makes_writes_unknown_in_time(

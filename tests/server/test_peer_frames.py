@@ -15,7 +15,7 @@ from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, Ou
 from kvstore.partition import commands
 from kvstore.partition.commands import Record, RequestId
 from kvstore.server import peer_frames as frames
-from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Lane, Operations, Ping, Results
+from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 
 REQUEST = RequestId(b"c" * 16, 7, 5, 1_000)
 
@@ -56,8 +56,9 @@ def result_through(result: Any) -> Any:
         (Call(1, "p1", "serving", b"x"), "00000011 950301a27031a773657276696e67c40178"),
         (Answer(1, b"y"), "00000007 940401c40179c0"),
         (Ping(4), "00000003 920504"),
+        (Goodbye(), "00000002 9106"),
     ],
-    ids=["operations", "results", "call", "answer", "ping"],
+    ids=["operations", "results", "call", "answer", "ping", "goodbye"],
 )
 def test_golden_bytes(message: frames.Message, hex_bytes: str) -> None:
     """DO NOT CHANGE: servers of two versions speak with each other during an upgrade."""

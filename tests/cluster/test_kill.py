@@ -1,0 +1,227 @@
+"""Processes of a real cluster die, stop and come back under load: what was acknowledged is there, and the rest goes on.
+
+Counters tell: one whose every acknowledged INCR is in it, and none twice that was refused, ends between what was
+acknowledged and that plus what was of unknown outcome.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import redis
+
+from kvstore.ring.builder import new_ring
+from kvstore.types import PartitionId, ServerId
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
+
+GAP_S_MAX = 8.0
+"""Far above what is promised (docs/operations.md): these machines are shared. `make drill` measures."""
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Cluster:
+    """Whole again after the test before."""
+    started.start()
+    started.wait_led()
+    return started
+
+
+class Counter(threading.Thread):
+    """Increments one key through one node, and keeps what it was told."""
+
+    def __init__(self, cluster: Cluster, key: str, node: str) -> None:
+        super().__init__(name=f"counter {key}")
+        self.key, self.node = key, node
+        self.acknowledged: list[float] = []
+        """When each was."""
+        self.unknown = 0
+        self.refused: list[str] = []
+        self._cluster = cluster
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        client = self._cluster.redis(self.node)
+        while not self._over.is_set():
+            try:
+                client.incr(self.key)
+                self.acknowledged.append(time.monotonic())
+            except redis.ConnectionError:
+                self.unknown += 1
+                self._over.wait(0.05)
+            except redis.TimeoutError:
+                self.unknown += 1
+            except redis.ResponseError as error:
+                if str(error).startswith("UNKNOWN"):
+                    self.unknown += 1
+                else:
+                    self.refused.append(str(error))
+
+    def stop(self) -> None:
+        self._over.set()
+        self.join()
+
+    @property
+    def longest_gap_s(self) -> float:
+        times = self.acknowledged
+        return max((later - earlier for earlier, later in itertools.pairwise(times)), default=float("inf"))
+
+    def has_gone_on_since(self, moment: float) -> bool:
+        return bool(self.acknowledged) and self.acknowledged[-1] > moment
+
+
+def keys_of(cluster: Cluster, name: str) -> dict[str, str]:
+    """A key of each partition that no other test uses."""
+    partitions = [PartitionId(f"p{i + 1}") for i in range(cluster.file.partitions)]
+    ring = new_ring(partitions, {ServerId(node): "" for node in cluster.ids}, cluster.file.replicas)
+    found: dict[str, str] = {}
+    for number in range(1000):
+        key = f"{name}-{number}"
+        found.setdefault(ring.partition_of(key.encode()), key)
+    return found
+
+
+@contextmanager
+def counting(cluster: Cluster, name: str, *nodes: str) -> Iterator[dict[str, Counter]]:
+    """A counter per partition, the nodes in turn; checked at the end against what is stored."""
+    counters = {
+        partition: Counter(cluster, key, nodes[place % len(nodes)])
+        for place, (partition, key) in enumerate(sorted(keys_of(cluster, name).items()))
+    }
+    for counter in counters.values():
+        counter.start()
+    try:
+        for counter in counters.values():
+            cluster.wait_until(lambda counter=counter: len(counter.acknowledged) > 20, f"{counter.name} counts")
+        yield counters
+    finally:
+        for counter in counters.values():
+            counter.stop()
+    cluster.wait_led()
+    for counter in counters.values():
+        stored = int(cluster.redis(counter.node).get(counter.key) or 0)
+        told = len(counter.acknowledged)
+        assert told <= stored <= told + counter.unknown, f"{counter.name}: {counter.unknown} of unknown outcome"
+
+
+def wait_going_on(cluster: Cluster, counters: dict[str, Counter]) -> None:
+    moment = time.monotonic()
+    for counter in counters.values():
+        cluster.wait_until(lambda counter=counter: counter.has_gone_on_since(moment), f"{counter.name} goes on")
+
+
+def test_a_leader_killed_costs_its_partitions_a_moment_and_the_others_nothing(cluster: Cluster) -> None:
+    victim = cluster.wait_led()["p1"]
+    others = [node for node in cluster.ids if node != victim]
+    with counting(cluster, "leader", *others) as counters:
+        led = {partition for partition, node in cluster.leaders().items() if node == victim}
+        cluster.kill(victim)
+        wait_going_on(cluster, counters)
+        cluster.start_node(victim)
+        cluster.wait_ready(victim)
+        wait_going_on(cluster, counters)
+    for partition, counter in counters.items():
+        assert counter.longest_gap_s < GAP_S_MAX, partition
+        assert counter.refused == [], partition
+        assert counter.unknown <= (1 if partition in led else 0), f"{partition}: one operation was under way"
+
+
+def test_every_node_killed_in_turn_loses_nothing(cluster: Cluster) -> None:
+    with counting(cluster, "turn", *cluster.ids) as counters:
+        for node in cluster.ids:
+            cluster.kill(node)
+            cluster.wait_led(by_other_than=node)
+            cluster.start_node(node)
+            cluster.wait_ready(node)
+            wait_going_on(cluster, counters)
+
+
+def test_everything_killed_at_once_comes_back_with_everything(cluster: Cluster) -> None:
+    with counting(cluster, "all", *cluster.ids) as counters:
+        cluster.kill_everything()
+        began = time.monotonic()
+        cluster.start()
+        assert time.monotonic() - began < 60
+        wait_going_on(cluster, counters)
+
+
+def test_while_zookeeper_is_killed_or_stopped_everything_goes_on_and_no_leader_changes(cluster: Cluster) -> None:
+    leaders = cluster.wait_led()
+    cluster.wait_until(lambda: cluster.leaders() == leaders, "the leaders stay")
+    with counting(cluster, "zookeeper", *cluster.ids) as counters:
+        cluster.kill_zookeeper()
+        for _ in range(5):
+            wait_going_on(cluster, counters)
+        cluster.start_zookeeper()
+        wait_going_on(cluster, counters)
+        cluster.pause_zookeeper()
+        for _ in range(5):
+            wait_going_on(cluster, counters)
+        cluster.resume_zookeeper()
+        wait_going_on(cluster, counters)
+    for partition, counter in counters.items():
+        assert counter.refused == [], partition
+        assert counter.unknown == 0, partition
+    assert cluster.leaders() == leaders
+
+
+def test_a_leader_stopped_for_longer_than_its_session_serves_nothing_stale_when_it_wakes(cluster: Cluster) -> None:
+    victim = cluster.wait_led()["p1"]
+    other = next(node for node in cluster.ids if node != victim)
+    key = keys_of(cluster, "stopped")["p1"]
+    cluster.redis(victim).set(key, "old")
+    cluster.pause(victim)
+    try:
+        cluster.wait_until(lambda: _try_set(cluster, other, key, "new"), "another node leads p1")
+        asked = threading.Event()
+        answers: list[object] = []
+
+        def ask() -> None:
+            connection = cluster.redis(victim, socket_timeout=20)
+            asked.set()
+            try:
+                answers.append(connection.get(key))
+            except redis.RedisError as error:
+                answers.append(error)
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        asked.wait()
+    finally:
+        cluster.resume(victim)
+    asking.join()
+    (answer,) = answers
+    assert answer == b"new" or isinstance(answer, redis.RedisError), "refused, or answered by who leads now"
+    cluster.wait_ready()
+    assert [cluster.redis(node).get(key) for node in cluster.ids] == [b"new"] * 3
+
+
+def _try_set(cluster: Cluster, node: str, key: str, value: str) -> bool:
+    try:
+        return bool(cluster.redis(node).set(key, value))
+    except redis.RedisError:
+        return False
+
+
+def test_a_node_told_to_stop_hands_over_and_its_clients_see_no_error(cluster: Cluster) -> None:
+    victim = cluster.wait_led()["p1"]
+    others = [node for node in cluster.ids if node != victim]
+    with counting(cluster, "handover", *others) as counters:
+        cluster.terminate(victim)
+        wait_going_on(cluster, counters)
+        cluster.start_node(victim)
+        cluster.wait_ready(victim)
+    for partition, counter in counters.items():
+        assert (counter.refused, counter.unknown) == ([], 0), partition
