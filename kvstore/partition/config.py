@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+ENTRY_BYTES_LIMIT = 1 << 20
+"""With one large operation beyond it an entry is still one that bookies take: less than 5 MiB."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartitionConfig:
@@ -15,7 +18,7 @@ class PartitionConfig:
     entries_in_flight_max: int = 4
     """Entries that a leader has sent and not yet seen acknowledged."""
     entry_bytes_max: int = 256 << 10
-    """Keys and values gathered into one entry. One operation may still go beyond."""
+    """Keys and values gathered into one entry, and effects decided into it. One operation may still go beyond."""
     queue_items_max: int = 32_768
     """Operations that wait at a leader; 1,000 connections with 16 each fit twice. What goes beyond is refused."""
     queue_bytes_max: int = 32 << 20
@@ -58,5 +61,7 @@ class PartitionConfig:
             )
             if value < least
         ]
+        if self.entry_bytes_max > ENTRY_BYTES_LIMIT:
+            faults.append(f"entry_bytes_max must be at most {ENTRY_BYTES_LIMIT}, got {self.entry_bytes_max}")
         if faults:
             raise ValueError("; ".join(faults))

@@ -20,6 +20,7 @@ class Mark(NamedTuple):
     ages: int
     expires: int
     replaced: int
+    bytes: int
 
 
 class Draft:
@@ -28,6 +29,8 @@ class Draft:
     def __init__(self, first_seq: int, time_ms: int) -> None:
         self.first_seq = first_seq
         self.time_ms = time_ms
+        self.bytes = 0
+        """What the mutations and remembered results added by the methods below take in the entry, about."""
         self.kinds = bytearray()
         self.keys: list[bytes] = []
         self.data_keys: list[bytes] = []
@@ -59,6 +62,7 @@ class Draft:
             self.expires_ms.append(expires_ms)
         self._add(kind, key, old)
         self.values.append(value)
+        self.bytes += len(value)
         self._set(key, (value, seq, created, self.time_ms, expires_ms))
         return seq
 
@@ -79,6 +83,7 @@ class Draft:
             self.replaced_ms.append(old[4])
         self.kinds.append(kind)
         self.keys.append(key)
+        self.bytes += len(key)
         self.data_keys.append(data_key(key))
 
     def _set(self, key: bytes, row: Row | None) -> None:
@@ -113,7 +118,9 @@ class Draft:
         columns.hashes.append(hash_of_key)
         columns.mutations.append(mutation)
         if result.__class__ is not int or result != self.first_seq + mutation:
-            _set_at(columns.results, count, encode_result(result))
+            encoded = encode_result(result)
+            self.bytes += len(encoded)
+            _set_at(columns.results, count, encoded)
         if touched:
             _set_at(columns.touched, count, touched)
         self.layer.requests[client, sequence, hash_of_key] = result
@@ -124,7 +131,8 @@ class Draft:
         """From here on `undo` can take back what is added. Batches do not nest."""
         assert self._undo is None, "a batch within a batch"
         self._undo = []
-        return Mark(len(self.keys), len(self.values), len(self.ages), len(self.expires_ms), len(self.replaced_ms))
+        expires, replaced = len(self.expires_ms), len(self.replaced_ms)
+        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.bytes)
 
     def keep(self) -> None:
         """The batch stands."""
@@ -142,6 +150,7 @@ class Draft:
         del self.kinds[mark.mutations :], self.keys[mark.mutations :], self.data_keys[mark.mutations :]
         del self.values[mark.values :], self.ages[mark.ages :]
         del self.expires_ms[mark.expires :], self.replaced_ms[mark.replaced :]
+        self.bytes = mark.bytes
 
     # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -39,7 +39,10 @@ Reply = tuple[Any, int, Result]
 REAP = 64
 """(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
 RANGE_KEYS_MAX = 1000
-"""Deleted by one entry; a longer DELETE_RANGE goes on in the next."""
+RANGE_BYTES_MAX = 1 << 20
+"""Keys, and bytes of keys, deleted by one entry; a longer DELETE_RANGE goes on in the next."""
+LOOKED_UP_MAX = 128
+"""Records read at once: any of them may have a megabyte."""
 
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
@@ -64,7 +67,7 @@ class Decided:
         """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease
         holds."""
         self.rest = rest
-        """What goes on in the next batch, before anything else: DELETE_RANGEs."""
+        """What goes on in the next batch, before anything else: DELETE_RANGEs, and what had no room in the entry."""
 
 
 class Evaluator:
@@ -104,12 +107,24 @@ class Evaluator:
         draft = self.draft = Draft(self._next_seq, time_ms)
         replies: list[Reply] = []
         rest: list[Item] = []
+        for begin in range(0, len(items), LOOKED_UP_MAX):
+            decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
+            if draft.bytes >= self._config.entry_bytes_max:
+                rest += items[begin + decided :]
+                break
+        self._stored = {}
+        return Decided(self._finish(draft), replies, rest)
+
+    def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
+        """Decide on `items` until the entry is full. Returns on how many."""
         keys = [item[0][1] for item in items]
         data_keys = list(map(data_key, keys))
         rows = self._state.engine.multi_get(data_keys)
         self._stored = dict(zip(keys, rows, strict=True))
         touched = self._overlay.touched_of(keys)
         written = draft.layer.rows
+        before = len(replies) + len(rest)
+        bytes_max = self._config.entry_bytes_max
         for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
             op, sink, token = item
             result: Result
@@ -124,15 +139,14 @@ class Evaluator:
                     result = self._put(draft, key, row_key, op[2], row)
                 else:
                     result = self._put_once(draft, key, row_key, op[2], row, op[6])
-            elif op[0] == _DELETE_RANGE:
-                result = self._delete_range(op, item, rest)
-                if result is UNTOUCHED:
-                    continue
-            else:
-                result = self._decide(op, row_key)
-            replies.append((sink, token, result))
-        self._stored = {}
-        return Decided(self._finish(draft), replies, rest)
+                replies.append((sink, token, result))
+                continue
+            result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(op, row_key)
+            if result is not UNTOUCHED:
+                replies.append((sink, token, result))
+            if draft.bytes >= bytes_max:
+                break
+        return len(replies) + len(rest) - before
 
     def _finish(self, draft: Draft) -> NextEntry | None:
         """The draft as the next entry, None if it is empty."""
@@ -273,7 +287,7 @@ class Evaluator:
             return error
         if known is not UNTOUCHED:
             return known
-        keys, following = keys_in(self._state, start, end, RANGE_KEYS_MAX)
+        keys, following = _cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX))
         self._look_up(keys)
         changed = self._changed_between(start, following or end or None)
         for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
@@ -312,6 +326,16 @@ class Evaluator:
 def _hash(key: bytes, row_key: bytes) -> int:
     """dedup.key_hash of a key whose token is at hand."""
     return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
+
+
+def _cut(keys: list[bytes], following: bytes | None) -> tuple[list[bytes], bytes | None]:
+    """As many of `keys` as may be deleted by one entry, and the next one."""
+    size = 0
+    for place, key in enumerate(keys):
+        size += len(key)
+        if size > RANGE_BYTES_MAX and place:
+            return keys[:place], key
+    return keys, following
 
 
 def _tokens(op: Op) -> bytes:

@@ -269,7 +269,7 @@ class Leader:
         except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it
             self._send_one_by_one(items, error)
             return
-        for item in decided.rest:
+        for item in reversed(decided.rest):
             self._queue.put_back(item, self._env.clock.now())
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)

@@ -16,7 +16,7 @@ from kvstore.partition import queries
 from kvstore.partition.answers import Answers, Reply, lost
 from kvstore.partition.commands import Code, Level, Op, Result, Sink
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.queries import Expired, Steps
+from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
 
@@ -211,8 +211,9 @@ class LeaderReads:
             self._wake()
 
     def _log_deletes(self, keys: list[bytes], read: Read) -> None:
+        """Answer the read again when the first of these deletes are logged; it finds out whether more are needed."""
         self._under_way += 1
-        self._reap(keys, _Again(self, read))
+        self._reap(keys[:EXPIRED_MAX], _Again(self, read))
 
     def read_again(self, read: Read, failed: bool) -> None:
         """The deletes that `read` has waited for are logged, or will never be."""

@@ -34,6 +34,10 @@ _ANY_CONDITION = _IF_ABSENT | _IF_PRESENT | _IF_VERSION
 INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
 INTEGER_DIGITS_MAX = 20
 BATCH_OPS_MAX = 10_000
+BATCH_EFFECT_BYTES_MAX = 5 << 19
+"""What a batch may add to its entry, remembered results included; a bookie takes no entry of 5 MiB."""
+BATCH_RESULT_BYTES_MAX = 16 << 20
+"""Of values, in the answer to a batch."""
 CLIENT_BYTES = 16
 _U64 = 1 << 64
 EXPIRES_MS_MAX = 1 << 62
@@ -192,9 +196,10 @@ def _expire(d: Deciding, op: Op) -> Result:
 
 def _batch(d: Deciding, op: Op) -> Result:
     """All or nothing, or with INDEPENDENT each for itself; in one entry in either case."""
-    _, _, ops, flags, _ = op
+    _, _, ops, flags, request = op
     _check_batch(ops)
     results: list[Result | StoreError] = []
+    answer_bytes = 0
     mark = d.draft.begin()
     for each in ops:
         try:
@@ -204,8 +209,23 @@ def _batch(d: Deciding, op: Op) -> Result:
                 d.draft.undo(mark)
                 raise
             results.append(error)
+        answer_bytes += _value_bytes(results[-1])
+        logged_bytes = d.draft.bytes - mark.bytes + (answer_bytes if request is not None else 0)
+        if logged_bytes > BATCH_EFFECT_BYTES_MAX or answer_bytes > BATCH_RESULT_BYTES_MAX:
+            d.draft.undo(mark)
+            raise InvalidRequest(
+                f"want a batch that logs at most {BATCH_EFFECT_BYTES_MAX} bytes and answers {BATCH_RESULT_BYTES_MAX}, "
+                f"got {logged_bytes} and {answer_bytes} or more"
+            )
     d.draft.keep()
     return results
+
+
+def _value_bytes(result: Result) -> int:
+    """Of the values in the result of one operation."""
+    if result.__class__ is Record:
+        return len(result.value)
+    return sum(map(_value_bytes, result)) if result.__class__ is tuple else 0
 
 
 def _check_batch(ops: tuple[Op, ...]) -> None:

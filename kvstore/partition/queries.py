@@ -25,6 +25,8 @@ ROWS_PER_STEP = 512
 TOKEN_KEYS_MAX = 100_000
 TOKEN_BYTES_MAX = 16 << 20
 """All keys of a token come in one page; with more than this under one hash tag they cannot."""
+EXPIRED_MAX = 256
+"""Keys whose deletes one read has logged at a time: they stand in one entry."""
 _KEYS_PER_READ = 64
 
 _GET, _META = int(Code.GET), int(Code.META)
@@ -132,6 +134,8 @@ def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int) 
         size += _take(items, expired, key_of_data(row_key), row, flags, now_ms, record_time_ms)
         if len(items) > TOKEN_KEYS_MAX or size > TOKEN_BYTES_MAX:
             raise InvalidRequest(f"token {here} has more keys than a page holds: scan in key order instead")
+        if len(expired) >= EXPIRED_MAX:
+            break
         if number % ROWS_PER_STEP == 0:
             yield
     return Expired(expired) if expired else Page(items, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvstore.partition.commands import Code
+from kvstore.partition.commands import Code, Op
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.evaluate import Item
 from kvstore.partition.operations import size_of
@@ -35,11 +35,7 @@ class Queue:
 
     def offer(self, item: Item) -> bool:
         """Take the operation in; False if a bound is reached."""
-        op = item[0]
-        try:
-            size = ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
-        except (TypeError, LookupError):
-            size = ITEM_BYTES  # malformed: refused when it is decided on
+        size = _size(item[0])
         config = self._config
         if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False
@@ -50,9 +46,10 @@ class Queue:
 
     def put_back(self, item: Item, now: float) -> None:
         """Put an operation before all others."""
-        self._items.appendleft((item, ITEM_BYTES))
+        size = _size(item[0])
+        self._items.appendleft((item, size))
         self._arrivals.appendleft((now, 1))
-        self.bytes += ITEM_BYTES
+        self.bytes += size
 
     def stamp(self, now: float) -> None:
         """What was offered since the last call arrived at `now`."""
@@ -100,3 +97,10 @@ class Queue:
                 return
             count -= together
         self._unstamped -= count
+
+
+def _size(op: Op) -> int:
+    try:
+        return ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
+    except (TypeError, LookupError):
+        return ITEM_BYTES  # malformed: refused when it is decided on
