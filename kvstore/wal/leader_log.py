@@ -69,11 +69,9 @@ class OpenLog:
         config: LogConfig,
         lease_ms: int,
         nursery: Nursery,
-        on_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """`on_end` is called when the log is closed to this leader, for whatever reason."""
+        """`nursery` is this log's own: it ends when the log is lost."""
         self.partition = partition
-        self._on_end = on_end
         self.listed = opened.listed
         self.version = opened.version
         self.lost: StoreError | None = None
@@ -217,7 +215,6 @@ class OpenLog:
         for listener in listeners:
             listener(error)
         self._wake.set()
-        self._on_end()
 
     # Upkeep.
 
@@ -239,6 +236,7 @@ class OpenLog:
                 await asyncio.sleep(self._config.check_every_s)
             except StoreError as error:
                 self._lose(error)
+        await self._nursery.close()
 
     def _check_progress(self) -> None:
         handle = self._handle

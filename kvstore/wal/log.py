@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvstore.env.ports import Env, Nursery
+from kvstore.env.ports import Env
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerManager
 from kvstore.meta.store import MetadataStore
@@ -74,12 +74,7 @@ class PartitionLogs:
             config=self._config,
             lease_ms=lease_ms,
             nursery=nursery,
-            on_end=lambda: self._end(nursery),
         )
-
-    def _end(self, nursery: Nursery) -> None:
-        """A leader's tasks end with its lead."""
-        self._env.nursery.spawn(nursery.close(), name="end of a leader's log")
 
     def reader(self, partition: PartitionId, after: Position | None) -> TailReader:
         """Read on after `after`, or from the very first ledger; see Logs."""
