@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mmh3
 
-from kvstore.errors import Overloaded, RequestExpired, StoreError
+from kvstore.errors import InvalidRequest, Overloaded, RequestExpired, StoreError
 from kvstore.partition import entry as entries
 from kvstore.partition.commands import (
     KEY_BYTES_MAX,
@@ -27,7 +27,7 @@ from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind
 from kvstore.partition.operations import MUTATIONS, check_request, check_sizes
 from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
 from kvstore.partition.queries import keys_in
-from kvstore.partition.results import decode_result
+from kvstore.partition.results import decode_result, fits
 from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
 from kvstore.partition.state import State
 
@@ -218,7 +218,7 @@ class Evaluator:
         except StoreError as error:
             return error
         if known is not UNTOUCHED:
-            return known
+            return known if known.__class__ is int else _misused(request)
         result = self._put(draft, key, row_key, value, row)
         if result.__class__ is int:
             draft.answer(request, hash_of_key, result)
@@ -245,7 +245,7 @@ class Evaluator:
             hash_of_key = _hash(key, row_key)
             known = self._known(request, hash_of_key)
             if known is not UNTOUCHED:
-                return known
+                return known if fits(op, known) else _misused(request)
             before = self.draft.last_seq
             result = MUTATIONS[op[0]](self, op)
             if self.draft.last_seq == before:
@@ -286,7 +286,7 @@ class Evaluator:
         except StoreError as error:
             return error
         if known is not UNTOUCHED:
-            return known
+            return known if fits(op, known) else _misused(request)
         keys, following = _cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX))
         self._look_up(keys)
         changed = self._changed_between(start, following or end or None)
@@ -321,6 +321,10 @@ class Evaluator:
         own = self.draft.layer.rows.items()
         changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
         return changed
+
+
+def _misused(request: RequestId) -> InvalidRequest:
+    return InvalidRequest(f"request {request[1]} was another operation on this key")
 
 
 def _hash(key: bytes, row_key: bytes) -> int:

@@ -11,7 +11,7 @@ import msgspec
 
 from kvstore import errors
 from kvstore.errors import Corrupted, StoreError
-from kvstore.partition.commands import Record, Result
+from kvstore.partition.commands import Code, Flag, Op, Record, Result
 
 _LIST, _TUPLE, _RECORD, _ERROR = range(4)
 
@@ -27,6 +27,43 @@ def decode_result(encoded: bytes) -> Result | StoreError:
         return _value(msgspec.msgpack.decode(encoded))
     except (msgspec.DecodeError, LookupError, TypeError) as error:
         raise Corrupted(f"remembered result {encoded[:32].hex()} cannot be read: {error}") from error
+
+
+def fits(op: Op, result: Result | StoreError) -> bool:
+    """Whether `result` may be that of `op`: what is remembered under a request id may be another operation's."""
+    match op[0]:
+        case Code.PUT if op[4] & Flag.RETURN_OLD:
+            return _is_tuple(result, bool, int, Record | None)
+        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+            return _is_tuple(result, int, Record | None)
+        case Code.PUT | Code.DELETE | Code.DELETE_RANGE:
+            return type(result) is int
+        case Code.INCREMENT | Code.APPEND:
+            return _is_tuple(result, int, int)
+        case Code.EXPIRE:
+            return type(result) is bool
+        case Code.GET:
+            return isinstance(result, Record | None)
+        case Code.META:
+            return result is None or _is_tuple(result, int, int, int, int, int)
+        case Code.BATCH:
+            return (
+                isinstance(result, list)
+                and len(result) == len(op[2])
+                and all(
+                    isinstance(each, StoreError) or fits(part, each) for part, each in zip(op[2], result, strict=True)
+                )
+            )
+    return False
+
+
+def _is_tuple(result: Result, *kinds: Any) -> bool:
+    return (
+        isinstance(result, tuple)
+        and not isinstance(result, Record)
+        and len(result) == len(kinds)
+        and all(isinstance(each, kind) for each, kind in zip(result, kinds, strict=True))
+    )
 
 
 def _plain(value: Any) -> Any:

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import ConditionFailed, NotLeader, OutcomeUnknown, Overloaded, RequestExpired
+from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, RequestExpired
 from kvstore.partition.commands import (
     Flag,
     Record,
@@ -16,10 +16,12 @@ from kvstore.partition.commands import (
     expire,
     get,
     increment,
+    meta,
     put,
 )
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.results import decode_result, encode_result
+from kvstore.server.answers import result_message
 from tests.partition.leading import TIME_MS, UNKNOWN, Partition
 
 X, Y = b"x" * 16, b"y" * 16
@@ -142,6 +144,34 @@ def test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_wa
 
 def test_the_same_sequence_on_another_key_is_another_request(p: Partition) -> None:
     assert p.do(put(b"a", b"2", request=request(1)), put(b"b", b"2", request=request(1))) == [3, 4]
+
+
+REUSES = [
+    put(b"a", b"v", request=request(1)),
+    put(b"a", b"v", flags=Flag.RETURN_OLD, request=request(1)),
+    delete(b"a", request=request(1)),
+    delete(b"a", flags=Flag.RETURN_OLD, request=request(1)),
+    increment(b"a", 1, request=request(1)),
+    append(b"a", b"x", request=request(1)),
+    expire(b"a", 60_000, Flag.RELATIVE_TTL, request=request(1)),
+    batch(b"a", (get(b"a"), put(b"a", b"v")), request=request(1)),
+    batch(b"a", (increment(b"a", 1),), request=request(1)),
+    batch(b"a", (meta(b"a"), delete(b"a", Flag.RETURN_OLD)), request=request(1)),
+    delete_range(b"a", b"b", request=request(1)),
+]
+
+
+@pytest.mark.parametrize("first", REUSES)
+@pytest.mark.parametrize("second", REUSES)
+def test_a_request_id_used_for_another_operation_never_gets_an_answer_of_another_kind(
+    p: Partition, first: Any, second: Any
+) -> None:
+    """Whoever puts answers into words by the operation that was asked would fall over them."""
+    given = p.do(first)
+    answer = p.do(second)
+    assert isinstance(answer, InvalidRequest) or (answer == given and result_message(second, answer) is not None)
+    assert isinstance(answer, InvalidRequest) or first[0] == second[0] or type(answer) in (int, tuple)
+    assert p.do(first) == given
 
 
 def test_nothing_forgotten_is_applied_again() -> None:
