@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -31,6 +32,7 @@ from tests.sim.versions import Violation, check_versions
 
 WARM_S = 3.0
 AFTER_KILL_S = 5.0
+CALM_S, CALM_MAX_S = 12.0, 60.0
 GAP_LED_MAX_S = 1.5
 GAP_OTHERS_MAX_S = 0.3
 SERVING_MAX_S = 20.0
@@ -99,6 +101,16 @@ class Drill:
         nodes = {node.grpc: node.id for node in self.cluster.file.nodes}
         return {each: nodes.get(load.client.leader_of(each), "") for each in load.partitions}
 
+    async def wait_calm(self, load: Load) -> None:
+        """Return when no leader has changed for a while: leads go back to preferred nodes some time after a restart."""
+        deadline = time.perf_counter() + CALM_MAX_S
+        leaders, since = await self.led_by(load), time.perf_counter()
+        while time.perf_counter() < min(since + CALM_S, deadline):
+            await asyncio.sleep(0.5)
+            now = await self.led_by(load)
+            if now != leaders:
+                leaders, since = now, time.perf_counter()
+
     async def start_again(self, node: str) -> None:
         await asyncio.to_thread(self.cluster.start_node, node)
         await asyncio.to_thread(self.cluster.wait_ready, node)
@@ -122,19 +134,19 @@ async def kills(drill: Drill) -> None:
 
     async def work(load: Load) -> None:
         for number in range(drill.counts.kills):
+            await drill.wait_calm(load)
             leaders = await drill.led_by(load)
             node = sorted({each for each in leaders.values() if each})[number % len(set(leaders.values()) - {""})]
-            killed_at = time.perf_counter()
+            clock, killed_at = time.strftime("%H:%M:%S"), time.perf_counter()
             await asyncio.to_thread(drill.cluster.kill, node)
             await asyncio.sleep(AFTER_KILL_S)
             until = time.perf_counter()
             for partition, leader in leaders.items():
-                gap = load.longest_gap(partition, killed_at - 0.1, until)
+                gap, began = load.longest_gap(partition, killed_at - 0.1, until)
                 (led if leader == node else others).append(gap)
-                mark = "led" if leader == node else "   "
-                print(f"    kill {number + 1} of {node}: {mark} {partition} gap {gap:.3f} s", file=sys.stderr)
+                what = f"{partition} led by {leader or 'nobody known'}: gap {gap:.3f} s from {began - killed_at:+.3f} s"
+                print(f"    kill {number + 1} of {node} at {clock}: {what}", file=sys.stderr)
             await drill.start_again(node)
-            await asyncio.sleep(2)
 
     await drill.under_load("kill -9", work)
     if led:
@@ -163,7 +175,7 @@ async def stops(drill: Drill) -> None:
             until = time.perf_counter()
             for partition, leader in leaders.items():
                 if leader == node:
-                    gap = load.longest_gap(partition, began, until)
+                    gap, _ = load.longest_gap(partition, began, until)
                     drill.report.add(f"SIGSTOP of {node}: gap on {partition}", gap, unit="s")
             drill.report.add(f"SIGSTOP of {node}: answers that it gave to direct reads", readers.answers, least=1)
             await asyncio.to_thread(drill.cluster.wait_ready, node)
@@ -188,7 +200,7 @@ async def zookeeper(drill: Drill) -> None:
                 await asyncio.sleep(ZOOKEEPER_AWAY_S)
                 until = time.perf_counter()
                 for partition in load.partitions:
-                    gap = load.longest_gap(partition, began, until)
+                    gap, _ = load.longest_gap(partition, began, until)
                     drill.report.add(f"ZooKeeper away by {way}: gap on {partition}", gap, most=2.0, unit="s")
                 await asyncio.to_thread(come_back)
                 await asyncio.sleep(12)
@@ -277,16 +289,26 @@ def run_drill(*, counts: Counts, only: str, out: Path) -> bool:
     """Run it, print it, write it. False if anything is not as it must be."""
     report = Report()
     began = time.time()
-    with peers.scratch() as folder, running_cluster(folder) as cluster:
-        for name, scenario in SCENARIOS.items():
-            if only in name:
-                print(f"\n{name}", file=sys.stderr, flush=True)
-                asyncio.run(_one(scenario, Drill(cluster, counts, report)))
+    with peers.scratch() as folder:
+        try:
+            with running_cluster(folder) as cluster:
+                for name, scenario in SCENARIOS.items():
+                    if only in name:
+                        print(f"\n{name}", file=sys.stderr, flush=True)
+                        asyncio.run(_one(scenario, Drill(cluster, counts, report)))
+        finally:
+            _keep_logs(folder, out.parent / "logs")
     print(as_table(report.rows))
     document = {"met": report.is_met, "took_s": round(time.time() - began), "figures": report.rows}
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(document, indent=2))
     return report.is_met
+
+
+def _keep_logs(folder: Path, kept: Path) -> None:
+    shutil.rmtree(kept, ignore_errors=True)
+    shutil.copytree(folder / "data" / "logs", kept)
+    print(f"the nodes' logs are in {kept}", file=sys.stderr)
 
 
 async def _one(scenario: Callable[[Drill], Awaitable[None]], drill: Drill) -> None:

@@ -90,12 +90,12 @@ class Load:
     def unique(self) -> int:
         return len(self._written)
 
-    def longest_gap(self, partition: str, since: float, until: float) -> float:
-        """The longest time without an acknowledged write, in seconds, within a window."""
+    def longest_gap(self, partition: str, since: float, until: float) -> tuple[float, float]:
+        """The longest time without an acknowledged write within a window, in seconds, and when it began."""
         times = self.acknowledged[partition]
         inside = times[bisect_left(times, since) : bisect_left(times, until)]
         edges = [since, *inside, until]
-        return max(later - earlier for earlier, later in itertools.pairwise(edges))
+        return max((later - earlier, earlier) for earlier, later in itertools.pairwise(edges))
 
     def count(self, partition: str, since: float, until: float) -> int:
         """Writes acknowledged within a window."""
