@@ -207,6 +207,9 @@ def _batch(d: Deciding, op: Op) -> Result:
         except StoreError as error:
             if not flags & _INDEPENDENT:
                 d.draft.undo(mark)
+                # What it found past its expiry stays deleted: the refusal may have told that it is absent.
+                for found in ops[: len(results) + 1]:
+                    d.live(found[1])
                 raise
             results.append(error)
         answer_bytes += _value_bytes(results[-1])

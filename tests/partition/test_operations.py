@@ -183,6 +183,19 @@ def test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind(p: Partit
     assert p.do(put(b"a", b"2", flags=Flag.IF_ABSENT)) == 3
 
 
+def test_a_key_that_a_refused_batch_found_expired_stays_absent_too(p: Partition) -> None:
+    p.do(put(b"a", b"1", 100, RELATIVE))
+    p.wait(0.1)
+    refused = p.do(batch(b"b", (put(b"b", b"1"), put(b"a", b"2", flags=Flag.IF_PRESENT))))
+    assert isinstance(refused, ConditionFailed)
+    assert refused.version == 0
+    p.wall_offset_ms = -10_000
+    p.leader.stop(StoreError("test"))
+    p.open()
+    p.start()
+    assert p.do(get(b"a"), get(b"b")) == [None, None]
+
+
 def test_a_put_over_an_expired_key_creates_it_anew(p: Partition) -> None:
     p.do(put(b"a", b"1", 300, RELATIVE))
     p.wait(0.3)
