@@ -7,6 +7,7 @@ import asyncio
 import logging
 import logging.handlers
 import os
+import resource
 import signal
 import traceback
 from contextlib import AsyncExitStack
@@ -44,6 +45,7 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
     config.data_dir.mkdir(parents=True, exist_ok=True)
     _log_to(config)
     lock = lock_dir(config.data_dir)
+    _raise_file_limit()
     try:
         run(_run(config))
     except BaseException as error:
@@ -163,6 +165,12 @@ def _is_from_here(error: BaseException) -> bool:
     package = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.startswith(package) for frame in frames)
+
+
+def _raise_file_limit() -> None:
+    """As many open files as this process may have: each connection is one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _log_to(config: NodeConfig) -> None:
