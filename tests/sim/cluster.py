@@ -91,6 +91,10 @@ class Cluster:
         """A node that serves the partition now."""
         return next((node for node in self.nodes if partition in node.leads), None)
 
+    def leader_other_than(self, node: Node) -> PartitionId | None:
+        """A partition that is served by another node, if there is one."""
+        return next((each for other in self.nodes if other is not node for each in other.leads), None)
+
     # ── rules that need the nodes ─────────────────────────────────────────────────────────────────────────────────────
 
     def _check_trim(self, partition: PartitionId, dropped: list[Listed]) -> None:

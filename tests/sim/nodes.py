@@ -145,10 +145,12 @@ class Node:
         process = self.sim.process
         try:
             self.store = store = await self._connect()
-            async with app.serve(self._config, env=env, store=store, open_engine=self.engines.open) as served:
-                self.served = served
-                await self._stopping.wait()
-                self.served = None
+            context = app.serve(self._config, env=env, store=store, open_engine=self.engines.open)
+            # Not by `async with`: a process that is killed leaves no context.
+            self.served = await context.__aenter__()
+            await self._stopping.wait()
+            self.served = None
+            await context.__aexit__(None, None, None)
             await store.close()
         except (MetadataError, OSError) as error:
             probe("node.start_failed")

@@ -155,7 +155,7 @@ async def all_serve(cluster: Cluster, within_s: float) -> None:
     deadline = loop.time() + within_s
     for node in cluster.nodes:
         for partition in cluster.partitions:
-            worker = Worker(_Only(cluster, node), f"check-{node.name}", random, Identity(random))
+            worker = Worker(Only(cluster, node), f"check-{node.name}", random, Identity(random))
             worker.attempts_max = 1
             key = next(
                 key for number in range(10_000) if cluster.ring.partition_of(key := b"live%d" % number) == partition
@@ -171,7 +171,7 @@ async def all_serve(cluster: Cluster, within_s: float) -> None:
                 )
 
 
-class _Only:
+class Only:
     """A cluster of which one node is known."""
 
     def __init__(self, cluster: Cluster, node: Any) -> None:
