@@ -29,7 +29,10 @@ from weakref import WeakSet
 logger = logging.getLogger(__name__)
 
 HANDLES_PER_INSTANT_MAX = 1_000_000
-_CLOSES_MAX = 10
+_CLOSES_MAX = 1000
+"""How often a coroutine is closed that goes on all the same: once for each await in its `finally` blocks."""
+_ROUNDS_MAX = 10
+"""Of burying the tasks that burying has started."""
 _Callback = Callable[..., object]
 
 
@@ -130,6 +133,7 @@ class SimLoop(asyncio.BaseEventLoop):
         self._processes = [self._root]
         self._runnable: list[Process] = []
         self._graveyard: list[object] = []
+        self._buried: set[asyncio.Task[Any]] = set()
         self.errors: list[tuple[str, str, BaseException | None]] = []
         """What callbacks raised: (process, message, error)."""
         self.handles_run = 0
@@ -313,15 +317,27 @@ class SimLoop(asyncio.BaseEventLoop):
         if self.is_closed():
             return
         super().close()
-        tasks = [(task, process) for process in self._processes for task in process.tasks if not task.done()]
         for process in self._processes:
             process.alive = False
             process.queued = True
             process.ready = deque(maxlen=0)
-        for task, process in tasks:
-            process.context.copy().run(_bury, task)
+        before = asyncio._get_running_loop()
+        asyncio._set_running_loop(self)  # what runs now may ask for it, and even start tasks
+        try:
+            for _ in range(_ROUNDS_MAX):
+                self._bury_all()
+        finally:
+            asyncio._set_running_loop(before)
         self._timers.clear()
         self._graveyard.clear()
+
+    def _bury_all(self) -> None:
+        buried = self._buried
+        tasks = [(task, process) for process in self._processes for task in process.tasks if task not in buried]
+        for task, process in tasks:
+            buried.add(task)
+            if not task.done():
+                process.context.copy().run(_bury, task)
 
     def _write_to_self(self) -> None:
         """Nothing waits in a selector."""
