@@ -315,13 +315,13 @@ def caught_by(name: str, seeds: range) -> str | None:
         for case in _cases():
             try:
                 case()
-            except Exception as error:  # noqa: BLE001 - however it is noticed
+            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
                 return f"{case.__name__}: {error}".partition("\n")[0][:300]
         for seed in seeds:
             for suite in (test_ledger, test_log):
                 try:
                     suite.run_seed(seed)
-                except Exception as error:  # noqa: BLE001 - however it is noticed
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
                     return f"{suite.__name__.rpartition('.')[2]} seed {seed}: {error}".partition("\n")[0][:300]
     return None
 
