@@ -1,0 +1,97 @@
+"""Clients of real processes while nodes are killed: nothing acknowledged is lost, nothing read is stale."""
+
+import asyncio
+import json
+import subprocess
+import sys
+import sysconfig
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.client import AsyncClient, Client
+from loadtest.drill_load import Load
+from tests.cluster.harness import Cluster, running_cluster
+from tests.sim.linearizable import check
+from tests.waiting import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+ENOUGH = 150
+"""Acknowledged writes of each partition, so that a run proves something."""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as running:
+        yield running
+
+
+async def under_load(cluster: Cluster, work: Callable[[Load], Awaitable[None]]) -> None:
+    """Run `work` under load; then two checkers judge what was recorded, and what was acknowledged must be there."""
+    async with AsyncClient(cluster.url) as client:
+        load = Load(client)
+        load.start()
+        try:
+            await wait_for_writes(load)
+            await work(load)
+            await wait_for_writes(load)
+        finally:
+            await load.stop()
+        assert await load.verify() == []
+    check(load.history)
+
+
+async def wait_for_writes(load: Load) -> None:
+    """Return when every partition has acknowledged ENOUGH more writes."""
+    goals = {partition: len(load.acknowledged[partition]) + ENOUGH for partition in load.partitions}
+
+    async def reached() -> bool:
+        return all(len(load.acknowledged[partition]) >= goal for partition, goal in goals.items())
+
+    await wait_until(reached, timeout_s=60, what=f"{ENOUGH} writes of each partition")
+
+
+async def test_a_killed_node_loses_nothing_and_comes_back(cluster: Cluster) -> None:
+    async def work(load: Load) -> None:
+        leaders = await asyncio.to_thread(cluster.wait_led)
+        node = sorted(leaders.values())[0]
+        await asyncio.to_thread(cluster.kill, node)
+        await wait_for_writes(load)
+        await asyncio.to_thread(cluster.start_node, node)
+        await asyncio.to_thread(cluster.wait_ready, node)
+
+    await under_load(cluster, work)
+
+
+async def test_a_node_that_stands_still_is_left_by_its_clients(cluster: Cluster) -> None:
+    async def work(load: Load) -> None:
+        leaders = await asyncio.to_thread(cluster.wait_led)
+        node = sorted(leaders.values())[-1]
+        cluster.pause(node)
+        try:
+            await wait_for_writes(load)
+        finally:
+            cluster.resume(node)
+        await asyncio.to_thread(cluster.wait_ready, node)
+
+    await under_load(cluster, work)
+
+
+def test_a_tree_is_loaded_and_verified_while_nodes_are_killed(cluster: Cluster) -> None:
+    folder = Path(sysconfig.get_path("stdlib")) / "encodings"
+    options = ["--data-dir", str(cluster.local.data_dir), "--json", "--timeout", "60", "--prefix", "tree/"]
+    for verb, node in (("load-tree", "n1"), ("verify-tree", "n2")):
+        command = [sys.executable, "-m", "kvstore", verb, str(folder), *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as running:
+            cluster.kill(node)
+            out, _ = running.communicate(timeout=120)
+        cluster.start_node(node)
+        cluster.wait_ready(node)
+        found = json.loads(out)
+        assert (running.returncode, found["problems"]) == (0, [])
+        assert found["files"] > 100
+    with Client(cluster.url) as client:
+        item = client.get(b"tree/__init__.py")
+        assert item is not None
+        assert item.value == (folder / "__init__.py").read_bytes()
