@@ -72,7 +72,9 @@ def etcd(folder: Path) -> Iterator[list[str]]:
 @contextmanager
 def scratch() -> Iterator[Path]:
     """A folder that is gone afterwards. Under the working directory: /tmp may be no real disk."""
-    folder = Path(tempfile.mkdtemp(prefix=".bench-", dir=Path.cwd()))
+    reports = Path.cwd() / "reports"
+    reports.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=reports))
     try:
         yield folder
     finally:

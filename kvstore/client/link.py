@@ -23,8 +23,10 @@ logger = logging.getLogger(__name__)
 
 GATHER_SHARE = 4
 """Operations wait for company until they are this part of those under way,"""
-GATHER_S = 0.002
-"""but never longer than this."""
+GATHER_RTT_SHARE = 8
+"""but no longer than this part of the time that answers take,"""
+GATHER_MIN_S, GATHER_MAX_S = 0.002, 0.02
+"""within these bounds."""
 LATE = Unavailable("the time is up")
 """What a waiter gets whose deadline has passed."""
 _FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
@@ -68,6 +70,10 @@ class Link:
         self._is_probing = False
         self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
+        self._sample = (0, 0.0)
+        """One operation under way, and when it was sent."""
+        self._answer_s = 0.0
+        """How long answers take, about."""
         self._channel = grpc.aio.insecure_channel(address, options=channel_options())
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         env.nursery.spawn(self._run(), name=f"link {address}")
@@ -166,7 +172,8 @@ class Link:
             self._is_overdue = False
             return False
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(GATHER_S, self._on_timer)
+            wait_s = min(max(self._answer_s / GATHER_RTT_SHARE, GATHER_MIN_S), GATHER_MAX_S)
+            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
         return True
 
     def _on_timer(self) -> None:
@@ -186,6 +193,8 @@ class Link:
         )
         if not self._open:
             self._heard_at = now
+        if self._sample[0] not in self._open:
+            self._sample = (self._next, now)
         self._next += len(numbered)
         self._open |= numbered
         for operation in operations:
@@ -205,10 +214,18 @@ class Link:
                 for operation, answer in settled(answers, self._open):
                     if operation is not None and not operation.waiter.done():
                         operation.waiter.set_result(answer)
+                self._measure()
                 if self._pending:
                     self._wake.set()
         except _FAILURES as error:
             self.fall(_text(error))
+
+    def _measure(self) -> None:
+        """Learn how long answers take, from one operation at a time."""
+        number, sent_at = self._sample
+        if number and number not in self._open:
+            self._answer_s += (self._heard_at - sent_at - self._answer_s) / 8
+            self._sample = (0, 0.0)
 
     async def _probe(self) -> None:
         """Ask a silent server whether it lives: a stopped process keeps its connections."""
