@@ -81,6 +81,8 @@ class Dispatcher:
         self._waiting_count = 0
         self._refused_by: dict[PartitionId, tuple[ServerId, float]] = {}
         """Servers that did not lead what the topology said they lead, and until when they are not asked again."""
+        self._sent_to: dict[PartitionId, ServerId] = {}
+        """Where the operations of a partition went last, if to another server. Some may still be under way there."""
         self._arrivals = _ARRIVED
         self._timer: asyncio.TimerHandle | None = None
         self._failures: list[tuple[Sink, int, StoreError]] = []
@@ -132,7 +134,13 @@ class Dispatcher:
         if partition is None:
             partition = self._partition_of(op[1])
         local = self._local.get(partition)
-        if local is None or not local.serving or ring_version > self._ring_version or partition in self._waiting:
+        if (
+            local is None
+            or not local.serving
+            or ring_version > self._ring_version
+            or partition in self._waiting
+            or partition in self._sent_to
+        ):
             self._submit_elsewhere(partition, op, sink, token, ring_version)
         else:
             local.submit(op, sink, token)
@@ -209,6 +217,8 @@ class Dispatcher:
         """Give the operation to whoever leads. False if nobody is known to."""
         local = self._local.get(partition)
         if local is not None and local.serving:
+            if not self._is_settled(partition, self._server):
+                return False
             local.submit(waiting[1], waiting[2], waiting[3])
             return True
         leader = self._topology.leaders.get(partition)
@@ -218,9 +228,19 @@ class Dispatcher:
             return True
         if leader is None or leader[0] == self._server or partition in self._refused_by:
             return False
-        if not self._links.submit(leader[0], partition, waiting):
+        if not self._is_settled(partition, leader[0]) or not self._links.submit(leader[0], partition, waiting):
             return False
+        self._sent_to[partition] = leader[0]
         self.forwarded += 1
+        return True
+
+    def _is_settled(self, partition: PartitionId, server: ServerId) -> bool:
+        """Whether nothing is under way elsewhere that may come back and should be done before what goes to `server`."""
+        former = self._sent_to.get(partition, server)
+        if former != server:
+            if not self._links.is_clear(former, partition):
+                return False
+            del self._sent_to[partition]
         return True
 
     def _wait(self, partition: PartitionId, waiting: Waiting) -> None:
@@ -246,7 +266,8 @@ class Dispatcher:
         self._ring_version = self._topology.ring.version
         for partition in sorted(self._refused_by):
             if self._topology.leaders.get(partition) != before.leaders.get(partition):
-                del self._refused_by[partition]
+                self._refused_by[partition] = (self._refused_by[partition][0], 0.0)
+                self._ask_again(partition, 0.0)
         if self._topology.ring.version != before.ring.version:
             self._file_again()
         if self._waiting:
@@ -264,10 +285,7 @@ class Dispatcher:
                 self._waiting_count += len(left)
 
     def _drain_partition(self, partition: PartitionId, waiting: list[Waiting], now: float) -> list[Waiting]:
-        refused = self._refused_by.get(partition)
-        # Not before everything that it refused has come back: until then the order is not whole.
-        if refused is not None and refused[1] <= now and self._links.is_clear(refused[0], partition):
-            del self._refused_by[partition]
+        self._ask_again(partition, now)
         for place, each in enumerate(waiting):
             if each[4] <= now:
                 self.timed_out += 1
@@ -275,6 +293,13 @@ class Dispatcher:
             elif not self._send(partition, each):
                 return waiting[place:]
         return []
+
+    def _ask_again(self, partition: PartitionId, now: float) -> None:
+        """Leave the server that refused alone no longer, if it is time and everything that it refused has come back:
+        until then the order is not whole."""
+        refused = self._refused_by.get(partition)
+        if refused is not None and refused[1] <= now and self._links.is_clear(refused[0], partition):
+            del self._refused_by[partition]
 
     def _file_again(self) -> None:
         """The ring has changed: what waits for a key's partition waits for its new one."""

@@ -72,6 +72,9 @@ class Operations(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
 
     ring_version: int
     lanes: list[Lane]
+    heard: _Id = 0
+    """Frames of results that the sender had taken in. What it sent before it heard of a refusal is refused too, so that
+    a partition's operations are done in the order in which they came to the sender."""
 
 
 class Results(Struct, array_like=True, tag=2, forbid_unknown_fields=True):

@@ -56,6 +56,8 @@ class Link:
         self._lanes: dict[PartitionId, Lane] = {}
         self._unsent = 0
         """How many of the last pending ones are only in `_lanes`."""
+        self._results = 0
+        """Frames of results that have come."""
         self._marks: deque[tuple[float, int]] = deque()
         self._calls: dict[int, asyncio.Future[bytes]] = {}
         self._heard_at = 0.0
@@ -191,7 +193,7 @@ class Link:
         lanes, self._lanes = self._lanes, {}
         self._unsent = 0
         try:
-            self._write(frames.encode(Operations(self._links.ring_version(), list(lanes.values()))))
+            self._write(self._encoded(list(lanes.values())))
         except FrameError:
             for lane in lanes.values():
                 self._send_singly(lane)
@@ -200,7 +202,10 @@ class Link:
         """Too much for one frame: one frame for each."""
         for number, op in sorted([*lane.gets, *lane.puts, *lane.others]):
             single = Lane(lane.partition, [], [], [(number, op)])
-            self._write(frames.encode(Operations(self._links.ring_version(), [single])))
+            self._write(self._encoded([single]))
+
+    def _encoded(self, lanes: list[Lane]) -> bytes:
+        return frames.encode(Operations(self._links.ring_version(), lanes, self._results))
 
     # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -223,6 +228,7 @@ class Link:
         return bool(self._pending) or not all(answer.done() for answer in self._calls.values())
 
     def _take_results(self, results: Results) -> None:
+        self._results += 1
         pop, sinks = self._pending.pop, dict[int, Sink]()
         for partition, seq, time_ms in results.progress:
             self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)

@@ -28,6 +28,8 @@ CLOSE_LOOKS = 50
 RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
 
+_NOT_SAID = 1 << 62
+
 Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
 
 
@@ -99,6 +101,12 @@ class PeerSession:
         self._calls = 0
         self._in_flight = 0
         self._partitions: dict[PartitionId, None] = {}
+        self._results = 0
+        """Frames of results written."""
+        self._refused: dict[PartitionId, int] = {}
+        """Partitions of which an operation was refused as not led here -> the frame of results that says so."""
+        self._unsaid: list[PartitionId] = []
+        """Those of them of which it has not been written yet."""
         self._is_lost = False
         self._clear()
 
@@ -147,9 +155,9 @@ class PeerSession:
 
     def _take(self, message: frames.Message) -> None:
         match message:
-            case Operations(ring_version, lanes):
+            case Operations(ring_version, lanes, heard):
                 for lane in lanes:
-                    self._submit(PartitionId(lane.partition), *lane.in_order(), ring_version)
+                    self._submit(PartitionId(lane.partition), *lane.in_order(), ring_version, heard)
             case Call():
                 self._take_call(message)
             case Ping():
@@ -158,9 +166,18 @@ class PeerSession:
                 raise FrameError(f"a {type(message).__name__} from the asking side")
 
     def _submit(
-        self, partition: PartitionId, ops: list[tuple[int, Any]], refused: list[tuple[int, Any]], ring_version: int
+        self,
+        partition: PartitionId,
+        ops: list[tuple[int, Any]],
+        refused: list[tuple[int, Any]],
+        ring_version: int,
+        heard: int,
     ) -> None:
         dispatcher = self._owner.dispatcher
+        if self._refused and self._refused.get(partition, heard) > heard:
+            refused += [(number, NotLeader(partition)) for number, _ in ops]
+            ops = []
+            self._note_refusal(partition)
         self._partitions[partition] = None
         self._owner.operations += len(ops)
         if self._in_flight + len(ops) > self._owner.operations_max:
@@ -211,7 +228,14 @@ class PeerSession:
         elif result is None:
             self._absent.append(token)
         else:
+            if kind is NotLeader:
+                self._note_refusal(PartitionId(result.partition))
             self._others.append((token, result))
+
+    def _note_refusal(self, partition: PartitionId) -> None:
+        """Until the other server has heard of this, do nothing of what it sends: its operations are done in order."""
+        self._refused[partition] = _NOT_SAID
+        self._unsaid.append(partition)
 
     def flush(self) -> None:
         self._send_results()
@@ -223,17 +247,24 @@ class PeerSession:
         self._clear()
         progress = [(str(each), *self._owner.dispatcher.progress(each)) for each in self._partitions]
         try:
-            self._write(frames.encode(Results(numbers, records, absent, others, progress)))
+            self._write_results(Results(numbers, records, absent, others, progress))
         except FrameError:
-            self._write(frames.encode(Results(numbers, records, absent, [], progress)))
+            self._write_results(Results(numbers, records, absent, [], progress))
             for number, result in others:
                 self._send_singly(number, result)
+        for partition in self._unsaid:
+            self._refused[partition] = self._results
+        self._unsaid.clear()
 
     def _send_singly(self, number: int, result: Any) -> None:
         try:
-            self._write(frames.encode(Results(others=[(number, result)])))
+            self._write_results(Results(others=[(number, result)]))
         except FrameError as error:
-            self._write(frames.encode(Results(others=[(number, InvalidRequest(f"the result is {error}"))])))
+            self._write_results(Results(others=[(number, InvalidRequest(f"the result is {error}"))]))
+
+    def _write_results(self, results: Results) -> None:
+        self._write(frames.encode(results))
+        self._results += 1
 
     def _write(self, data: bytes) -> None:
         if self._is_lost:

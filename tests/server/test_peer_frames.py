@@ -46,8 +46,8 @@ def result_through(result: Any) -> Any:
     ("message", "hex_bytes"),
     [
         (
-            Operations(3, [Lane("p1", gets=[(1, (1, b"k", 0, 0))], puts=[(2, (3, b"k", b"v", 0, 0, 0, None))])]),
-            "00000022 9301039194a27031 9192019401c4016b0000 9192029703c4016bc40176000000c0 90",
+            Operations(3, [Lane("p1", gets=[(1, (1, b"k", 0, 0))], puts=[(2, (3, b"k", b"v", 0, 0, 0, None))])], 5),
+            "00000023 9401039194a27031 9192019401c4016b0000 9192029703c4016bc40176000000c0 90 05",
         ),
         (
             Results(numbers=[(1, 5)], records=[(2, (b"v", 1, 1, 2, 0))], absent=[3], progress=[("p1", 5, 6)]),

@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
+from kvstore.errors import NotLeader
+from kvstore.partition import commands
+from kvstore.server import peer_frames
+from kvstore.server.peer_frames import Frames, Lane, Operations, Results
+from kvstore.server.peer_server import PeerSession
 from kvstore.types import PartitionId, ServerId
 from tests.server.servers import Server, servers
 from tests.waiting import wait_until
@@ -28,3 +34,102 @@ async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> Non
 
 async def has_links(server: Server, count: int) -> bool:
     return server.links.statistics()["peer_links"] == count
+
+
+# ── the order of what is forwarded ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_writes_keep_their_order_when_the_lead_comes_here_while_they_are_elsewhere(tmp_path: Path) -> None:
+    """The first is at the former leader, which will refuse it; the second must not be done here before that."""
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        former = await cluster.lead("p1", "n2")
+        former.is_up = False
+        server = cluster["n1"]
+        server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
+        await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
+        await cluster.host("p1", "n1")
+        server.dispatcher.submit(commands.put(b"k", b"second"), server.sink, 2)
+        await cluster.announce_leader("p1", "n1")
+        first, second = await server.sink.wait(1, 2)
+        assert first < second
+
+
+async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewhere(tmp_path: Path) -> None:
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
+        former = await cluster.lead("p1", "n2")
+        former.is_up = False
+        server = cluster["n1"]
+        cluster["n3"].peers.serve(P1, echo)
+        await server.links.call(ServerId("n3"), P1, "ask", b"there is a link", 5)
+        server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
+        await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
+        await cluster.host("p1", "n3")
+        server.membership.note_leader(P1, ServerId("n3"))
+        server.dispatcher.submit(commands.put(b"k", b"second"), server.sink, 2)
+        await cluster.announce_leader("p1", "n3")
+        first, second = await server.sink.wait(1, 2)
+        assert first < second
+
+
+async def holds(server: Server) -> bool:
+    return server.dispatcher.statistics()["waiting_for_leader"] > 0
+
+
+class Stream:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.frames = Frames()
+        self.written: list[peer_frames.Message] = []
+
+    def write(self, data: bytes) -> None:
+        self.written += [peer_frames.decode(body) for body in self.frames.feed(data) if data != b"+OK\r\n"]
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Leader:
+    """A dispatcher of a server that leads, or does not."""
+
+    def __init__(self) -> None:
+        self.leads = False
+        self.done: list[int] = []
+
+    def submit_here(self, partition: PartitionId, op: commands.Op, sink: Any, token: int, ring_version: int) -> None:
+        if self.leads:
+            self.done.append(token)
+        sink.complete(token, token if self.leads else NotLeader(partition))
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        return (0, 0)
+
+
+def sent(number: int, heard: int, partition: str = "p1") -> bytes:
+    lane = Lane(partition, puts=[(number, (3, b"k", b"v", 0, 0, 0, None))])
+    return peer_frames.encode(Operations(1, [lane], heard))
+
+
+def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
+    """Else the refused one, sent again, would be done after those that came later."""
+    leader, stream = Leader(), Stream()
+    session = PeerSession(cast(Any, Owner(leader)), N2, cast(Any, stream))
+    session.data_received(sent(1, 0))
+    session.flush()
+    leader.leads = True
+    session.data_received(sent(2, 0))
+    session.data_received(sent(3, 0, "p2"))
+    session.flush()
+    assert leader.done == [3], "another partition's order is another matter"
+    refused = [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
+    assert refused == [1, 2]
+    session.data_received(sent(4, 1))
+    session.flush()
+    assert leader.done == [3]
+    session.data_received(sent(5, len(stream.written)))
+    assert leader.done == [3, 5]
+
+
+class Owner:
+    def __init__(self, dispatcher: Leader) -> None:
+        self.dispatcher, self.operations, self.operations_max = dispatcher, 0, 100
