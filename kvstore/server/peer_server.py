@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstore.env import Env, Stream, StreamHandler
-from kvstore.errors import InvalidRequest, NotLeader, Overloaded, StoreError
+from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.commands import Record
 from kvstore.server import peer_frames as frames
 from kvstore.server.dispatch import Dispatcher
@@ -260,7 +260,8 @@ class PeerSession:
         try:
             self._write_results(Results(others=[(number, result)]))
         except FrameError as error:
-            self._write_results(Results(others=[(number, InvalidRequest(f"the result is {error}"))]))
+            # Not refused: whatever it was, it has been carried out.
+            self._write_results(Results(others=[(number, OutcomeUnknown(f"it has ended, but its result is {error}"))]))
 
     def _write_results(self, results: Results) -> None:
         self._write(frames.encode(results))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, cast
 
-from kvstore.errors import NotLeader
+from kvstore.errors import NotLeader, OutcomeUnknown
 from kvstore.partition import commands
 from kvstore.server import peer_frames
 from kvstore.server.peer_frames import Frames, Lane, Operations, Results
@@ -128,6 +128,17 @@ def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> 
     assert leader.done == [3]
     session.data_received(sent(5, len(stream.written)))
     assert leader.done == [3, 5]
+
+
+def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:
+    stream = Stream()
+    session = PeerSession(cast(Any, Owner(Leader())), N2, cast(Any, stream))
+    session.complete(1, [b"x" * (1 << 20)] * 33)
+    session.complete(2, 7)
+    session.flush()
+    found = {number: each for frame in stream.written if isinstance(frame, Results) for number, each in frame.others}
+    assert isinstance(found[1], OutcomeUnknown)
+    assert [frame.numbers for frame in stream.written if isinstance(frame, Results) and frame.numbers] == [[(2, 7)]]
 
 
 class Owner:
