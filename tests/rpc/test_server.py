@@ -1,0 +1,48 @@
+"""A server's health follows what it is told, and a port that is taken is an error."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from kvstore.rpc.server import GrpcServer
+
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[tuple[GrpcServer, int]]:
+    running = GrpcServer(["a.Service", "another.Service"], [])
+    port = await running.start("127.0.0.1:0")
+    yield running, port
+    await running.stop(0)
+
+
+async def health_of(port: int, service: str) -> Any:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+
+
+async def test_a_server_serves_when_it_is_told_so(server: tuple[GrpcServer, int]) -> None:
+    running, port = server
+    assert await health_of(port, "") == NOT_SERVING
+    await running.set_serving(True)
+    assert [await health_of(port, name) for name in ("", "a.Service", "another.Service")] == [SERVING] * 3
+
+
+async def test_one_service_can_be_away(server: tuple[GrpcServer, int]) -> None:
+    running, port = server
+    await running.set_serving(True)
+    await running.set_serving(False, "a.Service")
+    assert await health_of(port, "a.Service") == NOT_SERVING
+    assert await health_of(port, "another.Service") == SERVING
+
+
+async def test_a_port_that_is_taken_is_an_error(server: tuple[GrpcServer, int]) -> None:
+    _, port = server
+    with pytest.raises(OSError, match=str(port)):
+        await GrpcServer([], []).start(f"127.0.0.1:{port}")
