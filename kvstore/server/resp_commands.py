@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from kvstore.errors import Refused, StoreError
+from kvstore.errors import OutcomeUnknown, Refused, StoreError
 from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Flag, Level, Op
 from kvstore.partition.operations import EXPIRES_MS_MAX
 from kvstore.server import resp_replies as replies
@@ -275,31 +275,38 @@ def _mset(words: list[bytes], context: Context) -> Plan:
         raise CommandError("ERR wrong number of arguments for 'mset' command")
     pairs = zip(words[1::2], words[2::2], strict=True)
     ops = [(PUT, check_key(key), check_value(value), 0, 0, 0, None) for key, value in pairs]
-    return Several(ops, lambda results: first_failure(results) or replies.OK)
+    return Several(ops, lambda results: _part_failed(results) or replies.OK)
 
 
 def _delete(words: list[bytes], context: Context) -> Plan:
     ops = [(DELETE, check_key(key), 0, 0, None) for key in words[1:]]
     if len(ops) == 1:
         return Single(ops[0], Fmt.DELETED)
-    return Several(ops, _count(lambda result: bool(result)))
+    return Several(ops, lambda results: _part_failed(results) or replies.number(sum(map(bool, results))))
 
 
 def _exists(words: list[bytes], context: Context) -> Plan:
     ops = [(META, check_key(key), context.level, 0) for key in words[1:]]
     if len(ops) == 1:
         return Single(ops[0], Fmt.EXISTS)
-    return Several(ops, _count(lambda result: result is not None))
-
-
-def _count(counts: Callable[[Any], bool]) -> Callable[[list[Any]], bytes]:
-    return lambda results: first_failure(results) or replies.number(sum(map(counts, results)))
+    return Several(ops, lambda results: first_failure(results) or replies.number(len(results) - results.count(None)))
 
 
 def first_failure(results: Sequence[Any]) -> bytes:
     """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
     failures = [result for result in results if isinstance(result, StoreError)]
     return replies.failure(min(failures, key=_gravity)) if failures else b""
+
+
+def _part_failed(results: Sequence[Any]) -> bytes:
+    """The same for writes: a refusal says that nothing was done, so when some of them were it does not stand."""
+    failures = [result for result in results if isinstance(result, StoreError)]
+    if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
+        done = len(results) - len(failures)
+        return replies.failure(
+            OutcomeUnknown(f"{done} of {len(results)} keys are written, not the others: {failures[0]}")
+        )
+    return first_failure(results)
 
 
 def _gravity(failure: StoreError) -> int:

@@ -256,3 +256,20 @@ async def test_wrong_commands_get_redis_words_and_the_connection_lives(
     with pytest.raises(ResponseError, match=words):
         await client.execute_command(*command)
     assert await client.ping() is True
+
+
+@pytest.mark.parametrize("command", [("MSET", "{key}", "v", "{other}", "v"), ("DEL", "{key}", "{other}")])
+async def test_a_command_of_which_a_part_was_refused_does_not_say_that_nothing_was_done(
+    client: Any, door: Door, command: tuple[str, ...]
+) -> None:
+    ring = door.backend.topology.ring
+    keys = [f"key-{i}" for i in range(20)]
+    there = ring.partition_of(keys[0].encode())
+    other = next(key for key in keys if ring.partition_of(key.encode()) != there)
+    await client.mset({keys[0]: 1})
+    await client.mset({other: 1})
+    door.backend.partitions[ring.partition_of(other.encode())].stop()
+    with pytest.raises(ResponseError, match="1 of 2 keys are written"):
+        await client.execute_command(*(word.format(key=keys[0], other=other) for word in command))
+    with pytest.raises(ResponseError, match="is led by"):
+        await client.execute_command("SET", other, "v")
