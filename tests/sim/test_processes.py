@@ -165,5 +165,7 @@ def test_a_process_that_dies_while_paused_stays_dead(loop: SimLoop) -> None:
 def test_a_deadlock_names_who_is_paused(loop: SimLoop) -> None:
     process = loop.process("n1")
     loop.pause(process)
+    never_begun = asyncio.sleep(0)
     with pytest.raises(Deadlock, match="n1#1 paused"):
-        loop.run_until_complete(start(loop, process, asyncio.sleep(0)))
+        loop.run_until_complete(start(loop, process, never_begun))
+    never_begun.close()
