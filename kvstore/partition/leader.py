@@ -357,6 +357,9 @@ class Leader:
 
     def _reap(self, keys: list[bytes], sink: Sink) -> None:
         """Log the deletes of keys past their expiry."""
+        if self._stopped is not None:  # a scan goes on for some turns after that
+            sink.complete(0, NotLeader(self._state.partition))
+            return
         self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
         self._wake()
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, Overloaded, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition import evaluate, queries, rows
 from kvstore.partition.commands import (
     Flag,
@@ -359,6 +359,20 @@ def test_a_long_scan_by_token_shows_one_moment_and_does_not_stop_the_loop(p: Par
     items, following = p.result(tokens[0])
     assert (len(items), following) == (3000, None)
     assert items[-1][1].version == 3000
+
+
+def test_a_scan_that_finds_expired_keys_after_its_leader_has_stopped_is_answered(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "ROWS_PER_STEP", 1)
+    p.do(*(put(b"%03d" % number, b"v", 100, RELATIVE) for number in range(200)))
+    p.wait(0.2)
+    (token,) = p.submit(scan_tokens(0, 1000))
+    assert p.result(token) == "waits"
+    p.leader.stop(NotLeader("p1"))
+    for _ in range(20):
+        p.settle()
+    assert isinstance(p.result(token), NotLeader)
 
 
 def test_a_token_with_more_keys_than_a_page_holds_is_refused(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
