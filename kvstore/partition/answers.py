@@ -60,16 +60,6 @@ class Once:
         """There is nobody to send to."""
 
 
-class Nobody:
-    """A sink for an operation whose result nobody waits for."""
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
     """What to answer when an entry in flight was lost from sight: what it would have done may be done. What it had
     refused is not done in any case."""

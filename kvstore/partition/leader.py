@@ -25,8 +25,8 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.partition.answers import Answers, Nobody, Once, Reply, lost
-from kvstore.partition.commands import Code, Op, Sink
+from kvstore.partition.answers import Answers, Once, Reply, lost
+from kvstore.partition.commands import Code, Op, Result, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import BEHIND_S
 from kvstore.partition.entry import Kind
@@ -43,6 +43,8 @@ from kvstore.wal.ports import LeaderLog
 log = logging.getLogger(__name__)
 
 SWEEP_KEYS_MAX = 256
+SWEEP_AGAIN_S = 0.02
+"""Between two sweeps while there is more to delete: some thousands of keys in a second."""
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
@@ -123,7 +125,7 @@ class Leader:
         self._log.on_lost(self._lose)
         await self._append_control(Kind.EPOCH_START)
         self.serving = True
-        self._sweep_later()
+        self.sweep_later()
 
     async def release(self) -> None:
         """Answer what has come, then nothing more, and say so in the log: the next leader need not wait for the lease.
@@ -363,14 +365,29 @@ class Leader:
         self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
         self._wake()
 
-    def _sweep_later(self) -> None:
-        if self._config.expiry_sweep_s > 0 and self._stopped is None:
-            self._sweep_timer = self._loop.call_later(self._config.expiry_sweep_s, self._sweep)
+    def sweep_later(self, *, soon: bool = False) -> None:
+        """Look for keys past their expiry again; `soon` if there were more than one sweep takes."""
+        every = self._config.expiry_sweep_s
+        if every > 0 and self._stopped is None:
+            self._sweep_timer = self._loop.call_later(min(every, SWEEP_AGAIN_S) if soon else every, self._sweep)
 
     def _sweep(self) -> None:
-        """Delete keys past their expiry that nobody asks for; not while there is other work."""
-        if self.serving and not self._queue:
-            keys = overdue(self._state, self._env.clock.wall_ms(), SWEEP_KEYS_MAX)
-            if keys:
-                self._reap(keys, Nobody())
-        self._sweep_later()
+        """Delete keys past their expiry that nobody asks for. The next sweep begins when these deletes are logged."""
+        keys = overdue(self._state, self._env.clock.wall_ms(), SWEEP_KEYS_MAX) if self.serving else []
+        if keys:
+            self._reap(keys, _Swept(self, len(keys)))
+        else:
+            self.sweep_later()
+
+
+class _Swept:
+    """The sink of a sweep."""
+
+    def __init__(self, leader: Leader, keys: int) -> None:
+        self._leader, self._keys = leader, keys
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._leader.sweep_later(soon=self._keys == SWEEP_KEYS_MAX)
+
+    def flush(self) -> None:
+        """There is nobody to send to."""

@@ -233,6 +233,21 @@ def test_keys_that_nobody_asks_for_are_deleted_after_their_expiry() -> None:
     assert p.do(count()) == 1
 
 
+def test_keys_past_their_expiry_are_deleted_as_fast_as_they_come_also_under_load() -> None:
+    """Else a store whose keys all expire would grow for as long as it is busy."""
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+    for begin in range(0, 5000, 500):
+        p.do(*(put(b"%04d" % number, b"v", 100, RELATIVE) for number in range(begin, begin + 500)))
+    rounds = 0
+    while p.state.key_count > 1 and rounds < 200:
+        p.submit(*(put(b"busy", b"%d" % number) for number in range(20)))
+        if p.log.under_way:
+            p.acknowledge()
+        p.wait(0.02)
+        rounds += 1
+    assert p.state.key_count == 1, f"{p.state.key_count} keys are left after {p.loop.time():.1f} s"
+
+
 def test_expire_changes_removes_and_deletes(p: Partition) -> None:
     p.do(put(b"a", b"1"))
     assert p.do(expire(b"a", 300, RELATIVE)) is True
