@@ -32,7 +32,7 @@ SEEN_STEP_MS = 1_000
 
 
 class Nobody(Unavailable):
-    """There was no server that could be asked; says nothing of why."""
+    """There was no server that could be asked; says nothing of why. Callers of clients get Unavailable itself."""
 
     def __init__(self) -> None:
         super().__init__("no server can be reached")
@@ -123,7 +123,7 @@ def too_late(operation: Operation, last: StoreError | None, timeout_s: float) ->
     why = f"; the last attempt: {last}" if last is not None else ""
     if not operation.is_read and (operation.is_unknown or operation.is_sent):
         return OutcomeUnknown(f"no outcome within {timeout_s:g} s{why}")
-    if isinstance(last, Retryable):
+    if isinstance(last, Retryable) and not isinstance(last, Nobody):
         return last
     return Unavailable(f"no answer within {timeout_s:g} s{why}")
 

@@ -54,7 +54,7 @@ class Conveyor:
                 failure = failure if isinstance(found, Nobody) else found
                 left = deadline - self._env.clock.now()
                 if left <= 0:
-                    raise failure
+                    raise Unavailable(str(failure))
                 await asyncio.sleep(min(next(pauses), left))
         self._env.nursery.spawn(self._tick(), name="deadlines")
         self._env.nursery.spawn(self._follow(), name="topology")

@@ -57,7 +57,7 @@ class Messenger:
             failure = failure if isinstance(found, Nobody) else found
             left = deadline - self._env.clock.now()
             if left <= 0:
-                raise failure
+                raise Unavailable(str(failure))
             self._pause(min(next(pauses), left))
 
     def close(self) -> None:

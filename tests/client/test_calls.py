@@ -6,7 +6,16 @@ from random import Random
 import pytest
 
 from kvstore.client import calls, operations
-from kvstore.client.calls import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, Numbering, Pace, failed_for_good, lost, too_late
+from kvstore.client.calls import (
+    IN_FLIGHT_BYTES_MAX,
+    IN_FLIGHT_MAX,
+    Nobody,
+    Numbering,
+    Pace,
+    failed_for_good,
+    lost,
+    too_late,
+)
 from kvstore.client.operations import Operation
 from kvstore.errors import (
     ConditionFailed,
@@ -169,6 +178,12 @@ def test_a_write_refused_after_an_unknown_attempt_is_unknown_when_the_time_is_up
     failed_for_good(operation, OutcomeUnknown("lost"))
     failed_for_good(operation, Overloaded("full"))
     assert isinstance(too_late(operation, Overloaded("full"), 1), OutcomeUnknown)
+
+
+def test_an_operation_that_nobody_could_be_asked_for_is_unavailable_when_the_time_is_up() -> None:
+    operation = a_put()
+    failed_for_good(operation, Nobody())
+    assert type(too_late(operation, Nobody(), 1)) is Unavailable
 
 
 def test_a_lost_connection_leaves_unknown_only_what_was_sent() -> None:
