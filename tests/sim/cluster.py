@@ -39,7 +39,8 @@ class Cluster:
         self.metadata = SimMetadata(world.loop, world.fork("metadata"), config, world.trace)
         self.metadata.tree.observers.append(self.rules)
         self.nodes = [Node(world, f"n{number + 1}", knobs, self.metadata.connect) for number in range(knobs.nodes)]
-        self.wiped: set[str] = set()
+        self.lossy: Node | None = None
+        """The one node whose disk was wiped or damaged."""
         self.violations: list[str] = []
         self.on_violation = asyncio.Event()
         self._task_failed = world.task_failed

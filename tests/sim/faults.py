@@ -1,5 +1,5 @@
 """Faults that strike a simulated cluster, each undone a little later. They compose: a plan is any set of them, and
-several may be under way at once. What the promises allow bounds them: at most one disk is ever wiped in a run."""
+several may be under way at once. What the promises allow bounds them: at most one disk is wiped or damaged in a run."""
 
 from __future__ import annotations
 
@@ -84,6 +84,12 @@ class Chaos:
     def a_pause(self, least: float, most: float) -> Awaitable[None]:
         """Some time between the two."""
         return asyncio.sleep(self.random.uniform(least, most))
+
+    def may_lose_data_of(self, node: Node) -> bool:
+        """True for one node in a run: what the store promises is to survive the loss of one disk."""
+        if self.cluster.lossy in (None, node):
+            self.cluster.lossy = node
+        return self.cluster.lossy is node
 
     @property
     def is_free(self) -> bool:
@@ -205,16 +211,15 @@ async def rolling_restart(chaos: Chaos) -> None:
 
 @fault
 async def wipe(chaos: Chaos) -> None:
-    """A node comes back with an empty disk. Once in a run, and only while all others are well."""
+    """A node comes back with an empty disk. Only while all others are well."""
     node = chaos.a_node()
-    if node is None or chaos.cluster.wiped or not chaos.is_free:
+    if node is None or not chaos.is_free or not chaos.may_lose_data_of(node):
         return
     probe("fault.wipe")
 
     async def replace_disk() -> None:
         node.crash()
         node.wipe()
-        chaos.cluster.wiped.add(node.name)
         await chaos.a_pause(0.01, 2.0)
         node.start()
         await chaos.a_pause(2.0, 4.0)
@@ -342,6 +347,23 @@ async def full_disk(chaos: Chaos) -> None:
     node.disk.set_capacity(used + chaos.random.randint(0, 8 * chaos.cluster.knobs.segment_bytes))
     await chaos.a_pause(0.5, 5.0)
     node.disk.set_capacity(capacity)
+
+
+@fault
+async def flip_bits(chaos: Chaos) -> None:
+    """Bits of a bookie's journal turn over, on the disk and in the page cache. Perhaps the node starts again then."""
+    node = chaos.a_node()
+    if node is None or not chaos.may_lose_data_of(node):
+        return
+    probe("fault.flip_bits")
+    journals = sorted(path for path in node.disk.names.now.files if path.endswith(".journal"))
+    for path in chaos.random.sample(journals, min(len(journals), 2)):
+        written = len(node.disk.names.now.files[path].platter.data)
+        for _ in range(chaos.random.choice((1, 1, 5))):
+            if written:
+                node.disk.flip_bit(path, chaos.random.randrange(8 * written))
+    if chaos.random.random() < 0.5:
+        await chaos.hold(node, _down_and_up(chaos, node))
 
 
 @fault

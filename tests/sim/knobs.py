@@ -3,8 +3,9 @@ everything explores less than many runs that each have a little)."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.partition.config import PartitionConfig
@@ -90,6 +91,20 @@ def draw(random: Random, faults: list[str]) -> Knobs:
         power_cut_at_end=random.random() < 0.5,
         search=random.random() < 0.25,
     )
+
+
+def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
+    """Knobs of a seed under which something rare is likely: with these faults, and with knobs set by name (`log.x`,
+    `partition.x` and `load.x` for those inside)."""
+    drawn = draw(Random(f"{seed}/hinted"), [])
+    changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4}
+    for name, value in hints.items():
+        part, _, inner = name.rpartition(".")
+        if part:
+            changes[part] = replace(changes.get(part, getattr(drawn, part)), **{inner: value})
+        else:
+            changes[name] = value
+    return replace(drawn, **changes)
 
 
 def _partition(random: Random) -> PartitionConfig:

@@ -18,7 +18,7 @@ from time import process_time
 from typing import Any
 
 from kvstore.partition import commands
-from tests.sim import checks, faults, probes
+from tests.sim import checks, probes
 from tests.sim.clients import Identity, Worker
 from tests.sim.cluster import Cluster
 from tests.sim.env import SimWorld
@@ -26,6 +26,7 @@ from tests.sim.faults import FAULTS, Chaos
 from tests.sim.knobs import Knobs, draw
 from tests.sim.nodes import small_journals
 from tests.sim.operations import Status
+from tests.sim.roads import counting
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
 
@@ -78,7 +79,7 @@ def run(seed: int, knobs: Knobs | None = None) -> Outcome:
 async def _guarded(world: SimWorld, outcome: Outcome) -> None:
     """The scenario, ended at once when a rule is broken."""
     cluster = Cluster(world, outcome.knobs)
-    with watching(cluster.logbook, cluster.rules), small_journals(outcome.knobs):
+    with watching(cluster.logbook, cluster.rules), counting(), small_journals(outcome.knobs):
         await until_broken(cluster, scenario(cluster, outcome))
 
 
@@ -194,5 +195,3 @@ def main(seeds: list[int]) -> None:
 
 if __name__ == "__main__":
     main([int(each) for each in sys.argv[1:]] or [1])
-
-__all__ = ["Outcome", "faults", "run"]

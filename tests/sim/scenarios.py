@@ -98,8 +98,10 @@ class Stage:
         self._values += 1
         return await self.ask(commands.put(key, b"value-%d" % self._values), node, attempts=attempts)
 
-    async def get(self, node: Node, key: bytes = KEY, level: Level = Level.LINEARIZABLE) -> Operation:
-        return await self.ask(commands.get(key, level), node)
+    async def get(
+        self, node: Node, key: bytes = KEY, level: Level = Level.LINEARIZABLE, *, timeout_s: float = 2.0
+    ) -> Operation:
+        return await self.ask(commands.get(key, level), node, timeout_s=timeout_s)
 
     async def put_until_done(self, node: Node, key: bytes = KEY) -> Operation:
         """Write until a write is acknowledged."""

@@ -14,7 +14,7 @@ from tests.sim.cluster import Cluster
 
 def scrub(cluster: Cluster) -> None:
     """Break a rule of the cluster for each entry of a listed ledger that lacks copies or has two payloads. All bookies
-    must be up. An entry may lack as many copies as disks were wiped, until they are copied again."""
+    must be up. An entry may lack the copy of the one disk that was wiped or damaged, until it is copied again."""
     storages = {node.served.bookie.id: node.served.bookie.storage for node in cluster.nodes if node.served}
     for partition, lines in sorted(cluster.rules.lists.items()):
         for line in lines:
@@ -29,9 +29,10 @@ def _check_entry(
     cluster: Cluster, metadata: LedgerMetadata, entry: EntryId, storages: dict[BookieId, Any], what: str
 ) -> None:
     copies = _copies(metadata, entry, storages)
-    wiped = sum(bookie not in storages for bookie in metadata.write_set(entry))
+    lossy = "" if cluster.lossy is None else f"{cluster.lossy.name}-"
+    lost = sum(bool(lossy) and bookie.startswith(lossy) for bookie in metadata.write_set(entry))
     held = {bookie: packet for bookie, packet in copies.items() if bookie in metadata.write_set(entry)}
-    if len(held) < metadata.quorum.ack - wiped:
+    if len(held) < metadata.quorum.ack - lost:
         cluster.broken(f"L11 {what} is only on {sorted(copies)} of {metadata}")
     if len(set(copies.values())) > 1:
         cluster.broken(f"L15 {what} has several payloads on {sorted(copies)}")

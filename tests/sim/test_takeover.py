@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from kvstore.meta import paths
 from kvstore.partition.commands import Level
 from kvstore.partition.replica import Replica
 from kvstore.wal.leader_log import OpenLog
 from tests.sim.loop import current_node
 from tests.sim.nodes import Node
 from tests.sim.operations import Operation, Status
-from tests.sim.scenarios import KEY, Countdown, Stage, Stepped, knobs, play
+from tests.sim.scenarios import KEY, Countdown, P, Stage, Stepped, Story, knobs, play
+from tests.sim.stories import acks_under_way, wiped_bookie_answers, zombie_reads
 
 pytestmark = pytest.mark.sim
 
@@ -237,22 +240,31 @@ def test_of_two_leaders_that_both_won_the_election_one_goes_on(patch: pytest.Mon
     play(story, knobs(lease_ms=500 if seed % 2 else 0, roll_entries=4), seed=seed)
 
 
-def test_while_a_new_leader_waits_the_old_one_may_answer_under_its_lease() -> None:
-    """Cut from the metadata store only: it reads from its state until its lease is over, and nobody else answers."""
-    answered: list[Operation] = []
+@pytest.mark.parametrize("lease_ms", [1000, 100, 0])
+@pytest.mark.parametrize("story", [zombie_reads, acks_under_way, wiped_bookie_answers])
+def test_a_leader_that_nobody_counts_on_any_more_tells_nothing_stale(story: Story, lease_ms: int) -> None:
+    for seed in range(1, 4):
+        play(story, knobs(lease_ms=lease_ms), seed)
+
+
+def test_while_a_new_leader_waits_the_old_one_answers_under_its_lease() -> None:
+    """From the fence to the list is longer than the lease, and the old leader answers meanwhile."""
+    stages: list[Stage] = []
+    written: dict[str, list[float]] = defaultdict(list)
 
     async def story(stage: Stage) -> None:
-        old = stage.leader
-        await stage.put(old)
-        stage.cluster.metadata.cut(old.name)
-        stage.cluster.metadata.expire(old.name)
-        until = stage.world.loop.time() + 8.0
-        while stage.world.loop.time() < until:
-            answered.append(await stage.get(old))
-            for node in stage.others(old):
-                stage.spawn(stage.put(node))
-            await asyncio.sleep(0.05)
-        stage.cluster.metadata.mend(old.name)
+        stages.append(stage)
+
+        def note(path: str, old: bytes | None, new: bytes | None) -> None:
+            written[path].append(stage.world.loop.time())
+
+        stage.cluster.metadata.tree.observers.insert(0, note)
+        await zombie_reads(stage)
 
     play(story, knobs(lease_ms=1000))
-    assert sum(each.status is Status.OK for each in answered) > 20
+    cluster = stages[0].cluster
+    first, second = cluster.rules.lists[P][:2]
+    assert second.epoch == first.epoch + 1
+    taken, closed = written[paths.ledger(first.id)]
+    assert closed - taken > 1.0
+    assert cluster.recorder.succeeded(taken, closed) > 10

@@ -1,0 +1,370 @@
+"""Ways to break the store, each of which the simulated cluster must notice: `python -m tests.sim.mutants [part of a
+name]`, or `make mutants`.
+
+Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. With each come the faults and knobs
+under which it shows soonest: the question is whether the judges notice, and how many seeds they need. Breakages of the
+ledger client alone are in mutants_wal.py, of the bookie alone in tests/bookie/mutants.py.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+import pytest
+
+from kvstore.bookie import fencing, identity, storage
+from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.opening import make_directory
+from kvstore.bookie.storage import BookieStorage
+from kvstore.errors import NotLeader, OutcomeUnknown
+from kvstore.meta.cookies import encode_cookie
+from kvstore.partition import answers, evaluate, leader, rows, transfer
+from kvstore.partition.dedup import RetryTable
+from kvstore.partition.leader import Leader
+from kvstore.partition.partition import Partition
+from kvstore.partition.reads import ReadGate
+from kvstore.partition.retention import Retention
+from kvstore.partition.state import State
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import BookieId, Position, Seq
+from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.tail import TailReader
+from kvstore.wal.takeover import LogTakeover
+from tests.sim import mutants_wal
+from tests.sim.knobs import hinted
+from tests.sim.run import run
+from tests.sim.scenarios import Story, play
+from tests.sim.scenarios import knobs as stage_knobs
+from tests.sim.stories import acks_under_way, wiped_bookie_answers, zombie_reads
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
+"""What leaves an old leader alive while a new one takes over."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A breakage, and the story or the knobs under which it shows."""
+
+    patch: Patch
+    faults: tuple[str, ...]
+    story: Story | None
+    hints: dict[str, Any] = field(default_factory=dict)
+    """Knobs by name; `log.x` and `partition.x` for those of the log and the partition, `load.x` for the load."""
+
+    def play(self, seed: int) -> None:
+        """One run in which it should be noticed."""
+        if self.story is None:
+            run(seed, hinted(seed, self.faults, self.hints))
+        else:
+            play(self.story, stage_knobs(**self.hints), seed)
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(name: str, *faults: str, story: Story | None = None, **hints: Any) -> Callable[[Patch], Patch]:
+    """Adds a breakage to the catalogue. Dots in hints are written as two underscores."""
+
+    def register(patch: Patch) -> Patch:
+        MUTANTS[name] = Mutant(patch, faults, story, {key.replace("__", "."): value for key, value in hints.items()})
+        return patch
+
+    return register
+
+
+def from_wal(name: str, *faults: str, story: Story | None = None, **hints: Any) -> None:
+    """Takes over a breakage of the ledger client."""
+    mutant(name, *faults, story=story, **hints)(mutants_wal.MUTANTS[name])
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """The code with this breakage in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        MUTANTS[name].patch(patch)
+        yield
+
+
+def caught_by(name: str, seeds: range) -> str | None:
+    """The first seed that fails with the breakage, and how; None if none does."""
+    for seed in seeds:
+        try:
+            with broken(name):
+                MUTANTS[name].play(seed)
+        except Exception as error:  # noqa: BLE001 - however it is noticed
+            return f"seed {seed}: {type(error).__name__}: {error}".partition("\n")[0][:300]
+    return None
+
+
+# ── bookies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("ack before sync", "power_cut_all", "slow_disk", power_cut_at_end=True)
+def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
+    store = BookieStorage._store
+
+    def store_and_ack(self: Any, ledger: Any, entry: int, body: bytes, recovery: bool, lac: int, done: Any) -> None:
+        store(self, ledger, entry, body, recovery, lac, lambda _status: None)
+        done(Status.OK)
+
+    patch.setattr(BookieStorage, "_store", store_and_ack)
+
+
+@mutant("empty directory accepted under the old id", story=wiped_bookie_answers)
+def _old_id(patch: pytest.MonkeyPatch) -> None:
+    establish = identity._Identification._format
+
+    async def format_as_before(self: Any, contents: Any, unfinished: Any) -> Any:
+        known = [each for each in await self._registration.cookies() if each.startswith(f"{self._config.name}-")]
+        if not known:
+            return await establish(self, contents, unfinished)
+        cookie, version = await self._registration.read_cookie(BookieId(known[0]))
+        for directory in self._directories:
+            make_directory(self._disk, directory)
+            self._write(f"{directory}/{identity.VERSION}", encode_cookie(cookie))
+        self._write(f"{self._config.journal_dir}/{identity.STARTS}", f"{version}\n".encode())
+        return identity.Identity(cookie.bookie, False, ())
+
+    patch.setattr(identity._Identification, "_format", format_as_before)
+
+
+@mutant("a fence is forgotten at a crash", *ZOMBIES, "kill", "power_cut")
+def _volatile_fence(patch: pytest.MonkeyPatch) -> None:
+    note = BookieStorage.note
+
+    def forget_fences(self: Any, kind: Any, flags: int, ledger: Any, entry: int, body: bytes, **rest: Any) -> None:
+        if kind.name != "FENCE":
+            note(self, kind, flags, ledger, entry, body, **rest)
+
+    patch.setattr(BookieStorage, "note", forget_fences)
+
+
+@mutant("a fenced bookie takes ordinary adds", *ZOMBIES)
+def _no_fence(patch: pytest.MonkeyPatch) -> None:
+    judge = fencing.judge_add
+
+    def judge_kindly(ledger: Any, **rest: Any) -> Verdict:
+        verdict = judge(ledger, **rest)
+        return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
+
+    patch.setattr(storage, "judge_add", judge_kindly)
+
+
+# ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+from_wal("recovery reads do not fence", *ZOMBIES, "kill", "resets")
+from_wal("a recovery publishes its ensemble early", "kill_leader", "isolate", "cut_a_link", nodes=5, pace_s=0.2)
+from_wal("unknown counts as absent", "kill", "kill_all", "isolate", "cut_a_link", pace_s=0.2)
+from_wal("acknowledges while the ensemble changes", "kill", "isolate", "metadata_trouble", nodes=5, pace_s=0.2)
+from_wal("the lease is not waited out", story=zombie_reads, lease_ms=1000)
+from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
+from_wal("the list is written without compare", *ZOMBIES, log__roll_entries=8)
+from_wal("a lease counts from the acknowledgement", *ZOMBIES, "slow_disk", "slow_links", load__pause_s=0.01)
+from_wal("entries go to the next ledger before the last one's are acknowledged", "kill_leader", log__roll_entries=3)
+from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
+from_wal("a rolled ledger is not listed", log__roll_entries=8)
+from_wal("any release record in the last two ledgers saves the wait", *ZOMBIES, "hand_over", load__pause_s=0.02)
+
+
+@mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=1000)
+def _early_reads(patch: pytest.MonkeyPatch) -> None:
+    """The list's compare-and-set comes before the wait, and only acknowledgements of writes wait."""
+    append, init = OpenLog.append, OpenLog.__init__
+    waits: dict[str, float] = {}
+
+    async def note(self: Any, listed: Any, taken: Any) -> None:
+        until = max((each.fenced_at for each in taken), default=-inf) + listed.lease_wait_s()
+        waits[self._partition] = until - self._ports.clock.now()
+
+    def begin(self: Any, partition: Any, opened: Any, **rest: Any) -> None:
+        init(self, partition, opened, **rest)
+        self.acks_from = self._loop.time() + max(0.0, waits.pop(partition, 0.0))
+        self.is_started = False
+
+    def append_and_wait(self: Any, payload: bytes, first_seq: Any, done: Any) -> None:
+        first, self.is_started = not self.is_started, True
+
+        def later(*answer: Any) -> None:
+            self._loop.call_at(max(self._loop.time(), self.acks_from), done, *answer)
+
+        append(self, payload, first_seq, done if first else later)  # type: ignore[arg-type]
+
+    patch.setattr(LogTakeover, "_wait_out", note)
+    patch.setattr(OpenLog, "__init__", begin)
+    patch.setattr(OpenLog, "append", append_and_wait)
+
+
+@mutant("trims what is applied, not what is synced", "kill_all", log__roll_entries=8, partition__flush_s=5.0)
+def _trim_applied(patch: pytest.MonkeyPatch) -> None:
+    floor = Retention.floor
+
+    def applied(self: Any, replicas: Any, copies_min: int, now: float) -> Seq:
+        return Seq(floor(self, replicas, copies_min, now) + 1_000_000)
+
+    patch.setattr(Retention, "floor", applied)
+
+
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("retry without the table", "kill_leader", "resets", "metadata_cut", load__counters=2)
+def _no_retry_table(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RetryTable, "find", lambda self, *_: None)
+
+
+@mutant("the retry table is not rebuilt at a start", "kill_all", "kill_leader", "resets", load__counters=2)
+def _no_rebuild(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(State, "_load_retries", lambda self: None)
+
+
+@mutant("applied and shown before it is acknowledged", "kill_leader", "isolate", "cut_a_link")
+def _apply_early(patch: pytest.MonkeyPatch) -> None:
+    append, apply_decoded = Leader._append, State.apply_decoded
+
+    def append_and_apply(self: Any, made: Any, replies: Any) -> None:
+        append(self, made, replies)
+        if self.serving and self._state.position is not None:
+            ledger, entry = self._state.position
+            apply_decoded(self._state, Position(ledger, entry + 1), made.entry, made.data_keys)
+
+    def apply_once(self: Any, position: Any, entry: Any, data_keys: Any) -> None:
+        if self.seq < entry.first_seq or not entry.keys:
+            apply_decoded(self, position, entry, data_keys)
+
+    patch.setattr(Leader, "_append", append_and_apply)
+    patch.setattr(State, "apply_decoded", apply_once)
+
+
+@mutant("a leader reads without a lease", story=acks_under_way, lease_ms=500)
+def _no_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReadGate, "has_lease", lambda self, now: not self._closed)
+
+
+@mutant("a strict read takes any proof", *ZOMBIES, partition__lease_ms=0, load__pause_s=0.01)
+def _old_proof(patch: pytest.MonkeyPatch) -> None:
+    proves = ReadGate.proves
+    patch.setattr(ReadGate, "proves", lambda self, ticket: proves(self, ticket - 1))
+
+
+@mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)
+def _cached_lease(patch: pytest.MonkeyPatch) -> None:
+    has_lease = ReadGate.has_lease
+
+    def cached(self: Any, now: float) -> bool:
+        known = getattr(self, "known", None)
+        if known is None or not known[1] or now - known[0] > 2.0:
+            known = self.known = (now, has_lease(self, now))
+        return bool(known[1])
+
+    patch.setattr(ReadGate, "has_lease", cached)
+
+
+@mutant("a leader answers on after its release record", "hand_over", "rolling_restart", load__pause_s=0.01)
+def _no_close(patch: pytest.MonkeyPatch) -> None:
+    release = Leader.release
+
+    async def release_and_serve(self: Any) -> None:
+        serving = Leader.__dict__.get("serving")
+        assert serving is None
+        drained = self._drained
+
+        async def drained_and_open() -> None:
+            await drained()
+            self.serving = True
+
+        self._drained = drained_and_open
+        self._gate.close = lambda: None
+        await release(self)
+
+    patch.setattr(Leader, "release", release_and_serve)
+
+
+@mutant("a failed condition is answered before what it saw is acknowledged", "kill_leader", "isolate", "cut_a_link")
+def _early_refusals(patch: pytest.MonkeyPatch) -> None:
+    send = Leader._send
+
+    def send_and_answer(self: Any, items: Any) -> None:
+        flights = len(self._flights)
+        send(self, items)
+        if self._flights and len(self._flights) == flights and self._flights[-1].observed:
+            self._answers.give_all(self._flights[-1].observed)
+            self._flights[-1].observed = []
+
+    patch.setattr(Leader, "_send", send_and_answer)
+
+
+@mutant("unknown is told as refused", *ZOMBIES, "kill_leader", "isolate")
+def _unknown_is_refused(patch: pytest.MonkeyPatch) -> None:
+    lost = answers.lost
+
+    def refuse(replies: Any, partition: Any) -> Any:
+        told = lost(replies, partition)
+        return [(s, t, NotLeader(partition) if isinstance(r, OutcomeUnknown) else r) for s, t, r in told]
+
+    patch.setattr(leader, "lost", refuse)
+
+
+@mutant("a session read ignores its token", "isolate", "cut_a_link", "slow_links", load__readers=2)
+def _no_token(patch: pytest.MonkeyPatch) -> None:
+    answer_here = Partition._answer_here
+    patch.setattr(Partition, "_answer_here", lambda self, op: answer_here(self, (*op[:3], 0) if len(op) == 4 else op))
+
+
+@mutant("a snapshot leaves the retry table behind", "wipe", "kill_leader", "resets", load__counters=2)
+def _no_table_in_snapshots(patch: pytest.MonkeyPatch) -> None:
+    class Narrow:
+        def __getattr__(self, name: str) -> Any:
+            return (b"q", b"q") if name == "ALL_RETRY" else getattr(rows, name)
+
+    patch.setattr(transfer, "rows", Narrow())
+
+
+@mutant("a replica skips an entry after a reset", "resets", "kill", "isolate")
+def _skip(patch: pytest.MonkeyPatch) -> None:
+    open_ledger = TailReader._open
+
+    async def skip(self: Any, ledger: Any, first: Any) -> None:
+        await open_ledger(self, ledger, first + (first > 0))
+
+    patch.setattr(TailReader, "_open", skip)
+
+
+@mutant("one key of a batch is applied late", "kill_leader", load__banks=2)
+def _torn_batch(patch: pytest.MonkeyPatch) -> None:
+    decide = evaluate.Evaluator.evaluate
+
+    def tear(self: Any, items: Any, wall_ms: int) -> Any:
+        decided = decide(self, items, wall_ms)
+        if decided.entry is None:
+            return decided
+        entry = decided.entry.entry
+        if len(entry.keys) == len(entry.values) == 2 and all(k[:1] == b"{" for k in entry.keys):
+            entry.values[1] = b"%d" % (int(entry.values[1]) + 1)
+            decided.entry = decided.entry._replace(payload=entry.encode())
+        return decided
+
+    patch.setattr(evaluate.Evaluator, "evaluate", tear)
+
+
+def main(wanted: str) -> None:
+    """Try each breakage until a seed notices."""
+    logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
+    missed = []
+    for name in MUTANTS:
+        if wanted in name:
+            found = caught_by(name, range(60))
+            print(f"{name}: {found or 'MISSED'}", flush=True)
+            missed += [] if found else [name]
+    if missed:
+        raise SystemExit(f"missed: {', '.join(missed)}")
+
+
+if __name__ == "__main__":
+    main(" ".join(sys.argv[1:]))
