@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mmh3
 
-from kvstore.errors import InvalidRequest, Overloaded, RequestExpired, StoreError
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, Refused, RequestExpired, StoreError
 from kvstore.partition import entry as entries
 from kvstore.partition.commands import (
     KEY_BYTES_MAX,
@@ -80,7 +80,7 @@ class Evaluator:
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
         self._stored: dict[bytes, bytes | None] = {}
-        self._ranges: set[tuple[RequestId | None, int]] = set()
+        self._ranges: set[_RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._unchecked = 0
 
@@ -296,10 +296,9 @@ class Evaluator:
                 self.draft.delete(key, row)
                 count += 1
         if following is not None:
-            rest.append(((op[0], following, end, request, count, hash_of_key), *item[1:]))
-            self._ranges.add((request, hash_of_key))
+            sink = item[1] if so_far else _Range(item[1], self._ranges, request, hash_of_key)
+            rest.append(((op[0], following, end, request, count, hash_of_key), sink, item[2]))
             return UNTOUCHED
-        self._ranges.discard((request, hash_of_key))
         if request is not None:
             self.draft.note(start)
             self.draft.answer(request, hash_of_key, count)
@@ -308,7 +307,7 @@ class Evaluator:
     def _known_range(self, request: RequestId, hash_of_key: int) -> Result:
         """As `_known`. Raises Overloaded while the same request is under way: the one that ends later could delete
         what its client wrote after the other had ended."""
-        if (request, hash_of_key) in self._ranges:
+        if (request[0], request[1], hash_of_key) in self._ranges:
             raise Overloaded(f"request {request[1]} is under way")
         return self._known(request, hash_of_key)
 
@@ -321,6 +320,31 @@ class Evaluator:
         own = self.draft.layer.rows.items()
         changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
         return changed
+
+
+_RangeId = tuple[bytes, int, int]
+"""Client, sequence, hash of the key."""
+
+
+class _Range:
+    """The sink of a DELETE_RANGE of which a part has been decided: it is under way until it is answered, and cannot be
+    refused any more."""
+
+    def __init__(self, sink: Any, under_way: set[_RangeId], request: RequestId | None, hash_of_key: int) -> None:
+        self._sink, self._under_way = sink, under_way
+        self._id = None if request is None else (request[0], request[1], hash_of_key)
+        if self._id is not None:
+            under_way.add(self._id)
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        if self._id is not None:
+            self._under_way.discard(self._id)
+        if isinstance(result, Refused):
+            result = OutcomeUnknown(f"some keys of the range were deleted, then it ended: {result}")
+        self._sink.complete(token, result)
+
+    def flush(self) -> None:
+        self._sink.flush()
 
 
 def _misused(request: RequestId) -> InvalidRequest:

@@ -159,8 +159,8 @@ class Leader:
         while self._flights:
             flight = self._flights.popleft()
             self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
-        for op, sink, token in self._queue.take_all():
-            self._answers.give(sink, token, self._not_done(op, NotLeader(self._state.partition)))
+        for _, sink, token in self._queue.take_all():
+            self._answers.give(sink, token, NotLeader(self._state.partition))
         self._reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(reason)
@@ -346,16 +346,10 @@ class Leader:
         before = self._env.clock.now() - self._config.queue_wait_max_s
         self._reads.expire(before)
         error = Unavailable(f"partition {self._state.partition}: the write has waited for too long")
-        for op, sink, token in self._queue.take_older(before):
-            self._answers.give(sink, token, self._not_done(op, error))
+        for _, sink, token in self._queue.take_older(before):
+            self._answers.give(sink, token, error)
         self._fill()
         self._answers.flush()
-
-    def _not_done(self, op: Op, error: StoreError) -> StoreError:
-        """`error`, unless part of a long DELETE_RANGE is done already."""
-        if op[0] == Code.DELETE_RANGE and len(op) > 4:
-            return OutcomeUnknown(f"partition {self._state.partition}: {op[4]} keys were deleted, then it ended")
-        return error
 
     def _reap(self, keys: list[bytes], sink: Sink) -> None:
         """Log the deletes of keys past their expiry."""

@@ -4,7 +4,15 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, StoreError
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+)
 from kvstore.partition import evaluate, queries, rows
 from kvstore.partition.commands import (
     Flag,
@@ -326,6 +334,44 @@ def test_a_long_range_that_is_broken_off_is_of_unknown_outcome(p: Partition, mon
     p.acknowledge()
     p.leader.stop(StoreError("test"))
     assert isinstance(p.result(token), OutcomeUnknown)
+
+
+def test_a_long_range_whose_last_part_is_not_sent_is_of_unknown_outcome(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(15)))
+    (token,) = p.submit(delete_range(b"", b""))
+    p.acknowledge()
+    p.log.fail(NotEnoughBookies("test"))
+    p.settle()
+    assert isinstance(p.result(token), OutcomeUnknown)
+
+
+def test_a_long_range_is_known_as_under_way_whatever_its_retry_says_of_the_client(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    (first,) = p.submit(delete_range(b"", b"", RequestId(b"c" * 16, 7, 1, TIME_MS)))
+    (again,) = p.submit(delete_range(b"", b"", RequestId(b"c" * 16, 7, 5, TIME_MS)))
+    while p.log.under_way:
+        p.acknowledge()
+    assert p.result(first) == 95
+    assert isinstance(p.result(again), Overloaded)
+
+
+def test_a_long_range_that_has_waited_for_too_long_can_be_asked_for_again(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    request = RequestId(b"c" * 16, 7, 1, TIME_MS)
+    (token,) = p.submit(delete_range(b"", b"", request))
+    p.wait(2 * p.config.queue_wait_max_s)
+    p.acknowledge(len(p.log.under_way))
+    assert isinstance(p.result(token), OutcomeUnknown)
+    assert p.do(delete_range(b"", b"", request)) == 55
 
 
 # ── scans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
