@@ -16,6 +16,7 @@ from typing import Protocol
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Level, Op, Sink
+from kvstore.partition.operations import size_of
 from kvstore.server.config import Limits
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
@@ -27,6 +28,8 @@ LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
 ASK_AGAIN_S = 0.1
 """How long a server that refused as not the leader is left alone while the topology still names it."""
+WAITING_BYTES_MAX = 64 << 20
+"""Keys and values of what waits."""
 _ARRIVED = 1 << 60
 """What was refused elsewhere has smaller numbers than what has only arrived: it was here before."""
 
@@ -39,7 +42,13 @@ _LEVEL_AT = {
     int(Code.COUNT): 2,
 }
 _KEYLESS = frozenset({_SCAN, int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
+_PUT, _LARGE = int(Code.PUT), frozenset({int(Code.APPEND), int(Code.BATCH)})
 _FOLLOWER_LEVELS = frozenset({int(Level.SESSION), int(Level.STALE)})
+
+
+def written_bytes(op: Op) -> int:
+    """What an operation holds in memory, if that may be much."""
+    return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
 
 
 class LocalReplica(Protocol):
@@ -78,7 +87,7 @@ class Dispatcher:
         self._partition_of: Callable[[bytes], PartitionId] = self._topology.ring.partition_of
         self._ring_version = self._topology.ring.version
         self._waiting: dict[PartitionId, list[Waiting]] = {}
-        self._waiting_count = 0
+        self._waiting_count = self._waiting_bytes = 0
         self._refused_by: dict[PartitionId, tuple[ServerId, float]] = {}
         """Servers that did not lead what the topology said they lead, and until when they are not asked again."""
         self._sent_to: dict[PartitionId, ServerId] = {}
@@ -105,7 +114,7 @@ class Dispatcher:
             for _, _, sink, token, _, _ in self._waiting[partition]:
                 self._fail_later(sink, token, Unavailable("this server is stopping"))
         self._waiting.clear()
-        self._waiting_count = 0
+        self._waiting_count = self._waiting_bytes = 0
 
     # ── the Backend that doors see ────────────────────────────────────────────────────────────────────────────────────
 
@@ -244,12 +253,13 @@ class Dispatcher:
         return True
 
     def _wait(self, partition: PartitionId, waiting: Waiting) -> None:
-        if self._waiting_count >= self._limits.waiting_max:
-            error = Overloaded(f"{self._waiting_count} operations wait for leaders")
+        if self._waiting_count >= self._limits.waiting_max or self._waiting_bytes >= WAITING_BYTES_MAX:
+            error = Overloaded(f"{self._waiting_count} operations of {self._waiting_bytes} bytes wait for leaders")
             self._fail_later(waiting[2], waiting[3], error)
             return
         self.waited += 1
         self._waiting_count += 1
+        self._waiting_bytes += written_bytes(waiting[1])
         insort(self._waiting.setdefault(partition, []), waiting, key=itemgetter(0))
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._on_timer)
@@ -280,6 +290,7 @@ class Dispatcher:
             waiting = self._waiting.pop(partition)
             self._waiting_count -= len(waiting)
             left = self._drain_partition(partition, waiting, now)
+            self._waiting_bytes -= sum(written_bytes(each[1]) for each in waiting[: len(waiting) - len(left)])
             if left:
                 self._waiting[partition] = left + self._waiting.pop(partition, [])
                 self._waiting_count += len(left)

@@ -15,7 +15,7 @@ from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Sink
 from kvstore.server import peer_frames as frames
-from kvstore.server.dispatch import Waiting
+from kvstore.server.dispatch import Waiting, written_bytes
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.types import PartitionId, ServerId
 
@@ -83,6 +83,7 @@ class Link:
             self._pending_bytes += len(op[2])
             lane.puts.append((number, op))
         else:
+            self._pending_bytes += written_bytes(op)
             lane.others.append((number, op))
         self._unsent += 1
 
@@ -236,8 +237,8 @@ class Link:
             entry = pop(number, None)
             if entry is not None:
                 _, op, sink, token, _, _ = entry[1]
-                if op[0] == _PUT:
-                    self._pending_bytes -= len(op[2])
+                if op[0] != _GET:
+                    self._pending_bytes -= written_bytes(op)
                 sink.complete(token, result)
                 sinks[id(sink)] = sink
         for number in results.absent:
@@ -255,8 +256,7 @@ class Link:
     def _take_other(self, entry: tuple[PartitionId, Waiting], result: Any, sinks: dict[int, Sink]) -> None:
         partition, waiting = entry
         op, sink, token = waiting[1], waiting[2], waiting[3]
-        if op[0] == _PUT:
-            self._pending_bytes -= len(op[2])
+        self._pending_bytes -= written_bytes(op)
         if isinstance(result, NotLeader | Moved):
             self._links.dispatcher.take_back(partition, waiting, result, self.server)
         else:
@@ -331,8 +331,7 @@ class Link:
             overdue.append(number)
         for number in overdue:
             _, waiting = self._pending.pop(number)
-            if waiting[1][0] == _PUT:
-                self._pending_bytes -= len(waiting[1][2])
+            self._pending_bytes -= written_bytes(waiting[1])
             self._unknown(waiting, f"{self.server} did not answer within {OPERATION_TIMEOUT_S} s", sinks)
         for sink in sinks.values():
             sink.flush()

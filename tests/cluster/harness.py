@@ -5,8 +5,10 @@ Everything waits for a condition with a deadline; nothing sleeps and hopes. What
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -34,6 +36,7 @@ class Cluster:
         self.directory = directory
         self.local = LocalCluster(directory / "data")
         self._wish = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
+        self._claim: int | None = None
 
     @property
     def file(self) -> ClusterFile:
@@ -49,16 +52,31 @@ class Cluster:
             self.local.up(Wish(data_dir=self.local.data_dir))
             return
         for offset in OFFSETS:
+            claim = claim_ports(offset)
+            if claim is None:
+                continue
             try:
                 self.local.up(Wish(data_dir=self.local.data_dir, port_offset=offset, **self._wish))
+                claim, self._claim = None, claim
                 return
             except ConfigError as error:
                 if "taken by another process" not in str(error):
                     raise
+            finally:
+                if claim is not None:
+                    os.close(claim)
         raise AssertionError("no free ports")
 
     def end(self) -> None:
         """Kill every process, whatever state it is in."""
+        try:
+            self._kill_all()
+        finally:
+            if self._claim is not None:
+                os.close(self._claim)
+                self._claim = None
+
+    def _kill_all(self) -> None:
         try:
             found = self.file
         except ConfigError:
@@ -211,6 +229,20 @@ def running_cluster(directory: Path, *, nodes: int = 3, partitions: int = 3, rep
         yield cluster
     finally:
         cluster.end()
+
+
+def claim_ports(offset: int) -> int | None:
+    """A lock file, open while nobody else on this machine may have these ports; None if somebody has.
+
+    That a port is free says nothing about another test run that found it free at the same moment.
+    """
+    claim = os.open(Path(tempfile.gettempdir()) / f"kvstore-test-ports-{offset}.lock", os.O_CREAT | os.O_RDWR, 0o666)
+    try:
+        fcntl.flock(claim, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(claim)
+        return None
+    return claim
 
 
 def _command_line(pid: int) -> str:

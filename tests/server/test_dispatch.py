@@ -131,6 +131,41 @@ async def test_what_waits_for_a_leader_is_bounded(tmp_path: Path) -> None:
         assert all(isinstance(result, int) for result in await cluster["n1"].sink.wait(*tokens[:5]))
 
 
+async def test_what_waits_for_a_leader_is_bounded_in_bytes_too(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dispatch, "WAITING_BYTES_MAX", 4_500)
+    server = cluster["n1"]
+    large = [commands.append(b"k", b"x" * 990), commands.batch(b"k", (commands.put(b"k", b"x" * 990),))]
+    tokens = [send(server, large[number % 2]) for number in range(8)]
+    results = await server.sink.wait(*tokens[5:])
+    assert all(isinstance(result, Overloaded) for result in results)
+    await cluster.lead("p1", "n1")
+    assert not [result for result in await server.sink.wait(*tokens[:5]) if isinstance(result, StoreError)]
+    monkeypatch.setattr(server.links, "is_clear", lambda *_: False)
+    server.dispatcher._sent_to[P1] = ServerId("n2")
+    tokens = [send(server, large[number % 2]) for number in range(5)]
+    assert not server.sink.results.keys() & set(tokens), "there is room again"
+    monkeypatch.undo()
+    await server.sink.wait(*tokens)
+
+
+async def test_what_is_under_way_to_another_server_is_bounded_in_bytes(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"v"))
+    monkeypatch.setattr(peer_link, "BYTES_IN_FLIGHT_MAX", 3_000)
+    replica.log.is_held = True
+    large = [commands.append(b"k", b"x" * 990), commands.batch(b"k", (commands.put(b"k", b"x" * 990),))]
+    tokens = [send(server, large[number % 2]) for number in range(8)]
+    await wait_until(lambda: has_arrived(cluster["n2"], 2), what="the first are at n2")
+    assert server.links.statistics()["peer_operations_in_flight"] < 5
+    replica.log.let_go()
+    assert not [result for result in await server.sink.wait(*tokens) if isinstance(result, StoreError)]
+
+
 async def test_a_server_that_is_about_to_lead_holds_what_others_send_it(cluster: Servers) -> None:
     replica = await cluster.lead("p1", "n2")
     replica.is_up = False
