@@ -36,7 +36,7 @@ _LOOKS = 5
 _LOGS = ("zookeeper.log", "zookeeper.out")
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
-_PORTS = (21_000, 32_000)
+_PORTS = (10_000, 20_000)
 
 _JARS = (
     *("zookeeper-[0-9]*", "zookeeper-jute-*", "audience-annotations-*", "metrics-core-*", "snappy-java-*"),
