@@ -23,6 +23,7 @@ def build() -> typer.Typer:
         help="A distributed key-value store whose only source of truth is a replicated log.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
+        rich_markup_mode=None,  # brackets in a help text mean themselves
         context_settings={"help_option_names": ["-h", "--help"]},
     )
     app.callback()(_root)

@@ -1,0 +1,50 @@
+"""`--help` of every command, as it is really printed."""
+
+import re
+from collections.abc import Iterator
+
+import click
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from kvstore.cli.main import build
+
+
+def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """The whole tree below `command`, each with the words that call it."""
+    yield path, command
+    for name, child in getattr(command, "commands", {}).items():
+        yield from commands(child, (*path, name))
+
+
+TREE = dict(commands(typer.main.get_command(build())))
+
+
+@pytest.mark.parametrize("path", TREE, ids=lambda path: " ".join(path) or "kvstore")
+def test_help_is_printed_and_says_what_each_option_says(path: tuple[str, ...]) -> None:
+    answer = CliRunner().invoke(build(), [*path, "--help"], env={"COLUMNS": "200"})
+    assert answer.exit_code == 0, answer.output
+    assert answer.exception is None
+    shown = re.sub(r"\s+", " ", answer.output)
+    for parameter in TREE[path].params:
+        text = getattr(parameter, "help", None)
+        if text and not getattr(parameter, "hidden", False):
+            assert re.sub(r"\s+", " ", text) in shown, f"{parameter.name}: {text!r} is not shown as it is written"
+
+
+@pytest.mark.parametrize("path", TREE, ids=lambda path: " ".join(path) or "kvstore")
+def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None:
+    command = TREE[path]
+    assert command.help or path == ()
+    unexplained = [each.name for each in command.params if not getattr(each, "help", None)]
+    assert unexplained == []
+
+
+def test_what_the_design_promises_is_there() -> None:
+    promised = {
+        *("up", "down", "status", "node run", "node drain", "get", "put", "del", "scan", "watch", "load-tree"),
+        *("verify-tree", "ring show", "ring locate", "ledger list", "ledger show", "ledger read", "ledger recover"),
+        *("ledger delete", "bookie list", "bookie cookie", "fsck", "bench run", "bench suite"),
+    }
+    assert promised - {" ".join(path) for path in TREE} == set()
