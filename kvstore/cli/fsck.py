@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json
+from kvstore.errors import StoreError
+
+if TYPE_CHECKING:
+    from kvstore.server.findings import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -15,15 +21,24 @@ def register(app: typer.Typer) -> None:
     app.command()(fsck)
 
 
-def fsck(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
-    """Check every invariant that can be read from outside: lists, ledgers, all copies of all entries, sequences.
+UNCHECKED = 3
 
-    Exits 1 if there is an error. A copy too few is a warning while enough are left, an error otherwise.
+
+def fsck(
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings too.")] = False,
+    notes: Annotated[bool, typer.Option("--notes", help="Show notes too: what is as it should be.")] = False,
+    json: Json = False,
+) -> None:
+    """Check every invariant of a live cluster that can be read from outside: lists, ledgers, every copy of every entry.
+
+    It changes nothing. A copy too few is a warning while enough are left, an error otherwise. Exit code 0: no error,
+    1: errors, 2: wrong usage, 3: the check could not be made, for example because ZooKeeper does not answer.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from kvstore.server.findings import Report
     from kvstore.server.fsck import Fsck
 
     bar = Progress(
@@ -41,15 +56,29 @@ def fsck(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Js
     async def check(tools: Tools) -> Report:
         return await Fsck(tools.env, tools.store, show).run()
 
-    with bar:
-        report = with_tools(data_dir, zookeeper, check)
-    if json:
-        print(as_json(report.document()))
-    else:
-        for finding in report.findings:
-            print(f"{finding.severity.value}: {finding.subject}: {finding.message}")
-        print(
-            f"{report.errors} errors, {report.warnings} warnings; {report.partitions} partitions, "
-            f"{report.ledgers} ledgers, {report.entries} entries, {report.copies} copies"
-        )
-    raise typer.Exit(1 if report.errors else 0)
+    try:
+        with bar:
+            report = with_tools(data_dir, zookeeper, check)
+    except StoreError as error:
+        print(f"kvstore: not checked: {error or type(error).__name__}", file=sys.stderr)
+        raise typer.Exit(UNCHECKED) from None
+    print(as_json(report.document()) if json else as_text(report, notes=notes))
+    raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
+
+
+def as_text(report: Report, *, notes: bool) -> str:
+    """The report for people: what was found, what to do about it, and the verdict last."""
+    from kvstore.server.findings import Severity
+
+    shown = [finding for finding in report.findings if notes or finding.severity is not Severity.NOTE]
+    lines = [f"{finding.severity.value:8} {finding.where}: {finding.message}" for finding in shown]
+    advice = report.advice()
+    if advice:
+        lines += ["", "What to do:", *(f"  - {each}" for each in advice)]
+    looked_at = (
+        f"{report.partitions} partitions, {report.ledgers} ledgers, {report.entries} entries in {report.copies} copies"
+    )
+    hidden = report.count(Severity.NOTE)
+    more = f", {hidden} notes (--notes shows them)" if hidden and not notes else ""
+    counts = f"{report.errors} errors, {report.warnings} warnings{more}; checked {looked_at}"
+    return "\n".join([*lines, *([""] if lines else []), f"{report.verdict}. {counts}"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -15,56 +15,143 @@ from kvstore.wal.ledger_list import LedgerList
 
 
 class Severity(StrEnum):
+    NOTE = "note"
+    """As it should be, and worth knowing."""
     WARNING = "warning"
-    """Nothing is lost, something lacks a copy or is left over."""
+    """Nothing is lost; something is down, lacks a copy or is left over."""
     ERROR = "error"
     """An invariant is broken, or one more failure can lose data."""
 
 
-@dataclass(frozen=True, slots=True)
+RUNS_SHOWN_MAX = 8
+
+START_SERVERS = "Start the servers that are down (`kvstore up` for a local cluster)."
+WAIT_FOR_LEADER = (
+    "A takeover lasts about a second: check again. If a partition stays without a leader, start nodes until two "
+    "bookies and one of its replicas are up; the nodes' logs say what they wait for."
+)
+START_BOOKIES = (
+    "Start the nodes of the bookies that are not up; what they missed is copied to them within a minute. If a disk is "
+    "gone for good: `kvstore bookie decommission ID`."
+)
+WAIT_FOR_COPIES = (
+    "Leaders make missing copies again in the background, a few seconds after a bookie is back: check again in a "
+    "minute. If it stays: `kvstore bookie scrub ID` finds damage, the leader's log says why it cannot copy."
+)
+TOO_FEW_COPIES = (
+    "Start every bookie that is named here before anything else, also one with an old disk: with too few copies the "
+    "next failure can lose data. Delete and decommission nothing."
+)
+REPORT_IT = (
+    "This must not happen: keep the data directories and the logs of all nodes as they are, and report it with the "
+    "output of `kvstore fsck --json`."
+)
+SWEPT = (
+    "Leaders sweep left-overs every few minutes. If it stays for an hour: `kvstore ledger show` and `ledger delete`."
+)
+
+
+@dataclass(slots=True)
 class Finding:
     severity: Severity
     subject: str
-    """For example `p1 ledger=7 entry=41`."""
+    """For example `p1 ledger=7`."""
     message: str
+    advice: str = ""
+    """What an operator does about it; empty: nothing."""
+    runs: list[tuple[int, int]] = field(default_factory=list)
+    """The entries that it is about, as (first, last), rising; empty: not about entries."""
 
-    def document(self) -> dict[str, str]:
-        return {"severity": self.severity.value, "subject": self.subject, "message": self.message}
+    @property
+    def where(self) -> str:
+        """The subject with its entries, for example `p1 ledger=7 entries 0-99 (100)`."""
+        if not self.runs:
+            return self.subject
+        count = sum(last - first + 1 for first, last in self.runs)
+        shown = ",".join(
+            f"{first}-{last}" if last > first else str(first) for first, last in self.runs[:RUNS_SHOWN_MAX]
+        )
+        more = ",…" if len(self.runs) > RUNS_SHOWN_MAX else ""
+        return f"{self.subject} entry {shown}" if count == 1 else f"{self.subject} entries {shown}{more} ({count})"
+
+    def add_entry(self, entry: int) -> None:
+        """It is about this entry as well."""
+        if self.runs and self.runs[-1][1] == entry - 1:
+            self.runs[-1] = (self.runs[-1][0], entry)
+        else:
+            self.runs.append((entry, entry))
+
+    def document(self) -> dict[str, Any]:
+        plain = {"severity": self.severity.value, "subject": self.subject, "message": self.message}
+        return plain | {"entries": [list(run) for run in self.runs], "advice": self.advice}
 
 
 @dataclass(slots=True)
 class Report:
-    """Findings in the order in which they were made, and how much was looked at."""
+    """What was found, the same thing about many entries as one finding, and how much was looked at."""
 
-    findings: list[Finding] = field(default_factory=list)
     partitions: int = 0
     ledgers: int = 0
     entries: int = 0
     copies: int = 0
+    _findings: dict[tuple[Severity, str, str], Finding] = field(default_factory=dict)
 
-    def warn(self, subject: str, message: str) -> None:
-        self.findings.append(Finding(Severity.WARNING, subject, message))
+    def note(self, subject: str, message: str) -> None:
+        self._add(Severity.NOTE, subject, message, "", None)
 
-    def error(self, subject: str, message: str) -> None:
-        self.findings.append(Finding(Severity.ERROR, subject, message))
+    def warn(self, subject: str, message: str, advice: str = "", *, entry: EntryId | None = None) -> None:
+        self._add(Severity.WARNING, subject, message, advice, entry)
+
+    def error(self, subject: str, message: str, advice: str = REPORT_IT, *, entry: EntryId | None = None) -> None:
+        self._add(Severity.ERROR, subject, message, advice, entry)
+
+    def _add(self, severity: Severity, subject: str, message: str, advice: str, entry: EntryId | None) -> None:
+        found = self._findings.setdefault((severity, subject, message), Finding(severity, subject, message, advice))
+        if entry is not None:
+            found.add_entry(entry)
+
+    @property
+    def findings(self) -> list[Finding]:
+        """Errors first, then warnings, then notes; each kind in the order in which it was found."""
+        worst_first = (Severity.ERROR, Severity.WARNING, Severity.NOTE)
+        return sorted(self._findings.values(), key=lambda finding: worst_first.index(finding.severity))
+
+    def advice(self) -> list[str]:
+        """What to do, the most urgent first, each thing once."""
+        return list(dict.fromkeys(finding.advice for finding in self.findings if finding.advice))
+
+    def count(self, severity: Severity) -> int:
+        return sum(finding.severity is severity for finding in self._findings.values())
 
     @property
     def errors(self) -> int:
-        return sum(finding.severity is Severity.ERROR for finding in self.findings)
+        return self.count(Severity.ERROR)
 
     @property
     def warnings(self) -> int:
-        return len(self.findings) - self.errors
+        return self.count(Severity.WARNING)
+
+    @property
+    def verdict(self) -> str:
+        """All of it in one sentence."""
+        if self.errors:
+            return "NOT SOUND: an invariant is broken, or data has too few copies"
+        if self.warnings:
+            return "Nothing is lost, but something wants attention"
+        return "All is well"
 
     def document(self) -> dict[str, Any]:
         return {
+            "verdict": self.verdict,
             "errors": self.errors,
             "warnings": self.warnings,
+            "notes": self.count(Severity.NOTE),
             "partitions": self.partitions,
             "ledgers": self.ledgers,
             "entries": self.entries,
             "copies": self.copies,
             "findings": [finding.document() for finding in self.findings],
+            "advice": self.advice(),
         }
 
 
@@ -88,22 +175,41 @@ def check_list(
             report.error(subject, f"is {metadata.state.name}; only the last two of a list may be")
 
 
+def check_quorum(report: Report, subject: str, metadata: LedgerMetadata, wanted: int) -> None:
+    """A closed ledger of fewer copies than `wanted` was written while a bookie was away, and keeps as many."""
+    if metadata.state is LedgerState.CLOSED and metadata.quorum.write < wanted:
+        report.note(subject, f"was written while bookies were away: {metadata.quorum.write} copies until it is trimmed")
+
+
 def check_copies(
-    report: Report, subject: str, metadata: LedgerMetadata, entry: EntryId, payloads: Mapping[BookieId, bytes | None]
+    report: Report,
+    subject: str,
+    metadata: LedgerMetadata,
+    entry: EntryId,
+    payloads: Mapping[BookieId, bytes | None],
+    is_up: Callable[[BookieId], bool] = lambda _: True,
 ) -> None:
     """The copies of one entry, by bookie of its write set; None where there is no good one (L11, L15)."""
     good = [payload for payload in payloads.values() if payload is not None]
     report.entries += 1
     report.copies += len(good)
-    where = f"{subject} entry={entry}"
     if len(set(good)) > 1:
-        report.error(where, f"{len(set(good))} different payloads are stored for it")
-    missing = ", ".join(bookie for bookie, payload in payloads.items() if payload is None)
+        report.error(subject, f"bookies hold {len(set(good))} different payloads of the same entry", entry=entry)
+    lacking = [bookie for bookie, payload in payloads.items() if payload is None]
+    missing = ", ".join(bookie if is_up(bookie) else f"{bookie} (not up)" for bookie in lacking)
     quorum = metadata.quorum
+    what = f"{len(good)} of {quorum.write} copies; none at {missing}"
     if len(good) < quorum.ack:
-        report.error(where, f"{len(good)} good copies, want {quorum.ack} at least; none at {missing}")
+        report.error(subject, f"{what}; {quorum.ack} are needed", TOO_FEW_COPIES, entry=entry)
     elif len(good) < quorum.write:
-        report.warn(where, f"{len(good)} good copies of {quorum.write}; none at {missing}")
+        advice = WAIT_FOR_COPIES if all(map(is_up, lacking)) else START_BOOKIES
+        report.warn(subject, what, advice, entry=entry)
+
+
+def check_length(report: Report, subject: str, metadata: LedgerMetadata, found_bytes: int) -> None:
+    """A closed ledger's length is what its entries hold; `found_bytes` counts all of them."""
+    if metadata.state is LedgerState.CLOSED and metadata.length != found_bytes:
+        report.error(subject, f"its metadata says {metadata.length} bytes, its entries hold {found_bytes}")
 
 
 class Sequences:
@@ -119,25 +225,30 @@ class Sequences:
         if exact and self._next is not None and self._next != first_seq:
             self._report.error(str(self._partition), f"a ledger is listed from {first_seq}, the log is at {self._next}")
 
-    def add(self, subject: str, payload: bytes) -> None:
+    def skip(self) -> None:
+        """What comes next could not be read: the log goes on at any sequence."""
+        self._next = None
+
+    def add(self, subject: str, number: EntryId, payload: bytes) -> None:
         """The log's next entry."""
         try:
             entry = entries.decode(payload)
         except Corrupted as error:
-            self._report.error(subject, str(error))
+            self._report.error(subject, str(error), entry=number)
             return
         if entry.partition != self._partition:
-            self._report.error(subject, f"belongs to partition {entry.partition}")
+            self._report.error(subject, f"belongs to partition {entry.partition}", entry=number)
         if self._next is not None and entry.first_seq != self._next:
-            self._report.error(subject, f"begins at sequence {entry.first_seq}, the log is at {self._next}")
+            message = f"begins at sequence {entry.first_seq}, the log is at {self._next}"
+            self._report.error(subject, message, entry=number)
         if entry.epoch < self._epoch:
-            self._report.error(subject, f"has epoch {entry.epoch} after epoch {self._epoch}")
+            self._report.error(subject, f"has epoch {entry.epoch} after epoch {self._epoch}", entry=number)
         self._next, self._epoch = entry.last_seq + 1, entry.epoch
 
 
 def orphans(
-    listed: Sequence[LedgerId], all_ids: Sequence[LedgerId], owners: Mapping[LedgerId, str]
-) -> list[tuple[LedgerId, str]]:
+    listed: Sequence[LedgerId], all_ids: Sequence[LedgerId], owners: Mapping[LedgerId, PartitionId]
+) -> list[tuple[LedgerId, PartitionId]]:
     """Ledgers that a partition made (`owners`) and no list names."""
     known = set(listed)
     return [(ledger, owners[ledger]) for ledger in all_ids if ledger not in known and ledger in owners]

@@ -7,7 +7,7 @@ reported: a list may have been trimmed, and the third copy of an entry may be a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 
 from kvstore.env import Env
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode
@@ -16,19 +16,35 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerManager
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
+from kvstore.partition.election import LeaderRecord, Published
 from kvstore.proto.digest import EntryDigest
 from kvstore.ring import Ring, decode
-from kvstore.server.findings import Report, Sequences, check_copies, check_list, orphans
+from kvstore.server.findings import (
+    START_SERVERS,
+    SWEPT,
+    WAIT_FOR_LEADER,
+    Report,
+    Sequences,
+    check_copies,
+    check_length,
+    check_list,
+    check_quorum,
+    orphans,
+)
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
+from kvstore.wal.config import LogConfig
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
 
 ENTRIES_AT_ONCE = 32
 AGAIN_S = 0.5
 AGAIN_MAX = 6
 """How often, and for how long in all, a copy that is not there yet is waited for."""
+
+FOUND_IT = "Found it: `kvstore up` for a local cluster, `kvstore cluster init` for another."
 
 Progress = Callable[[str, int, int], None]
 """(what is checked, entries done, entries in all)."""
@@ -92,7 +108,7 @@ class Fsck:
             data, _ = await self._store.get(paths.RING)
             return decode(data)
         except NoSuchNode:
-            self.report.error("ring", "there is none: this cluster was never started")
+            self.report.error("ring", "there is none: this cluster was never founded", FOUND_IT)
         except Corrupted as error:
             self.report.error("ring", str(error))
         return None
@@ -116,17 +132,18 @@ class Fsck:
                 await self._ledger(partition, found[each.id], sequences)
 
     async def _replicas(self, partition: PartitionId, replicas: Sequence[ServerId]) -> None:
-        claims = Claims(self._store, partition, ServerId("fsck"))
+        published: dict[ServerId, Published] = {}
         try:
-            leader, published = await claims.leader(), await claims.published()
-        except (NoSuchNode, Corrupted) as error:
+            published = await Claims(self._store, partition, ServerId("fsck")).published()
+            LeaderRecord.decode((await self._store.get(paths.partition_leader(partition)))[0])
+        except NoSuchNode:
+            self.report.warn(str(partition), "has no leader just now", WAIT_FOR_LEADER)
+        except Corrupted as error:
             self.report.error(str(partition), f"its election cannot be read: {error!r}")
             return
-        if leader is None:
-            self.report.warn(str(partition), "has no leader just now")
         missing = ", ".join(server for server in replicas if server not in published)
         if missing:
-            self.report.warn(str(partition), f"replicas not up: {missing}")
+            self.report.warn(str(partition), f"replicas not up: {missing}", START_SERVERS)
 
     async def _metadata(self, listed: Sequence[Listed]) -> dict[LedgerId, LedgerMetadata]:
         found: dict[LedgerId, LedgerMetadata] = {}
@@ -144,23 +161,32 @@ class Fsck:
     async def _ledger(self, partition: PartitionId, metadata: LedgerMetadata, sequences: Sequences) -> None:
         self.report.ledgers += 1
         subject = f"{partition} ledger={metadata.ledger}"
+        check_quorum(self.report, subject, metadata, min(LogConfig().quorum.write, len(self._view.current.all)))
         copies = LedgerCopies(self._bookies, metadata)
         last = await copies.last_entry()
-        first = EntryId(0)
-        while first <= last:
-            end = min(first + ENTRIES_AT_ONCE, last + 1)
-            reading = [
-                self._env.nursery.spawn(self._copies(copies, EntryId(entry)), name="fsck copies")
-                for entry in range(first, end)
-            ]
-            for entry, task in enumerate(reading, first):
-                payloads: dict[BookieId, bytes | None] = await task
-                check_copies(self.report, subject, metadata, EntryId(entry), payloads)
-                payload = next((each for each in payloads.values() if each is not None), None)
-                if payload is not None:
-                    sequences.add(f"{subject} entry={entry}", payload)
-            first = EntryId(end)
-            self._progress(subject, first, last + 1)
+        read, bytes_read = 0, 0
+        async for entry, payloads in self._entries(copies, last):
+            payload = next((each for each in payloads.values() if each is not None), None)
+            if payload is None and await self._is_gone(metadata.ledger):
+                sequences.skip()
+                return  # trimmed while we read
+            check_copies(self.report, subject, metadata, entry, payloads, self._is_up)
+            if payload is not None:
+                sequences.add(subject, entry, payload)
+                read, bytes_read = read + 1, bytes_read + len(payload)
+            self._progress(subject, entry + 1, last + 1)
+        if read == last + 1:
+            check_length(self.report, subject, metadata, bytes_read)
+
+    async def _entries(
+        self, copies: LedgerCopies, last: EntryId
+    ) -> AsyncIterator[tuple[EntryId, dict[BookieId, bytes | None]]]:
+        """Every entry up to `last` with its copies, some read at a time."""
+        for first in range(0, last + 1, ENTRIES_AT_ONCE):
+            entries = [EntryId(entry) for entry in range(first, min(first + ENTRIES_AT_ONCE, last + 1))]
+            reading = [self._env.nursery.spawn(self._copies(copies, entry), name="fsck copies") for entry in entries]
+            for entry, task in zip(entries, reading, strict=True):
+                yield entry, await task
 
     async def _copies(self, copies: LedgerCopies, entry: EntryId) -> dict[BookieId, bytes | None]:
         payloads: dict[BookieId, bytes | None] = dict.fromkeys(copies.metadata.write_set(entry))
@@ -169,23 +195,29 @@ class Fsck:
                 await asyncio.sleep(AGAIN_S)
             for bookie in [bookie for bookie, payload in payloads.items() if payload is None]:
                 payloads[bookie] = await copies.read(bookie, entry)
-            if None not in payloads.values() or not self._all_registered(payloads):
+            if None not in payloads.values() or not all(map(self._is_up, payloads)):
                 break
         return payloads
 
-    def _all_registered(self, bookies: dict[BookieId, bytes | None]) -> bool:
-        return all(bookie in self._view.current.all for bookie in bookies)
+    async def _is_gone(self, ledger: LedgerId) -> bool:
+        try:
+            await self._ledgers.read(ledger)
+        except NoSuchLedger:
+            return True
+        return False
+
+    def _is_up(self, bookie: BookieId) -> bool:
+        return bookie in self._view.current.all
 
     # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _orphans(self, ring: Ring) -> None:
-        listed: list[LedgerId] = []
         all_ids = await self._ledgers.list_ids()
-        for partition in sorted(ring.partitions):
-            ledgers, _ = await self._lists.read(partition, latest=True)
-            listed += [each.id for each in ledgers.ledgers]
-        owners: dict[LedgerId, str] = {}
-        for ledger in [ledger for ledger in all_ids if ledger not in set(listed)]:
+        listed = await self._listed(ring)
+        owners: dict[LedgerId, PartitionId] = {}
+        young: dict[LedgerId, bool] = {}
+        now_ms, spared_ms = self._env.clock.wall_ms(), int(LogConfig().orphan_age_s * 2000)
+        for ledger in [ledger for ledger in all_ids if ledger not in listed]:
             try:
                 metadata, _ = await self._ledgers.read(ledger)
             except (NoSuchLedger, Corrupted):
@@ -196,5 +228,23 @@ class Fsck:
             maker = owner_of(metadata)
             if maker is not None:
                 owners[ledger] = maker
-        for ledger, owner in orphans(listed, all_ids, owners):
-            self.report.warn(f"{owner} ledger={ledger}", "was made for this partition and is not in its list")
+                young[ledger] = now_ms - metadata.ctime_ms < spared_ms
+        for ledger, owner in orphans(sorted(await self._listed(ring)), all_ids, owners):
+            subject, message = f"{owner} ledger={ledger}", "was made for this partition and is not in its list"
+            if young[ledger]:
+                self.report.note(subject, f"{message}; swept a few minutes after it was made")
+            elif await self._is_held(PartitionId(owner), ledger):
+                self.report.note(subject, f"{message}; held by a pin (a snapshot, a feed or a move)")
+            else:
+                self.report.warn(subject, message, SWEPT)
+
+    async def _listed(self, ring: Ring) -> set[LedgerId]:
+        found: set[LedgerId] = set()
+        for partition in sorted(ring.partitions):
+            ledgers, _ = await self._lists.read(partition, latest=True)
+            found.update(each.id for each in ledgers.ledgers)
+        return found
+
+    async def _is_held(self, partition: PartitionId, ledger: LedgerId) -> bool:
+        oldest = await Pins(self._store, self._lists).oldest(partition, 0)
+        return oldest is not None and ledger >= oldest

@@ -1,7 +1,19 @@
 """What a check of the whole cluster must notice."""
 
 from kvstore.partition.entry import Entry, Kind, control
-from kvstore.server.findings import Report, Sequences, Severity, check_copies, check_list, orphans
+from kvstore.server.findings import (
+    START_BOOKIES,
+    TOO_FEW_COPIES,
+    WAIT_FOR_COPIES,
+    Report,
+    Sequences,
+    Severity,
+    check_copies,
+    check_length,
+    check_list,
+    check_quorum,
+    orphans,
+)
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
 from kvstore.wal.ledger_list import LedgerList
 
@@ -25,7 +37,7 @@ def list_of(*numbers: int) -> LedgerList:
 
 
 def findings(report: Report) -> list[tuple[Severity, str]]:
-    return [(finding.severity, finding.subject) for finding in report.findings]
+    return [(finding.severity, finding.where) for finding in report.findings]
 
 
 def test_a_list_whose_last_two_are_open_is_sound() -> None:
@@ -53,14 +65,55 @@ def test_copies_below_the_write_quorum_are_a_warning_and_below_the_ack_quorum_an
     check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"x", B3: b"x"})
     check_copies(report, "p1", ledger(1), EntryId(1), {B1: b"x", B2: None, B3: b"x"})
     check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
-    assert findings(report) == [(Severity.WARNING, "p1 entry=1"), (Severity.ERROR, "p1 entry=2")]
+    assert findings(report) == [(Severity.ERROR, "p1 entry 2"), (Severity.WARNING, "p1 entry 1")]
     assert (report.entries, report.copies) == (3, 6)
 
 
 def test_two_payloads_of_one_entry_are_an_error() -> None:
     report = Report()
     check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"y", B3: b"x"})
-    assert findings(report) == [(Severity.ERROR, "p1 entry=0")]
+    assert findings(report) == [(Severity.ERROR, "p1 entry 0")]
+
+
+def test_the_same_about_many_entries_is_one_finding() -> None:
+    report = Report()
+    for entry in (0, 1, 2, 5, 6, 9):
+        check_copies(report, "p1 ledger=1", ledger(1), EntryId(entry), {B1: b"x", B2: None, B3: b"x"})
+    assert findings(report) == [(Severity.WARNING, "p1 ledger=1 entries 0-2,5-6,9 (6)")]
+    assert report.document()["findings"][0]["entries"] == [[0, 2], [5, 6], [9, 9]]
+
+
+def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
+    report = Report()
+    payloads = {B1: b"x", B2: None, B3: b"x"}
+    check_copies(report, "p1", ledger(1), EntryId(0), payloads, lambda bookie: bookie != B2)
+    check_copies(report, "p1", ledger(1), EntryId(1), payloads)
+    check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
+    assert [finding.message for finding in report.findings] == [
+        "1 of 3 copies; none at b2, b3; 2 are needed",
+        "2 of 3 copies; none at b2 (not up)",
+        "2 of 3 copies; none at b2",
+    ]
+    assert report.advice() == [TOO_FEW_COPIES, START_BOOKIES, WAIT_FOR_COPIES]
+
+
+def test_two_copies_of_a_ledger_that_was_to_have_two_are_a_note_and_no_warning() -> None:
+    report = Report()
+    two = LedgerMetadata(LedgerId(1), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),))
+    check_quorum(report, "p1 ledger=1", two, 3)
+    assert report.findings == []
+    check_quorum(report, "p1 ledger=1", two.closed(EntryId(4), 100), 3)
+    check_quorum(report, "p1 ledger=2", closed(2), 3)
+    assert findings(report) == [(Severity.NOTE, "p1 ledger=1")]
+    assert (report.errors, report.warnings, report.verdict) == (0, 0, "All is well")
+
+
+def test_a_closed_ledger_whose_entries_hold_more_or_less_than_it_says_is_an_error() -> None:
+    for found_bytes, errors in ((100, 0), (99, 1), (101, 1)):
+        report = Report()
+        check_length(report, "p1 ledger=1", closed(1), found_bytes)
+        check_length(report, "p1 ledger=2", ledger(2), found_bytes)
+        assert report.errors == errors
 
 
 def puts(first: int, count: int, *, epoch: int = 1, partition: PartitionId = P) -> bytes:
@@ -75,9 +128,9 @@ def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
     log = Sequences(report, P)
     log.begin(1, exact=True)
     for payload in (control(P, 1, 1, 1, Kind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
-        log.add("entry", payload)
+        log.add("ledger", EntryId(0), payload)
     log.begin(5, exact=True)
-    log.add("entry", puts(5, 2, epoch=2))
+    log.add("ledger", EntryId(3), puts(5, 2, epoch=2))
     assert report.findings == []
 
 
@@ -85,15 +138,15 @@ def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
     for bad in (puts(3, 1), puts(2, 1, epoch=0), puts(2, 1, partition=PartitionId("p2")), b"\xff"):
         report = Report()
         log = Sequences(report, P)
-        log.add("first", puts(1, 1))
-        log.add("second", bad)
+        log.add("ledger", EntryId(0), puts(1, 1))
+        log.add("ledger", EntryId(1), bad)
         assert report.errors == 1, bad
 
 
 def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact() -> None:
     report = Report()
     log = Sequences(report, P)
-    log.add("first", puts(1, 3))
+    log.add("ledger", EntryId(0), puts(1, 3))
     log.begin(3, exact=False)
     assert report.errors == 0
     log.begin(3, exact=True)
@@ -102,5 +155,5 @@ def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact()
 
 def test_orphans_are_ledgers_of_a_partition_that_no_list_names() -> None:
     ids = [LedgerId(1), LedgerId(2), LedgerId(3)]
-    owners = {LedgerId(1): "p1", LedgerId(2): "p1"}
-    assert orphans([LedgerId(1)], ids, owners) == [(LedgerId(2), "p1")]
+    owners = {LedgerId(1): P, LedgerId(2): P}
+    assert orphans([LedgerId(1)], ids, owners) == [(LedgerId(2), P)]
