@@ -2,29 +2,49 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from typing import Any
+
 import orjson
 from sortedcontainers import SortedDict
 
 from kvstore.errors import Corrupted
+from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
-FORMAT = 1
+FORMAT = 2
+"""1 had `"tokens": [[token, index of owner], …]` and nothing but version, partitions and tokens. It is read; the first
+change writes this one."""
+
+_STATES = {MoveState.PLANNED: "p", MoveState.COPYING: "c", MoveState.CANCELLING: "x", MoveState.FLIPPED: "f"}
+_STATE_OF = {letter: state for state, letter in _STATES.items()}
 
 
 def encode(ring: Ring) -> bytes:
-    """`{"format", "version", "partitions": [{"id", "state", "replicas"}], "tokens": [[token, index of partition]],
-    "moves": []}`."""
+    """`{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?}], "tokens": [the first, then each
+    one's distance from the one before], "owners": [index of partition], "moves": [[id, index of token, index of source,
+    index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired"}`."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
-    members = (ring.partitions[partition] for partition in ids)
+    ends = list(ring.tokens)
+    place = {end: number for number, end in enumerate(ends)} if ring.moves else {}
     return orjson.dumps(
         {
             "format": FORMAT,
             "version": ring.version,
-            "partitions": [{"id": m.id, "state": m.state.value, "replicas": list(m.replicas)} for m in members],
-            "tokens": [[token, index[owner]] for token, owner in ring.tokens.items()],
-            "moves": [],
+            "partitions": [_member(ring.partitions[partition]) for partition in ids],
+            "tokens": [end - before for before, end in zip([0, *ends], ends, strict=False)],
+            "owners": [index[owner] for owner in ring.tokens.values()],
+            "moves": [
+                [move.id, place[move.end], index[move.source], index[move.target], _STATES[move.state], move.attempt]
+                for move in ring.moves.values()
+            ],
+            "next_move": ring.next_move,
+            "pace": ring.pace,
+            "journey": ring.journey,
+            "draining": ring.draining,
+            "retired": ring.retired,
         }
     )
 
@@ -33,13 +53,54 @@ def decode(data: bytes) -> Ring:
     """Raises Corrupted for an unknown format, by number, and for anything that is not a ring."""
     try:
         document = orjson.loads(data)
-        if document["format"] != FORMAT:
-            raise Corrupted(f"ring: want format {FORMAT}, got {document['format']}")
-        members = [
-            Member(PartitionId(p["id"]), tuple(ServerId(r) for r in p["replicas"]), PartitionState(p["state"]))
-            for p in document["partitions"]
-        ]
-        tokens = SortedDict({token: members[owner].id for token, owner in document["tokens"]})
-        return Ring(document["version"], {member.id: member for member in members}, tokens)
-    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError) as error:
+        if document["format"] not in (1, FORMAT):
+            raise Corrupted(f"ring: want format 1 or {FORMAT}, got {document['format']}")
+        return _first_format(document) if document["format"] == 1 else _ring(document)
+    except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
         raise Corrupted(f"ring: not a ring document: {error!r}") from error
+
+
+def _member(member: Member) -> dict[str, Any]:
+    document: dict[str, Any] = {"id": member.id, "state": member.state.value, "replicas": member.replicas}
+    if member.replacing:
+        document["replacing"] = member.replacing
+    return document
+
+
+def _members(document: dict[str, Any]) -> list[Member]:
+    return [
+        Member(
+            PartitionId(p["id"]),
+            tuple(ServerId(r) for r in p["replicas"]),
+            PartitionState(p["state"]),
+            tuple((ServerId(newcomer), ServerId(leaving)) for newcomer, leaving in p.get("replacing", ())),
+        )
+        for p in document["partitions"]
+    ]
+
+
+def _ring(document: dict[str, Any]) -> Ring:
+    members = _members(document)
+    ids = [member.id for member in members]
+    ends = list(accumulate(document["tokens"]))
+    moves = [
+        Move(MoveId(id), ids[source], ids[target], ends[place - 1], ends[place], _STATE_OF[state], attempt)
+        for id, place, source, target, state, attempt in document["moves"]
+    ]
+    return Ring(
+        document["version"],
+        {member.id: member for member in members},
+        SortedDict(zip(ends, (ids[owner] for owner in document["owners"]), strict=True)),
+        {move.id: move for move in moves},
+        MoveId(document["next_move"]),
+        Pace(**document["pace"]),
+        Journey(**document["journey"]),
+        tuple(ServerId(server) for server in document["draining"]),
+        tuple(PartitionId(partition) for partition in document["retired"]),
+    )
+
+
+def _first_format(document: dict[str, Any]) -> Ring:
+    members = _members(document)
+    tokens = SortedDict({token: members[owner].id for token, owner in document["tokens"]})
+    return Ring(document["version"], {member.id: member for member in members}, tokens)

@@ -1,7 +1,8 @@
 """The ring: which partition owns a token. Pure and immutable; a new version is built aside and swapped in whole.
 
 Each token closes a range that starts after the token before it: (previous token, token]. The range after the last token
-wraps round to the first.
+wraps round to the first. A planned move is one such range, so a change of owner is a change of one token's owner, and
+every token has exactly one owner in every version. Partitions that join own nothing until their first move is through.
 """
 
 from __future__ import annotations
@@ -10,18 +11,24 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
 from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.moves import FIRST_MOVE, Journey, Move, MoveId, MoveState, Pace
 from kvstore.types import PartitionId, ServerId
 
 
 class PartitionState(StrEnum):
     SERVING = "serving"
     JOINING = "joining"
+    """Ranges that were planned for it when it was added are still on their way."""
     LEAVING = "leaving"
+    """All that it owns is planned to go to others."""
+    RETIRED = "retired"
+    """Owns nothing and never will again: its replicas stop, then its log goes, then its place in the ring."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +37,17 @@ class Member:
 
     id: PartitionId
     replicas: tuple[ServerId, ...]
-    """In order of preference for the lead."""
+    """In order of preference for the lead; newcomers included."""
     state: PartitionState = PartitionState.SERVING
+    replacing: tuple[tuple[ServerId, ServerId], ...] = ()
+    """(newcomer, the replica that goes once the newcomer has caught up); both are in `replicas`."""
 
     def __post_init__(self) -> None:
         if len(set(self.replicas)) != len(self.replicas):
             raise ValueError(f"partition {self.id}: want replicas on distinct servers, got {self.replicas}")
+        named = [server for pair in self.replacing for server in pair]
+        if len(set(named)) != len(named) or not set(named) <= set(self.replicas):
+            raise ValueError(f"partition {self.id}: want distinct replicas of its own replaced, got {self.replacing}")
 
 
 class TokenRange(NamedTuple):
@@ -58,6 +70,15 @@ class Ring:
     partitions: Mapping[PartitionId, Member]
     tokens: SortedDict[int, PartitionId]
     """Never changed after construction."""
+    moves: Mapping[MoveId, Move] = field(default_factory=lambda: MappingProxyType({}))
+    """Those that are not done, by id."""
+    next_move: MoveId = FIRST_MOVE
+    pace: Pace = field(default_factory=Pace)
+    journey: Journey = field(default_factory=Journey)
+    draining: tuple[ServerId, ...] = ()
+    """Servers that shall hold no replicas: theirs go elsewhere, and no new ones come. Sorted."""
+    retired: tuple[PartitionId, ...] = ()
+    """Ids that were in the ring and are never used again: clients may hold their session tokens. Sorted."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 
@@ -73,6 +94,22 @@ class Ring:
         # The range that wraps is listed twice, so that a lookup is one bisection without a special case.
         object.__setattr__(self, "_bounds", [*self.tokens.keys(), TOKENS])
         object.__setattr__(self, "_owners", [*self.tokens.values(), self.tokens.peekitem(0)[1]])
+        for move in self.moves.values():
+            self._check_move(move)
+        if len({move.end for move in self.moves.values()}) != len(self.moves):
+            raise ValueError(f"ring version {self.version}: two moves of one range")
+
+    def _check_move(self, move: Move) -> None:
+        place = bisect_left(self._bounds, move.end)
+        owner = move.target if move.state is MoveState.FLIPPED else move.source
+        if self._bounds[place] != move.end or self._bounds[place - 1 if place else -2] != move.start:
+            raise ValueError(
+                f"move {move.id}: ({move.start}, {move.end}] is not a range of ring version {self.version}"
+            )
+        if self._owners[place] != owner:
+            raise ValueError(f"move {move.id}: want {owner} to own its range, got {self._owners[place]}")
+        if move.id >= self.next_move or not {move.source, move.target} <= set(self.partitions):
+            raise ValueError(f"move {move.id}: of an unknown partition, or beyond the next id {self.next_move}")
 
     def owner_of(self, token: int) -> PartitionId:
         """The partition that owns a token."""

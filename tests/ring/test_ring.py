@@ -7,6 +7,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.errors import Corrupted
 from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
+from kvstore.ring.balance import Balance
 from kvstore.types import PartitionId, ServerId
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
@@ -74,7 +75,7 @@ def test_a_ring_survives_its_encoding() -> None:
 
 
 def test_a_ring_of_an_unknown_format_is_refused_by_number() -> None:
-    with pytest.raises(Corrupted, match="want format 1, got 7"):
+    with pytest.raises(Corrupted, match="want format 1 or 2, got 7"):
         decode(b'{"format": 7}')
 
 
@@ -103,3 +104,16 @@ def test_replicas_go_to_distinct_zones_first() -> None:
 def test_more_replicas_than_servers_are_refused() -> None:
     with pytest.raises(ValueError, match="want 1 to 3 replicas"):
         place_replicas(SERVERS, 4, {}, {})
+
+
+def test_rings_of_every_size_up_to_a_thousand_are_balanced() -> None:
+    ring = new_ring(ids(1), SERVERS, 3)
+    balance = Balance(ring.ranges(), ring.partitions)
+    owned = dict.fromkeys(ring.partitions, TOKENS)
+    for count, newcomer in enumerate(ids(1000)[1:], start=2):
+        before = len(balance.owners)
+        balance.join(newcomer)
+        owned = balance.loads()
+        assert sum(owned.values()) == TOKENS
+        assert max(owned.values()) * count <= 1.05 * TOKENS, f"{count} partitions"
+        assert len(balance.owners) - before <= 33, f"{count} partitions"

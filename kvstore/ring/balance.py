@@ -1,0 +1,128 @@
+"""How much of the ring each partition shall own: which ranges a newcomer takes, where those of a leaver go. Pure and
+deterministic.
+
+A joining partition takes up to SLICES_MAX slices, each from the largest range of the most loaded partition; no donor
+goes below the new mean. It takes more only where somebody would be left with a twentieth more than the mean. So every
+partition's share stays near the mean without the hundreds of random tokens per partition that it would otherwise take,
+and a join moves no more than the newcomer's own share.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+
+from kvstore.ring.hashing import TOKENS
+from kvstore.ring.ring import TokenRange
+from kvstore.types import PartitionId
+
+SLICES_MAX = 16
+_TOLERANCE = 20
+"""No partition shall own more than this part of the mean above it."""
+_SLACK = 64
+"""A receiver may go this part of the mean above it, so that no crumbs are cut off."""
+_Heap = list[tuple[int, int]]
+"""Of (-size, end) of ranges."""
+
+
+class Balance:
+    """A worksheet of shares. `owners` of what has changed, by the end of the range, in the order of the changes."""
+
+    def __init__(
+        self, ranges: Iterable[TokenRange], active: Iterable[PartitionId], fixed: frozenset[int] = frozenset()
+    ) -> None:
+        """`active` partitions give and take; ranges whose ends are `fixed` count for their owners but stay."""
+        self.owners: dict[int, PartitionId] = {}
+        self._heaps: dict[PartitionId, _Heap] = {partition: [] for partition in active}
+        self._loads: dict[PartitionId, int] = dict.fromkeys(self._heaps, 0)
+        self._beside: dict[int, PartitionId] = {}
+        """Owner of the range that ends at a token."""
+        self._after: dict[int, PartitionId] = {}
+        """Owner of the range that starts after a token."""
+        for span in ranges:
+            self._after[span.start] = self._beside[span.end] = span.owner
+            if span.owner in self._heaps:
+                self._loads[span.owner] += span.size
+                if span.end not in fixed:
+                    self._heaps[span.owner].append((-span.size, span.end))
+        for heap in self._heaps.values():
+            heapq.heapify(heap)
+
+    def loads(self) -> dict[PartitionId, int]:
+        """How many tokens each active partition owns."""
+        return dict(self._loads)
+
+    def join(self, newcomer: PartitionId) -> None:
+        """Give the newcomer its share, each slice cut from the start of another's range."""
+        mean = TOKENS // (len(self._heaps) + 1)
+        high = mean + mean // _TOLERANCE
+        loads = [(-load, partition) for partition, load in self._loads.items()]
+        heapq.heapify(loads)
+        taken: _Heap = []
+        need = mean
+        slices_left = max(SLICES_MAX, sum(load > high for load in self._loads.values()))
+        while slices_left and need > 0 and loads:
+            load, donor = loads[0]
+            heap = self._heaps[donor]
+            if not heap:
+                heapq.heappop(loads)  # all that it owns is on the move
+                continue
+            size, end = heapq.heappop(heap)
+            give = min(max(-load - mean, 0), max(need // slices_left, -load - high, 1), -size - 1)
+            slices_left -= 1
+            if give <= 0:
+                heapq.heappush(heap, (size, end))
+                break
+            start = (end + size) % TOKENS
+            self._assign(start, start + give, newcomer)
+            self._after[(start + give) % TOKENS] = donor
+            taken.append((-give, (start + give) % TOKENS))
+            need -= give
+            heapq.heappush(heap, (size + give, end))
+            self._loads[donor] -= give
+            heapq.heapreplace(loads, (load + give, donor))
+        heapq.heapify(taken)
+        self._heaps[newcomer] = taken
+        self._loads[newcomer] = mean - need
+
+    def leave(self, leavers: Iterable[PartitionId]) -> None:
+        """Spread the leavers' ranges, largest first: whole to a neighbour that has room, else to the least loaded,
+        cut where it would exceed the mean."""
+        ranges: _Heap = []
+        for leaver in leavers:
+            ranges += self._heaps.pop(leaver)
+            del self._loads[leaver]
+        heapq.heapify(ranges)
+        mean = -(-TOKENS // len(self._heaps))
+        slack = mean // _SLACK
+        loads = [(load, partition) for partition, load in self._loads.items()]
+        heapq.heapify(loads)
+        while ranges:
+            size, end = heapq.heappop(ranges)
+            start = (end + size) % TOKENS
+            receiver = self._neighbour_with_room(start, end, mean + slack + size)
+            if receiver is None:
+                load, receiver = self._least_loaded(loads)
+                give = -size if -size <= mean + slack - load else max(mean - load, slack, 1)
+                if give < -size:
+                    heapq.heappush(ranges, (size + give, end))
+                    end = (start + give) % TOKENS
+            self._assign(start, end, receiver)
+            self._loads[receiver] += (end - start) % TOKENS or TOKENS
+            heapq.heappush(loads, (self._loads[receiver], receiver))
+
+    def _least_loaded(self, loads: list[tuple[int, PartitionId]]) -> tuple[int, PartitionId]:
+        while True:
+            load, partition = heapq.heappop(loads)
+            if self._loads[partition] == load:
+                return load, partition
+            # The neighbour of some range has taken it meanwhile.
+
+    def _neighbour_with_room(self, start: int, end: int, load_max: int) -> PartitionId | None:
+        for owner in (self._beside.get(start), self._after.get(end)):
+            if owner is not None and self._loads.get(owner, load_max + 1) <= load_max:
+                return owner
+        return None
+
+    def _assign(self, start: int, end: int, owner: PartitionId) -> None:
+        self.owners[end % TOKENS] = self._beside[end % TOKENS] = self._after[start] = owner

@@ -1,0 +1,69 @@
+"""Which servers hold a partition's replicas: distinct servers, distinct zones where there are any, least loaded first.
+Pure and deterministic."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from kvstore.ring.ring import Member, PartitionState
+from kvstore.types import PartitionId, ServerId
+
+
+def place_replicas(
+    servers: Mapping[ServerId, str], count: int, replicas: Mapping[ServerId, int], leads: Mapping[ServerId, int]
+) -> tuple[ServerId, ...]:
+    """Servers for one partition, the preferred leader first: zones that have none yet before others, then those with
+    the fewest replicas (`replicas`), then by name; among the chosen the one that leads least (`leads`) comes first."""
+    if not 1 <= count <= len(servers):
+        raise ValueError(f"want 1 to {len(servers)} replicas on as many servers, got {count}")
+    chosen: list[ServerId] = []
+    while len(chosen) < count:
+        chosen.append(_best(servers, chosen, replicas))
+    first = min(chosen, key=lambda server: (leads.get(server, 0), server))
+    turn = chosen.index(first)
+    return (*chosen[turn:], *chosen[:turn])
+
+
+def place_members(
+    partitions: Iterable[PartitionId],
+    servers: Mapping[ServerId, str],
+    count: int,
+    present: Iterable[Member] = (),
+    state: PartitionState = PartitionState.SERVING,
+) -> list[Member]:
+    """Members for new partitions, `count` replicas each, beside those that are there already."""
+    held: Counter[ServerId] = Counter()
+    leads: Counter[ServerId] = Counter()
+    for member in present:
+        held.update(member.replicas)
+        leads.update(member.replicas[:1])
+    members = []
+    for partition in partitions:
+        replicas = place_replicas(servers, count, held, leads)
+        held.update(replicas)
+        leads[replicas[0]] += 1
+        members.append(Member(partition, replicas, state))
+    return members
+
+
+def replacement(
+    servers: Mapping[ServerId, str], member: Member, leaving: ServerId, replicas: Mapping[ServerId, int]
+) -> ServerId | None:
+    """Where the replica on `leaving` goes best; None if every server has one already. `servers` are those to choose
+    from; the zone of one that is not among them counts as none."""
+    staying = [server for server in member.replicas if server != leaving]
+    if not set(servers) - set(member.replicas):
+        return None
+    return _best(servers, staying, replicas, never=leaving)
+
+
+def _best(
+    servers: Mapping[ServerId, str],
+    chosen: list[ServerId],
+    replicas: Mapping[ServerId, int],
+    never: ServerId | None = None,
+) -> ServerId:
+    zones = Counter(zone for zone in (servers.get(server, "") for server in chosen) if zone)
+    rest = [server for server in servers if server not in chosen and server != never]
+    return min(rest, key=lambda server: (zones[servers[server]], replicas.get(server, 0), server))

@@ -1,0 +1,240 @@
+"""What shall become of the ring: partitions that join or leave, ranges that go elsewhere, as planned moves. Pure.
+
+A plan compares the ring as it will be with the ring as it is: each range whose owner differs is one move, straight from
+its present owner, however many partitions join at once. Planning again while moves are open starts from what they lead
+to: those that nobody has begun are planned anew, those under way are left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from sortedcontainers import SortedDict
+
+from kvstore.ring.balance import Balance
+from kvstore.ring.hashing import TOKENS
+from kvstore.ring.moves import Journey, Move, MoveId, MoveState
+from kvstore.ring.ring import Member, PartitionState, Ring, TokenRange
+from kvstore.types import PartitionId
+
+MOVE_TOKENS_MAX = TOKENS // 32
+"""Larger ranges move in parts, so that no pause, cancel or restart costs more than one part."""
+_Owners = dict[int, PartitionId]
+"""By the end of the range."""
+_GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
+
+
+def join(ring: Ring, members: Sequence[Member], *, now_ms: int = 0) -> Ring:
+    """Each of `members` joins and takes its share. Raises ValueError for an id that is, or ever was, in the ring."""
+    partitions = dict(ring.partitions)
+    for member in members:
+        if member.id in partitions or member.id in ring.retired:
+            raise ValueError(f"partition {member.id} is or was in the ring; want an id that was never used")
+        partitions[member.id] = replace(member, state=PartitionState.JOINING)
+    future = future_owners(ring)
+    balance = Balance(_ranges(future), _staying(ring.partitions), _fixed(ring))
+    for member in members:
+        balance.join(member.id)
+    return settled(planned(ring, partitions, future | balance.owners, now_ms=now_ms))
+
+
+def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Ring:
+    """All that `leavers` own, or were to own, goes to the others. Raises ValueError if one is not in the ring or nobody
+    stays."""
+    for leaver in leavers:
+        _known(ring, leaver)
+    going = set(leavers)
+    staying = [each for each in _staying(ring.partitions) if each not in going]
+    if not staying:
+        raise ValueError(f"want at least one partition to stay, got {', '.join(sorted(going))} to leave")
+    partitions = {
+        each.id: replace(each, state=PartitionState.LEAVING) if each.id in going else each
+        for each in ring.partitions.values()
+    }
+    moves = {each.id: _given_up(each) if each.target in going else each for each in ring.moves.values()}
+    return settled(_emptied(replace(ring, partitions=partitions, moves=moves), now_ms))
+
+
+def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, now_ms: int = 0) -> Ring:
+    """About `size` tokens go from `source` to `target`: its largest ranges, the last one cut. Raises ValueError if they
+    are not in the ring, or the source has fewer tokens that are not on the move already."""
+    for partition in (source, target):
+        _known(ring, partition, may_go=False)
+    future, fixed = future_owners(ring), _fixed(ring)
+    spans = [span for span in _ranges(future) if span.owner == source and span.end not in fixed]
+    left = size
+    for span in sorted(spans, key=lambda span: (-span.size, span.end)):
+        if left <= 0:
+            break
+        taken = min(span.size, left)
+        future[(span.start + taken) % TOKENS] = target
+        left -= taken
+    if left > 0 or size <= 0:
+        raise ValueError(f"want 1 to {size - left} tokens of {source} to move, got {size}")
+    return settled(planned(ring, ring.partitions, future, now_ms=now_ms))
+
+
+def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_ms: int = 0) -> Ring:
+    """The tokens from `first` to `last`, both included, go to `target`. Raises ValueError if that is not a range, the
+    target is not in the ring, or a part of the range is on the move."""
+    _known(ring, target, may_go=False)
+    if not 0 <= first <= last < TOKENS:
+        raise ValueError(f"want first <= last, both from 0 to {TOKENS - 1}, got {first} and {last}")
+    for move in ring.moves.values():
+        if move.end in _fixed(ring) and move.first <= last and first <= move.end:
+            raise ValueError(f"move {move.id} of tokens {move.first} to {move.end} is under way")
+    future = future_owners(ring)
+    for end in (last, (first - 1) % TOKENS):
+        future.setdefault(end, _owner_in(future, end))
+    for end in [end for end in future if first <= end <= last]:
+        future[end] = target
+    return settled(planned(ring, ring.partitions, future, now_ms=now_ms))
+
+
+def settled(ring: Ring, *, now_ms: int = 0) -> Ring:
+    """The same version with members in the state that tokens and moves imply; what leavers own without a move is
+    planned to go."""
+    if _is_stuck(ring):
+        ring = replace(_emptied(ring, now_ms), version=ring.version)
+    owners, moves = set(ring.tokens.values()), ring.moves.values()
+    coming = {move.target for move in moves}
+    open_ = coming | {move.source for move in moves}
+    partitions = {}
+    for member in ring.partitions.values():
+        state = member.state
+        if state is PartitionState.JOINING and member.id not in coming:
+            state = PartitionState.SERVING if member.id in owners else PartitionState.RETIRED
+        elif state is PartitionState.LEAVING and member.id not in open_ and member.id not in owners:
+            state = PartitionState.RETIRED
+        partitions[member.id] = member if state is member.state else replace(member, state=state)
+    return replace(ring, partitions=partitions)
+
+
+def planned(
+    ring: Ring, partitions: Mapping[PartitionId, Member], future: Mapping[int, PartitionId], *, now_ms: int
+) -> Ring:
+    """The next version: `partitions`, and the moves that lead from its owners to those in `future`."""
+    moving = {move.end: move for move in ring.moves.values() if move.state is not MoveState.PLANNED}
+    former = {(m.start, m.end, m.source, m.target): m for m in ring.moves.values() if m.end not in moving}
+    tokens: list[tuple[int, PartitionId]] = []
+    moves: dict[MoveId, Move] = {}
+    next_move, may_merge = ring.next_move, False
+    for span in _ranges(future):
+        present = ring.owner_of(span.end)
+        move = moving.get(span.end)
+        if move is None and present == span.owner:
+            if may_merge and tokens[-1][1] == present:
+                tokens.pop()
+            tokens.append((span.end, present))
+            may_merge = span.end != TOKENS - 1
+            continue
+        may_merge = False
+        for part in [span] if move else _parts(span):
+            tokens.append((part.end, present))
+            each = move or former.get((part.start, part.end, present, part.owner))
+            if each is None:
+                each = Move(next_move, present, part.owner, part.start, part.end)
+                next_move = MoveId(next_move + 1)
+            moves[each.id] = each
+    return replace(
+        ring,
+        version=ring.version + 1,
+        partitions=partitions,
+        tokens=SortedDict(tokens),
+        moves=moves,
+        next_move=next_move,
+        journey=_journey(ring, moves, now_ms),
+    )
+
+
+def future_owners(ring: Ring) -> _Owners:
+    """Owners by the end of the range as they will be once the open moves are through. Token TOKENS - 1 ends a range,
+    so that none that moves wraps round."""
+    future = dict(ring.tokens)
+    future.setdefault(TOKENS - 1, ring.owner_of(TOKENS - 1))
+    for move in ring.moves.values():
+        to_leaver = ring.partitions[move.target].state in _GOING
+        if move.state is MoveState.COPYING or (move.state is MoveState.PLANNED and not to_leaver):
+            future[move.end] = move.target
+    return future
+
+
+def merged(ring: Ring) -> SortedDict[int, PartitionId]:
+    """The ring's tokens without those between two ranges of one owner of which neither moves."""
+    ends = {move.end for move in ring.moves.values()}
+    tokens: list[tuple[int, PartitionId]] = []
+    for end, owner in ring.tokens.items():
+        last = tokens[-1] if tokens else None
+        if last is not None and last[1] == owner and end not in ends and last[0] not in ends:
+            tokens.pop()
+        tokens.append((end, owner))
+    return SortedDict(tokens)
+
+
+def _given_up(move: Move) -> Move:
+    return replace(move, state=MoveState.CANCELLING) if move.state is MoveState.COPYING else move
+
+
+def _emptied(ring: Ring, now_ms: int) -> Ring:
+    """The next version, in which all that leavers own or are to own is planned to go to those that stay."""
+    future = future_owners(ring)
+    leavers = [each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING]
+    balance = Balance(_ranges(future), [*_staying(ring.partitions), *leavers], _fixed(ring))
+    balance.leave(leavers)
+    return planned(ring, ring.partitions, future | balance.owners, now_ms=now_ms)
+
+
+def _is_stuck(ring: Ring) -> bool:
+    """Whether a leaver owns, or is to get, a range that nothing takes away."""
+    leavers = {each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING}
+    if not leavers:
+        return False
+    fixed = _fixed(ring)
+    return any(owner in leavers and end not in fixed for end, owner in future_owners(ring).items())
+
+
+def _journey(ring: Ring, moves: Mapping[MoveId, Move], now_ms: int) -> Journey:
+    fresh = [move for move in moves.values() if move.id not in ring.moves]
+    gone = [move for move in ring.moves.values() if move.id not in moves]
+    count = len(fresh) - len(gone)
+    size = sum(move.size for move in fresh) - sum(move.size for move in gone)
+    if not ring.moves:
+        return Journey(count, size, now_ms)
+    known = ring.journey
+    return replace(known, moves=known.moves + count, tokens=known.tokens + size)
+
+
+def _ranges(owners: Mapping[int, PartitionId]) -> Iterator[TokenRange]:
+    ends = sorted(owners)
+    previous = ends[-1]
+    for end in ends:
+        yield TokenRange(previous, end, owners[end])
+        previous = end
+
+
+def _parts(span: TokenRange) -> Iterator[TokenRange]:
+    count = -(-span.size // MOVE_TOKENS_MAX)
+    bounds = [(span.start + span.size * part // count) % TOKENS for part in range(count + 1)]
+    return (TokenRange(start, end, span.owner) for start, end in pairwise(bounds))
+
+
+def _fixed(ring: Ring) -> frozenset[int]:
+    """Ends of the ranges that a plan leaves alone."""
+    return frozenset(move.end for move in ring.moves.values() if move.state is not MoveState.PLANNED)
+
+
+def _staying(partitions: Mapping[PartitionId, Member]) -> Iterable[PartitionId]:
+    return [partition for partition in sorted(partitions) if partitions[partition].state not in _GOING]
+
+
+def _owner_in(owners: Mapping[int, PartitionId], token: int) -> PartitionId:
+    return owners[min((end for end in owners if end >= token), default=min(owners))]
+
+
+def _known(ring: Ring, partition: PartitionId, *, may_go: bool = True) -> None:
+    member = ring.partitions.get(partition)
+    if member is None or (member.state in _GOING and not may_go):
+        known = ", ".join(_staying(ring.partitions))
+        raise ValueError(f"want a partition that stays in the ring ({known}), got {partition}")

@@ -1,0 +1,30 @@
+"""How whoever moves ranges sees the ring of the cluster: its newest version known here, and a way to change it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstore.ring.ring import Ring
+
+
+class Rings(Protocol):
+    """The ring's znode, as one server knows it."""
+
+    @property
+    def ring(self) -> Ring:
+        """The newest version that this server has read or written."""
+        ...
+
+    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+        """Store `step(ring)` by compare-and-set, computed anew whenever another writer came first, and return it.
+
+        `step` is one of `kvstore.ring.steps` or `.plan`, or raises to give up; what it raises passes through. Raises
+        MetadataUnavailable if nothing was written, MetadataUnknown if that could not be learnt, VersionConflict if
+        others were always first.
+        """
+        ...
+
+    def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` on the event loop after each new version; returns what ends that."""
+        ...

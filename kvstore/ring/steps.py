@@ -1,0 +1,107 @@
+"""One step of a move, or of all of them: each takes a ring and returns the next version, or the same ring if that is
+done already. Pure; whoever calls stores the result by compare-and-set."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from sortedcontainers import SortedDict
+
+from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
+from kvstore.ring.plan import merged, settled
+from kvstore.ring.ring import PartitionState, Ring
+from kvstore.types import PartitionId
+
+_COPYING, _CANCELLING, _FLIPPED = MoveState.COPYING, MoveState.CANCELLING, MoveState.FLIPPED
+
+
+def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
+    """The target may log its import as `attempt`. Raises ValueError if the move is gone, given up, or further."""
+    move = _open(ring, id, MoveState.PLANNED, _COPYING)
+    if (move.state, move.attempt) == (_COPYING, attempt):
+        return ring
+    return _with(ring, replace(move, state=_COPYING, attempt=attempt))
+
+
+def flip(ring: Ring, id: MoveId) -> Ring:
+    """The target owns the range, in the logs; route to it. Also for a move that is being cancelled: the release was
+    logged first. Raises ValueError if the move is gone or nobody has begun it."""
+    move = _open(ring, id, _COPYING, _CANCELLING, _FLIPPED)
+    if move.state is _FLIPPED:
+        return ring
+    tokens = SortedDict(ring.tokens)
+    tokens[move.end] = move.target
+    moves = {**ring.moves, id: replace(move, state=_FLIPPED)}
+    return replace(ring, version=ring.version + 1, tokens=tokens, moves=moves)
+
+
+def finish(ring: Ring, id: MoveId) -> Ring:
+    """The source has dropped the range: the move is through. Raises ValueError if it was not flipped."""
+    if id not in ring.moves:
+        return ring
+    _open(ring, id, _FLIPPED)
+    return _without(ring, {id})
+
+
+def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
+    """Give moves up. Those that nobody has begun are gone at once; for those under way, source and target have to agree
+    first. Those that are through in the logs are left alone. A partition that was leaving stays."""
+    chosen = [ring.moves[id] for id in sorted(set(ids)) if id in ring.moves]
+    gone = {move.id for move in chosen if move.state is MoveState.PLANNED}
+    asked = {move.id: replace(move, state=_CANCELLING) for move in chosen if move.state is _COPYING}
+    if not gone and not asked:
+        return ring
+    staying = {move.source for move in chosen if move.id in gone or move.id in asked}
+    partitions = {
+        each.id: replace(each, state=PartitionState.SERVING)
+        if each.id in staying and each.state is PartitionState.LEAVING
+        else each
+        for each in ring.partitions.values()
+    }
+    return _without(replace(ring, partitions=partitions, moves={**ring.moves, **asked}), gone)
+
+
+def cancelled(ring: Ring, id: MoveId) -> Ring:
+    """The source has logged that it keeps the range, and the target has dropped its copy. Raises ValueError if the move
+    was not given up."""
+    if id not in ring.moves:
+        return ring
+    _open(ring, id, _CANCELLING)
+    return _without(ring, {id})
+
+
+def set_pace(ring: Ring, pace: Pace) -> Ring:
+    """Pause, go on, or go at another speed."""
+    return ring if ring.pace == pace else replace(ring, version=ring.version + 1, pace=pace)
+
+
+def forget(ring: Ring, partition: PartitionId) -> Ring:
+    """A retired partition's log is gone: so is its place in the ring. Its id is never used again. Raises ValueError if
+    it has not retired."""
+    if partition not in ring.partitions:
+        return ring
+    if ring.partitions[partition].state is not PartitionState.RETIRED:
+        raise ValueError(f"partition {partition} is {ring.partitions[partition].state}; want a retired one")
+    partitions = {each: member for each, member in ring.partitions.items() if each != partition}
+    retired = tuple(sorted({*ring.retired, partition}))
+    return replace(ring, version=ring.version + 1, partitions=partitions, retired=retired)
+
+
+def _open(ring: Ring, id: MoveId, *states: MoveState) -> Move:
+    move = ring.moves.get(id)
+    if move is None or move.state not in states:
+        found = "gone" if move is None else str(move.state)
+        raise ValueError(f"move {id}: want it {' or '.join(states)}, is {found}")
+    return move
+
+
+def _with(ring: Ring, move: Move) -> Ring:
+    return replace(ring, version=ring.version + 1, moves={**ring.moves, move.id: move})
+
+
+def _without(ring: Ring, gone: set[MoveId]) -> Ring:
+    moves = {id: move for id, move in ring.moves.items() if id not in gone}
+    journey = ring.journey if moves else Journey()
+    ring = replace(ring, version=ring.version + 1, moves=moves, journey=journey)
+    return settled(replace(ring, tokens=merged(ring)))

@@ -1,0 +1,73 @@
+"""Rings and their changes for tests: names, owners, and a mover that performs planned moves in any order."""
+
+from collections.abc import Callable, Iterable
+
+from kvstore.ring import TOKENS, Member, MoveId, MoveState, PartitionState, Ring, new_ring, place_members, plan, steps
+from kvstore.types import PartitionId, ServerId
+
+SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
+
+
+def ids(first: int, last: int) -> list[PartitionId]:
+    return [PartitionId(f"p{i}") for i in range(first, last + 1)]
+
+
+def ring_of(count: int) -> Ring:
+    return new_ring(ids(1, count), SERVERS, 3)
+
+
+def members(partitions: Iterable[PartitionId]) -> list[Member]:
+    return place_members(partitions, SERVERS, 3)
+
+
+def owned(ring: Ring) -> dict[PartitionId, int]:
+    """How many tokens each partition owns, none left out."""
+    found = dict.fromkeys(ring.partitions, 0)
+    for span in ring.ranges():
+        found[span.owner] += span.size
+    assert sum(found.values()) == TOKENS
+    return found
+
+
+def balance(ring: Ring) -> float:
+    """max/mean over the partitions that stay."""
+    shares = [size for partition, size in owned(ring).items() if ring.partitions[partition].state == "serving"]
+    return max(shares) * len(shares) / TOKENS
+
+
+def differences(one: Ring, other: Ring) -> int:
+    """How many tokens have another owner."""
+    ends = sorted({*one.tokens, *other.tokens})
+    return sum(
+        (end - start) % TOKENS or TOKENS
+        for start, end in zip([ends[-1], *ends], ends, strict=False)
+        if one.owner_of(end) != other.owner_of(end)
+    )
+
+
+def advance(ring: Ring, id: MoveId) -> Ring:
+    """The next step of one move, as its source and target would take it."""
+    move = ring.moves[id]
+    match move.state:
+        case MoveState.PLANNED:
+            return steps.begin(ring, id, move.attempt + 1)
+        case MoveState.COPYING:
+            return steps.flip(ring, id)
+        case MoveState.FLIPPED:
+            return steps.finish(ring, id)
+        case MoveState.CANCELLING:
+            return steps.cancelled(ring, id)
+
+
+def settle(ring: Ring, pick: Callable[[list[MoveId]], MoveId] = min) -> Ring:
+    """All moves performed, one step at a time, and retired partitions forgotten."""
+    while ring.moves:
+        ring = advance(ring, pick(sorted(ring.moves)))
+    for member in list(ring.partitions.values()):
+        if member.state is PartitionState.RETIRED:
+            ring = steps.forget(ring, member.id)
+    return ring
+
+
+def grown(count: int, more: int) -> Ring:
+    return plan.join(ring_of(count), members(ids(count + 1, count + more)))

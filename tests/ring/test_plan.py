@@ -1,0 +1,307 @@
+"""What plans do to the ring: who gets what, and that no token is ever without its one owner."""
+
+from dataclasses import replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from sortedcontainers import SortedDict
+
+from kvstore.ring import TOKENS, Member, Move, MoveId, MoveState, PartitionState, Ring, decode, encode, plan, steps
+from kvstore.types import PartitionId
+from tests.ring.rings import advance, balance, differences, grown, ids, members, owned, ring_of, settle
+
+P1, P2, P4 = PartitionId("p1"), PartitionId("p2"), PartitionId("p4")
+
+
+def test_a_newcomer_owns_nothing_until_its_first_move_is_through() -> None:
+    ring = grown(3, 1)
+    assert owned(ring)[P4] == 0
+    assert ring.partitions[P4].state is PartitionState.JOINING
+    assert differences(ring, ring_of(3)) == 0
+
+
+def test_a_join_moves_no_more_than_the_newcomers_share() -> None:
+    ring = grown(9, 1)
+    moved = sum(move.size for move in ring.moves.values())
+    assert len(ring.moves) <= 16
+    assert TOKENS // 11 < moved <= TOKENS // 10
+    assert {move.target for move in ring.moves.values()} == {"p10"}
+
+
+@pytest.mark.parametrize(("count", "more"), [(1, 2), (3, 5), (3, 1), (10, 10), (17, 2), (40, 1), (100, 4)])
+def test_after_a_join_no_partition_owns_more_than_a_twentieth_above_the_mean(count: int, more: int) -> None:
+    ring = settle(grown(count, more))
+    assert balance(ring) <= 1.05
+    assert len(ring.partitions) == count + more
+    assert {member.state for member in ring.partitions.values()} == {PartitionState.SERVING}
+
+
+def test_many_that_join_at_once_get_their_ranges_straight_from_those_who_own_them() -> None:
+    ring = grown(3, 5)
+    assert {move.source for move in ring.moves.values()} <= set(ids(1, 3))
+    assert settle(ring).shares() == pytest.approx(ring_of(8).shares())
+
+
+@pytest.mark.parametrize(("count", "leavers"), [(8, 3), (3, 1), (3, 2), (40, 15)])
+def test_leavers_give_all_that_they_own_and_the_rest_stays_balanced(count: int, leavers: int) -> None:
+    ring = ring_of(count)
+    after = settle(plan.leave(ring, ids(1, leavers)))
+    assert set(after.partitions) == set(ids(leavers + 1, count))
+    assert after.retired == tuple(sorted(ids(1, leavers)))
+    assert balance(after) <= 1.05
+    assert differences(ring, after) == sum(owned(ring)[each] for each in ids(1, leavers))
+
+
+def test_one_to_three_to_eight_to_five_stays_balanced() -> None:
+    ring = settle(grown(1, 2))
+    assert balance(ring) <= 1.05
+    ring = settle(plan.join(ring, members(ids(4, 8))))
+    assert balance(ring) <= 1.05
+    ring = settle(plan.leave(ring, [PartitionId(each) for each in ("p1", "p5", "p8")]))
+    assert balance(ring) <= 1.05
+    assert not ring.moves
+
+
+def test_a_partition_that_was_removed_cannot_come_back_under_its_id() -> None:
+    ring = settle(plan.leave(ring_of(3), [P2]))
+    with pytest.raises(ValueError, match="p2 is or was in the ring"):
+        plan.join(ring, members([P2]))
+
+
+def test_the_last_partition_cannot_leave() -> None:
+    with pytest.raises(ValueError, match="at least one partition to stay"):
+        plan.leave(ring_of(3), ids(1, 3))
+
+
+def test_cancelling_a_plan_restores_the_ring_that_was() -> None:
+    for before in (ring_of(3), settle(grown(3, 2))):
+        for ring in (plan.join(before, members(ids(8, 9))), plan.leave(before, [P1])):
+            after = settle(steps.cancel(ring, ring.moves))
+            assert differences(before, after) == 0
+            assert {each: member.state for each, member in after.partitions.items()} == dict.fromkeys(
+                before.partitions, PartitionState.SERVING
+            )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_cancel_at_any_moment_leaves_every_range_where_its_move_had_come_to(seed: int) -> None:
+    random = Random(seed)
+    before = ring = plan.leave(grown(3, 2), [P1])
+    for _ in range(random.randrange(60)):
+        if ring.moves:
+            ring = advance(ring, random.choice(sorted(ring.moves)))
+    flipped = {move.end for move in ring.moves.values() if move.state is MoveState.FLIPPED}
+    after = settle(steps.cancel(ring, ring.moves), random.choice)
+    assert differences(ring, after) == 0
+    assert flipped <= {end for end in before.tokens if after.owner_of(end) != ring_of(3).owner_of(end)}
+    assert not after.moves
+
+
+def test_a_plan_on_top_of_another_plans_anew_what_nobody_has_begun() -> None:
+    ring = settle(plan.join(grown(3, 1), members(ids(5, 5))))
+    assert balance(ring) <= 1.05
+    assert set(ring.partitions) == set(ids(1, 5))
+
+
+def test_a_plan_on_top_of_another_leaves_moves_under_way_alone() -> None:
+    ring = grown(3, 1)
+    begun = sorted(ring.moves)[:5]
+    for id in begun:
+        ring = steps.begin(ring, id, 1)
+    again = plan.join(ring, members(ids(5, 5)))
+    assert [again.moves[id] for id in begun] == [ring.moves[id] for id in begun]
+
+
+def test_a_newcomer_that_is_removed_at_once_gives_its_moves_up_and_retires() -> None:
+    ring = grown(3, 1)
+    ring = steps.begin(ring, min(ring.moves), 1)
+    ring = plan.leave(ring, [P4])
+    assert [move.state for move in ring.moves.values()] == [MoveState.CANCELLING]
+    after = settle(ring)
+    assert differences(after, ring_of(3)) == 0
+    assert after.retired == (P4,)
+
+
+def test_a_leaver_that_still_gets_a_range_passes_it_on() -> None:
+    ring = grown(3, 1)
+    first = min(ring.moves)
+    ring = plan.leave(steps.begin(ring, first, 1), [P4])
+    ring = steps.finish(steps.flip(ring, first), first)
+    assert {move.source for move in ring.moves.values()} == {P4}
+    assert settle(ring).retired == (P4,)
+
+
+def test_a_single_move_takes_the_largest_ranges_and_cuts_the_last() -> None:
+    ring = plan.shift(ring_of(3), P1, P2, 100_000_000)
+    assert sum(move.size for move in ring.moves.values()) == 100_000_000
+    assert {(move.source, move.target) for move in ring.moves.values()} == {(P1, P2)}
+    assert owned(settle(ring))[P2] == owned(ring_of(3))[P2] + 100_000_000
+
+
+def test_more_than_a_partition_owns_cannot_move() -> None:
+    with pytest.raises(ValueError, match="tokens of p1 to move"):
+        plan.shift(ring_of(3), P1, P2, TOKENS)
+
+
+def test_a_range_moves_whoever_owns_its_parts() -> None:
+    ring = plan.shift_range(ring_of(3), 0, TOKENS // 8, P2)
+    after = settle(ring)
+    assert all(after.owner_of(token) == P2 for token in range(0, TOKENS // 8, 1_000_003))
+    assert after.owner_of(TOKENS // 8 + 1) == ring_of(3).owner_of(TOKENS // 8 + 1)
+    assert differences(ring_of(3), after) == sum(move.size for move in ring.moves.values())
+
+
+def test_a_range_that_is_under_way_cannot_move_again() -> None:
+    ring = grown(3, 1)
+    move = ring.moves[min(ring.moves)]
+    with pytest.raises(ValueError, match="is under way"):
+        plan.shift_range(steps.begin(ring, move.id, 1), move.first, move.first, P2)
+
+
+def test_a_range_larger_than_a_32nd_of_the_ring_moves_in_parts() -> None:
+    whole = Ring(1, {P1: Member(P1, ()), P2: Member(P2, ())}, SortedDict({TOKENS - 1: P1}))
+    ring = plan.shift(whole, P1, P2, TOKENS // 2)
+    assert len(ring.moves) == 16
+    assert len(settle(ring).tokens) == 2
+
+
+def test_no_move_wraps_round_whatever_the_ring_was() -> None:
+    odd = Ring(1, {P1: Member(P1, ())}, SortedDict({5: P1}))
+    ring = plan.join(odd, members([P2]))
+    assert all(move.first <= move.end for move in ring.moves.values())
+    assert balance(settle(ring)) <= 1.05
+
+
+def test_progress_is_measured_against_all_that_was_planned() -> None:
+    ring = plan.join(ring_of(3), members([P4]), now_ms=77)
+    planned = sum(move.size for move in ring.moves.values())
+    assert (ring.journey.moves, ring.journey.tokens, ring.journey.began_ms) == (len(ring.moves), planned, 77)
+    ring = plan.join(ring, members(ids(5, 5)), now_ms=99)
+    assert ring.journey.tokens == sum(move.size for move in ring.moves.values())
+    assert ring.journey.began_ms == 77
+    assert settle(ring).journey.moves == 0
+
+
+def test_a_flip_of_a_move_that_nobody_began_is_refused() -> None:
+    ring = grown(3, 1)
+    with pytest.raises(ValueError, match="want it copying or cancelling or flipped, is planned"):
+        steps.flip(ring, min(ring.moves))
+
+
+def test_steps_that_are_done_already_change_nothing() -> None:
+    ring = grown(3, 1)
+    id = min(ring.moves)
+    ring = steps.begin(ring, id, 1)
+    assert steps.begin(ring, id, 1) is ring
+    ring = steps.flip(ring, id)
+    assert steps.flip(ring, id) is ring
+    ring = steps.finish(ring, id)
+    assert steps.finish(ring, id) is ring
+    assert steps.cancel(ring, [id]) is ring
+    assert steps.set_pace(ring, ring.pace) is ring
+
+
+def test_a_move_beside_the_ranges_of_its_ring_is_refused() -> None:
+    ring = ring_of(3)
+    bad = Move(MoveId(1), P1, P2, 3, 5)
+    with pytest.raises(ValueError, match="is not a range of ring version"):
+        replace(ring, moves={bad.id: bad}, next_move=MoveId(2))
+
+
+class Changes(RuleBasedStateMachine):
+    """Any plans, steps and cancels in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ring = ring_of(2)
+        self.before = self.ring
+        self.names = 2
+
+    def change(self, ring: Ring) -> None:
+        assert ring.version > self.ring.version or ring is self.ring
+        self.before, self.ring = self.ring, ring
+
+    @precondition(lambda self: len(self.ring.partitions) < 12)
+    @rule(count=st.integers(1, 4))
+    def join(self, count: int) -> None:
+        self.change(plan.join(self.ring, members(ids(self.names + 1, self.names + count))))
+        self.names += count
+
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        staying = [each for each, member in self.ring.partitions.items() if member.state in ("serving", "joining")]
+        if len(staying) > 1:
+            some = st.lists(st.sampled_from(sorted(staying)), min_size=1, max_size=len(staying) - 1, unique=True)
+            self.change(plan.leave(self.ring, data.draw(some)))
+
+    @precondition(lambda self: self.ring.moves)
+    @rule(data=st.data(), count=st.integers(1, 30))
+    def step(self, data: st.DataObject, count: int) -> None:
+        for _ in range(count):
+            if self.ring.moves:
+                self.change(advance(self.ring, data.draw(st.sampled_from(sorted(self.ring.moves)))))
+                self.only_flips_change_owners()
+
+    @precondition(lambda self: self.ring.moves)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        some = data.draw(st.lists(st.sampled_from(sorted(self.ring.moves)), min_size=1, unique=True))
+        self.change(steps.cancel(self.ring, some))
+
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        retired = [each for each, member in self.ring.partitions.items() if member.state == "retired"]
+        if retired:
+            self.change(steps.forget(self.ring, data.draw(st.sampled_from(sorted(retired)))))
+
+    @invariant()
+    def only_flips_change_owners(self) -> None:
+        flipped = {
+            id: move
+            for id, move in self.ring.moves.items()
+            if move.state is MoveState.FLIPPED and self.before.moves[id].state is not MoveState.FLIPPED
+        }
+        assert differences(self.before, self.ring) == sum(move.size for move in flipped.values())
+        self.before = self.ring
+
+    @invariant()
+    def the_znode_says_all(self) -> None:
+        again = decode(encode(self.ring))
+        for name in ("version", "partitions", "tokens", "moves", "next_move", "pace", "journey", "retired"):
+            assert getattr(again, name) == getattr(self.ring, name), name
+
+    @invariant()
+    def nobody_is_stuck(self) -> None:
+        coming = {move.target for move in self.ring.moves.values()}
+        busy = coming | {move.source for move in self.ring.moves.values()}
+        for each, size in owned(self.ring).items():
+            state = self.ring.partitions[each].state
+            assert state is not PartitionState.JOINING or each in coming
+            assert state is not PartitionState.LEAVING or each in busy
+            assert state is not PartitionState.RETIRED or (size == 0 and each not in busy)
+
+    def teardown(self) -> None:
+        ring = settle(self.ring)
+        assert {member.state for member in ring.partitions.values()} == {PartitionState.SERVING}
+
+
+TestChanges = Changes.TestCase
+TestChanges.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.integers(-3, 3).filter(bool), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_chains_of_joins_and_leaves_converge_to_a_balanced_ring(changes: list[int], random: Random) -> None:
+    ring, names = ring_of(3), 3
+    for change in changes:
+        if change > 0:
+            ring = plan.join(ring, members(ids(names + 1, names + change)))
+            names += change
+        elif len(ring.partitions) > -change + 2:
+            ring = plan.leave(ring, random.sample(sorted(ring.partitions), -change))
+        ring = settle(ring, random.choice)
+        assert balance(ring) <= 1.05
+        assert max(list(ring.tokens.values()).count(each) for each in ring.partitions) <= 64
