@@ -105,6 +105,12 @@ class Membership:
         """The leader known for the partition is not, or not any more: read again."""
         self._want(paths.partition_leader(partition))
 
+    def learn_ring(self, ring: Ring) -> None:
+        """This server has written a later ring, or was given one."""
+        if self._topology is not None and ring.version > self._topology.ring.version:
+            self._replace(replace(self._topology, ring=ring))
+            self._want(paths.RING)
+
     def suspect_ring(self) -> None:
         """Somebody has seen a later ring: read again."""
         self._want(paths.RING)

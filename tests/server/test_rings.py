@@ -1,0 +1,114 @@
+"""Changes of the ring's znode: by compare-and-set, whoever else writes and whatever breaks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.real import real_env
+from kvstore.errors import MetadataUnknown, Overloaded
+from kvstore.meta import paths, update
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import ensure_path
+from kvstore.ring import Pace, Ring, decode, encode, new_ring, place_members, plan, steps
+from kvstore.server import rings
+from kvstore.server.members import Member
+from kvstore.server.membership import Membership
+from kvstore.server.rings import RingStore, change_ring
+from kvstore.types import PartitionId, ServerId
+
+SERVERS = {ServerId("n1"): ""}
+P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
+
+
+def adding(partition: PartitionId) -> rings.Callable[[Ring], Ring]:
+    return lambda ring: plan.join(ring, place_members([partition], SERVERS, 1))
+
+
+class Flaky(MemoryStore):
+    """Breaks the connection after so many of the next writes, which are done all the same; another writer may come in
+    between."""
+
+    breaks = 0
+    between: Ring | None = None
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        done = await super().set(path, data, version)
+        if self.breaks:
+            self.breaks -= 1
+            if self.between is not None:
+                await super().set(path, encode(self.between), done)
+            raise MetadataUnknown
+        return done
+
+
+@pytest.fixture
+async def store(monkeypatch: pytest.MonkeyPatch) -> Flaky:
+    monkeypatch.setattr(update, "RECONNECT_DELAY_S", 0)
+    made = Flaky(MemoryTree())
+    await made.create(paths.RING, encode(new_ring([P1], SERVERS, 1)))
+    return made
+
+
+async def stored(store: MemoryStore) -> Ring:
+    return decode((await store.get(paths.RING))[0])
+
+
+async def test_of_two_changes_at_once_both_are_made(store: Flaky) -> None:
+    await asyncio.gather(change_ring(store, adding(P2)), change_ring(MemoryStore(store.tree), adding(P3)))
+    ring = await stored(store)
+    assert set(ring.partitions) == {P1, P2, P3}
+    assert ring.version == 3
+
+
+async def test_a_plan_that_was_written_but_not_confirmed_is_made_once(store: Flaky) -> None:
+    store.breaks = 1
+    ring = await change_ring(store, adding(P2))
+    assert ring.version == (await stored(store)).version == 2
+
+
+async def test_a_plan_that_may_have_been_written_before_another_change_is_unknown_not_refused(store: Flaky) -> None:
+    first = await stored(store)
+    store.breaks, store.between = 1, steps.set_pace(adding(P2)(first), Pace(paused=True))
+    with pytest.raises(MetadataUnknown, match="p2 is or was in the ring"):
+        await change_ring(store, adding(P2))
+
+
+async def test_what_a_step_refuses_is_told_and_nothing_is_written(store: Flaky) -> None:
+    with pytest.raises(ValueError, match="p1 is or was in the ring"):
+        await change_ring(store, adding(P1))
+    assert (await stored(store)).version == 1
+
+
+async def test_a_ring_too_large_for_its_znode_is_refused(store: Flaky, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rings, "RING_BYTES_MAX", 300)
+    with pytest.raises(Overloaded, match="plan less at once"):
+        await change_ring(store, adding(P2))
+    assert (await stored(store)).version == 1
+
+
+@pytest.fixture
+async def membership(store: Flaky, tmp_path: Path) -> AsyncIterator[Membership]:
+    env = real_env(tmp_path)
+    await ensure_path(store, paths.SERVERS)
+    made = Membership(env, store, Member(id="n1", resp="h:1"))
+    made.start()
+    await made.wait_ring()
+    yield made
+    await made.close()
+    await env.nursery.close()
+
+
+async def test_what_a_server_writes_it_knows_at_once(store: Flaky, membership: Membership) -> None:
+    found = RingStore(store, membership)
+    told: list[int] = []
+    forget = found.on_ring(lambda: told.append(found.ring.version))
+    ring = await found.change(adding(P2))
+    assert found.ring is ring
+    assert told == [2]
+    forget()
+    await found.change(adding(P3))
+    assert told == [2]
