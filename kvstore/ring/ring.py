@@ -42,6 +42,10 @@ class Member:
     replacing: tuple[tuple[ServerId, ServerId], ...] = ()
     """(newcomer, the replica that goes once the newcomer has caught up); both are in `replicas`."""
 
+    def is_on(self, server: ServerId) -> bool:
+        """Whether a replica shall run on the server."""
+        return server in self.replicas and self.state is not PartitionState.RETIRED
+
     def __post_init__(self) -> None:
         if len(set(self.replicas)) != len(self.replicas):
             raise ValueError(f"partition {self.id}: want replicas on distinct servers, got {self.replicas}")

@@ -19,13 +19,15 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.entry import is_release
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
-from kvstore.server.hosting import Hosting, OpenEngine
+from kvstore.server.hosting import DropEngine, Hosting, OpenEngine
 from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
 from kvstore.server.peer_server import Handler, PeerServer
 from kvstore.server.resp import RespServer
 from kvstore.server.resp_session import Facts
+from kvstore.server.rings import RingStore
+from kvstore.server.steward import Steward
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
@@ -57,6 +59,8 @@ class Node:
         self.membership: Membership
         self.dispatcher: Dispatcher
         self.hosting: Hosting
+        self.rings: RingStore
+        self.steward: Steward
         self.resp: RespServer
         self.links: PeerLinks
         self.peers: PeerServer
@@ -90,6 +94,7 @@ class Node:
                 **self.dispatcher.statistics(),
                 **self.links.statistics(),
                 **self.peers.statistics(),
+                **self.steward.statistics(),
             }
             found["partitions"] = {str(each): table for each, table in self.hosting.statistics().items()}
         return found
@@ -156,12 +161,13 @@ async def serve(
     env: Env,
     store: MetadataStore,
     open_engine: OpenEngine,
+    drop_engine: DropEngine | None = None,
     doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Node]:
     """A running node; leaving the context hands over what it leads and stops it.
 
-    `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an address is
-    taken), MetadataUnavailable.
+    `drop_engine` removes the state of a replica that is not here any more. `doors` opens what needs the real world,
+    once operations can be taken. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
     """
     node = Node(config, env, store)
     async with AsyncExitStack() as stack:
@@ -170,7 +176,7 @@ async def serve(
             await _open_server(node, stack)
             if doors is not None:
                 await doors(node, stack)
-            await _host(node, stack, logs, open_engine)
+            await _host(node, stack, logs, open_engine, drop_engine or (lambda _: None))
         elif doors is not None:
             await doors(node, stack)
         node.is_open = True
@@ -215,6 +221,7 @@ async def _open_server(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()
+    node.rings = RingStore(node.store, membership)
     dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
     stack.callback(dispatcher.close)
     forwarded_max = config.limits.forwarded_max
@@ -230,7 +237,9 @@ async def _open_server(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(membership.withdraw)
 
 
-async def _host(node: Node, stack: AsyncExitStack, logs: PartitionLogs, open_engine: OpenEngine) -> None:
+async def _host(
+    node: Node, stack: AsyncExitStack, logs: PartitionLogs, open_engine: OpenEngine, drop_engine: DropEngine
+) -> None:
     """The replicas that the ring assigns to this server."""
     node.hosting = Hosting(
         node.env,
@@ -242,6 +251,12 @@ async def _host(node: Node, stack: AsyncExitStack, logs: PartitionLogs, open_eng
         logs,
         NodePeers(node.links, node.peers),
         open_engine,
+        drop_engine,
+        node.rings,
     )
     await node.hosting.start()
     stack.push_async_callback(node.hosting.stop)
+    repair_after_s = node.config.repair_after_s
+    node.steward = Steward(node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s)
+    node.steward.start()
+    stack.push_async_callback(node.steward.close)

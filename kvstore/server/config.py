@@ -63,6 +63,8 @@ class NodeConfig:
     """Allow listeners beyond loopback without TLS."""
     unsafe: bool = False
     """Allow what can lose acknowledged writes: an acknowledgement by one bookie."""
+    repair_after_s: float = 600.0
+    """A server that is away for longer gets no second chance: its replicas are made anew on others. 0: never."""
     limits: Limits = field(default_factory=Limits)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -71,6 +73,8 @@ class NodeConfig:
         faults = []
         if not _ID.fullmatch(self.id):
             faults.append(f"id: want lower-case letters, digits and dashes, at most 63, got {self.id!r}")
+        if self.repair_after_s < 0:
+            faults.append(f"repair_after_s: want at least 0, got {self.repair_after_s:g}")
         if not self.roles:
             faults.append("roles: want at least one of bookie, server")
         if not self.zookeeper.partition("/")[0]:

@@ -14,6 +14,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
+from kvstore.ring import Rings
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.membership import Membership
 from kvstore.types import PartitionId, ServerId
@@ -22,6 +23,7 @@ from kvstore.wal.ports import Logs
 log = logging.getLogger(__name__)
 
 OpenEngine = Callable[[PartitionId], Engine]
+DropEngine = Callable[[PartitionId], None]
 
 
 class Hosting:
@@ -38,10 +40,12 @@ class Hosting:
         logs: Logs,
         peers: Peers,
         open_engine: OpenEngine,
+        drop_engine: DropEngine,
+        rings: Rings,
     ) -> None:
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
-        self._open_engine = open_engine
+        self._open_engine, self._drop_engine, self._rings = open_engine, drop_engine, rings
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._changed = asyncio.Event()
@@ -79,10 +83,11 @@ class Hosting:
             await self._reconcile()
 
     async def _reconcile(self) -> None:
-        ring = self._membership.topology.ring
-        assigned = [each for each in sorted(ring.partitions) if self._server in ring.partitions[each].replicas]
+        ring = self._rings.ring
+        assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
-            await self._stop(partition)
+            if await self._stop(partition):
+                self._drop_engine(partition)  # what it held is with others; should it come back, it begins anew
         for partition in assigned:
             if partition not in self._hosted:
                 await self._begin(partition)
@@ -105,15 +110,18 @@ class Hosting:
         await replica.start()
         log.info("partition=%s starts here", partition)
 
-    async def _stop(self, partition: PartitionId) -> None:
-        replica = self._hosted[partition]
+    async def _stop(self, partition: PartitionId) -> bool:
+        """Whether it has ended in good order, and nothing holds its state any more."""
+        replica, is_done = self._hosted[partition], True
         try:
             await replica.stop(hand_over=True)
         except StoreError as error:
             log.warning("partition=%s could not be handed over: %s", partition, error)
+            is_done = False
         self._dispatcher.host(partition, None)
         del self._hosted[partition]
         log.info("partition=%s has stopped here", partition)
+        return is_done
 
     def _replicas_of(self, partition: PartitionId) -> tuple[ServerId, ...]:
         member = self._membership.topology.ring.partitions.get(partition)

@@ -8,8 +8,10 @@ import logging
 import logging.handlers
 import os
 import resource
+import shutil
 import signal
 import traceback
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -104,7 +106,9 @@ async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.E
         return
     loop = asyncio.get_running_loop()
     try:
-        async with serve(config, env=env, store=store, open_engine=_engines(config, env), doors=_doors) as node:
+        async with serve(
+            config, env=env, store=store, open_engine=_engines(config, env), drop_engine=_drops(env), doors=_doors
+        ) as node:
             process.node = node
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
@@ -143,6 +147,13 @@ def _engines(config: NodeConfig, env: Env) -> Any:
         )
 
     return open_engine
+
+
+def _drops(env: Env) -> Callable[[PartitionId], None]:
+    def drop_engine(partition: PartitionId) -> None:
+        shutil.rmtree(env.disk.real_path(f"partitions/{partition}"), ignore_errors=True)
+
+    return drop_engine
 
 
 def _task_failed(name: str, error: BaseException) -> None:

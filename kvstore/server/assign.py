@@ -1,0 +1,114 @@
+"""Which replicas go where: off servers that are drained or gone, onto those with the fewest, in zones that have none.
+Decides only; steward.py performs what it returns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
+
+from kvstore.ring.placement import replacement
+from kvstore.ring.replicas import begin_replacing, finish_replacing, give_up_replacing
+from kvstore.ring.ring import Member, PartitionState, Ring
+from kvstore.types import PartitionId, ServerId
+
+COMING_MAX = 2
+"""Newcomers on one server at once: each may have a whole partition to install."""
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Let a newcomer catch up in order to replace a replica."""
+
+    partition: PartitionId
+    newcomer: ServerId
+    leaving: ServerId
+
+    def step(self, ring: Ring) -> Ring:
+        return begin_replacing(ring, self.partition, self.newcomer, self.leaving)
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The newcomer has caught up."""
+
+    partition: PartitionId
+    newcomer: ServerId
+
+    def step(self, ring: Ring) -> Ring:
+        return finish_replacing(ring, self.partition, self.newcomer)
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """The newcomer has gone before it had caught up."""
+
+    partition: PartitionId
+    newcomer: ServerId
+
+    def step(self, ring: Ring) -> Ring:
+        return give_up_replacing(ring, self.partition, self.newcomer)
+
+
+Change = Begin | Finish | GiveUp
+
+
+def decide(
+    ring: Ring,
+    alive: Mapping[ServerId, str],
+    gone: Set[ServerId],
+    caught_up: Set[tuple[PartitionId, ServerId]],
+) -> list[Change]:
+    """What to change now. `alive` maps each server that is up to its zone; `gone` are those that have been away for too
+    long; `caught_up` the newcomers that have what their leader has."""
+    changes: list[Change] = []
+    held = replicas_held(ring)
+    coming = Counter(newcomer for member in ring.partitions.values() for newcomer, _ in member.replacing)
+    for partition in sorted(ring.partitions):
+        member = ring.partitions[partition]
+        if member.state is PartitionState.RETIRED:
+            continue
+        for newcomer, _ in member.replacing:
+            if (partition, newcomer) in caught_up:
+                changes.append(Finish(partition, newcomer))
+            elif newcomer in gone or newcomer in ring.draining:
+                changes.append(GiveUp(partition, newcomer))
+        # One at a time: each of them may become the leader.
+        leaving = next(_leaving(member, gone | set(ring.draining)), None) if not member.replacing else None
+        if leaving is None:
+            continue
+        free = {each: zone for each, zone in alive.items() if each not in ring.draining}
+        newcomer_or_none = replacement({**free, **_zones(member, alive)}, member, leaving, held)
+        # The best one, or none for now: a second best would not be moved again.
+        if newcomer_or_none is not None and coming[newcomer_or_none] < COMING_MAX:
+            changes.append(Begin(partition, newcomer_or_none, leaving))
+            held[newcomer_or_none] += 1
+            coming[newcomer_or_none] += 1
+    return changes
+
+
+def homeless(ring: Ring, alive: Mapping[ServerId, str], server: ServerId) -> list[PartitionId]:
+    """The partitions whose replica on `server` has nowhere to go: every server that may hold one has one."""
+    may_hold = set(alive) - set(ring.draining) - {server}
+    return [
+        member.id
+        for member in ring.partitions.values()
+        if server in member.replicas
+        and member.state is not PartitionState.RETIRED
+        and not may_hold - set(member.replicas)
+        and server not in {leaving for _, leaving in member.replacing}
+    ]
+
+
+def replicas_held(ring: Ring) -> Counter[ServerId]:
+    """How many replicas the ring places on each server."""
+    return Counter(server for member in ring.partitions.values() for server in member.replicas)
+
+
+def _leaving(member: Member, unwanted: Set[ServerId]) -> Iterator[ServerId]:
+    return (server for server in member.replicas if server in unwanted)
+
+
+def _zones(member: Member, alive: Mapping[ServerId, str]) -> dict[ServerId, str]:
+    """The zones of the replicas that are there, so that a newcomer goes to another one."""
+    return {server: alive[server] for server in member.replicas if server in alive}

@@ -1,0 +1,116 @@
+"""Carries out what assign.py decides: replicas move off servers that are drained or gone for good, and what partitions
+have left behind is removed once they have retired.
+
+Every server has one; that of the first server by name acts. Two that act at once do no harm: each change is a
+compare-and-set of the ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.partition.claim import Claims
+from kvstore.ring import PartitionState, Rings, steps
+from kvstore.server.assign import decide
+from kvstore.server.membership import Membership
+from kvstore.server.retirement import remove_log
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+CLOSE_BEHIND = 1_000
+"""Mutations that a newcomer may be behind its leader when it takes the other's place: applied in milliseconds."""
+
+
+class Steward:
+    """One server's share in the upkeep of the whole cluster."""
+
+    def __init__(
+        self,
+        env: Env,
+        server: ServerId,
+        store: MetadataStore,
+        membership: Membership,
+        rings: Rings,
+        *,
+        repair_after_s: float,
+    ) -> None:
+        self._env, self._server, self._store = env, server, store
+        self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
+        self._nursery = env.nursery.child("steward")
+        self._missing: dict[ServerId, float] = {}
+        """Servers with replicas that are away, and since when, as far as this process has seen."""
+        self.changes = 0
+        self._failed = ""
+
+    def start(self) -> None:
+        self._nursery.spawn(self._act_now_and_then(), name="act")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {"steward_changes_total": self.changes, "servers_missing": len(self._missing)}
+
+    async def _act_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S * (1 + self._env.random.random() / 4))
+            if self._store.state is not SessionState.CONNECTED:
+                self._missing.clear()  # who is away cannot be told, so nobody has been away for long
+                continue
+            try:
+                await self._act()
+                self._failed = ""
+            except (StoreError, ValueError) as error:
+                if repr(error) != self._failed:
+                    log.warning("the steward cannot go on, trying again: %r", error)
+                self._failed = repr(error)
+
+    async def _act(self) -> None:
+        alive = {id: member.zone for id, member in self._membership.topology.servers.items() if member.resp}
+        self._note_missing(alive)
+        if self._server != min(alive, default=""):
+            return
+        ring = self._rings.ring
+        gone = frozenset(self._gone())
+        caught_up = frozenset([pair for pair in self._newcomers() if await self._has_caught_up(*pair)])
+        for change in decide(ring, alive, gone, caught_up):
+            log.info("ring version=%d: %s", ring.version, change)
+            await self._rings.change(change.step)
+            self.changes += 1
+        for partition in sorted(ring.partitions):
+            if ring.partitions[partition].state is PartitionState.RETIRED:
+                await self._remove(partition)
+
+    def _note_missing(self, alive: dict[ServerId, str]) -> None:
+        wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
+        now = self._env.clock.now()
+        self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in alive}
+
+    def _gone(self) -> list[ServerId]:
+        if not self._repair_after_s:
+            return []
+        before = self._env.clock.now() - self._repair_after_s
+        return [server for server, since in self._missing.items() if since <= before]
+
+    def _newcomers(self) -> list[tuple[PartitionId, ServerId]]:
+        members = self._rings.ring.partitions
+        return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
+
+    async def _has_caught_up(self, partition: PartitionId, newcomer: ServerId) -> bool:
+        published = await Claims(self._store, partition, self._server).published()
+        said, others = published.pop(newcomer, None), list(published.values())
+        if said is None or not others:
+            return False
+        return said.seq + CLOSE_BEHIND >= max(each.seq for each in others) and (said.seq > 0 or said.epoch > 0)
+
+    async def _remove(self, partition: PartitionId) -> None:
+        if await remove_log(self._store, partition, now_ms=self._env.clock.wall_ms()):
+            await self._rings.change(lambda ring: steps.forget(ring, partition))
+            log.info("partition=%s has retired and is gone", partition)
+            self.changes += 1

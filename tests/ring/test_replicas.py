@@ -1,0 +1,70 @@
+"""Replicas change servers one at a time, and never before the newcomer has what the other one has."""
+
+import pytest
+
+from kvstore.ring import decode, encode, plan, steps
+from kvstore.ring.replicas import begin_replacing, drain, finish_replacing, give_up_replacing, undrain
+from kvstore.types import PartitionId, ServerId
+from tests.ring.rings import advance, ring_of, settle
+
+P1 = PartitionId("p1")
+N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
+
+
+def test_the_newcomer_takes_the_place_of_the_one_that_it_replaces() -> None:
+    before = ring_of(3)
+    ring = begin_replacing(before, P1, N4, N1)
+    assert set(ring.partitions[P1].replicas) == {N1, N2, N3, N4}
+    after = finish_replacing(ring, P1, N4)
+    assert after.partitions[P1].replicas == tuple(N4 if n == N1 else n for n in before.partitions[P1].replicas)
+    assert after.partitions[P1].replacing == ()
+
+
+def test_giving_up_restores_the_replicas() -> None:
+    before = ring_of(3)
+    after = give_up_replacing(begin_replacing(before, P1, N4, N1), P1, N4)
+    assert after.partitions == before.partitions
+
+
+def test_the_znode_says_who_replaces_whom() -> None:
+    ring = drain(begin_replacing(ring_of(3), P1, N4, N1), N1)
+    again = decode(encode(ring))
+    assert (again.partitions, again.draining) == (ring.partitions, (N1,))
+    assert undrain(again, N1).draining == ()
+
+
+@pytest.mark.parametrize(("newcomer", "leaving"), [(N2, N1), (N4, N4)])
+def test_a_replica_goes_from_a_server_that_has_one_to_one_that_has_none(newcomer: ServerId, leaving: ServerId) -> None:
+    with pytest.raises(ValueError, match="want a replica of n1, n2, n3 to go to another server"):
+        begin_replacing(ring_of(3), P1, newcomer, leaving)
+
+
+def test_one_replica_is_replaced_by_one_newcomer() -> None:
+    ring = begin_replacing(ring_of(3), P1, N4, N1)
+    with pytest.raises(ValueError, match="is being replaced"):
+        begin_replacing(ring, P1, ServerId("n5"), N1)
+    with pytest.raises(ValueError, match="is being replaced"):
+        begin_replacing(ring, P1, ServerId("n5"), N4)
+
+
+def test_steps_that_are_done_already_change_nothing() -> None:
+    ring = begin_replacing(ring_of(3), P1, N4, N1)
+    assert begin_replacing(ring, P1, N4, N1) is ring
+    ring = finish_replacing(ring, P1, N4)
+    assert finish_replacing(ring, P1, N4) is ring
+    assert give_up_replacing(ring, P1, N4) is ring
+    ring = drain(ring, N1)
+    assert drain(ring, N1) is ring
+    assert undrain(ring, N2) is ring
+
+
+def test_a_retired_partition_is_on_no_server() -> None:
+    ring = ring_of(3)
+    ring = plan.leave(ring, [P1])
+    while ring.moves:
+        ring = advance(ring, min(ring.moves))
+    assert not ring.partitions[P1].is_on(N1)
+    assert P1 not in settle(ring).partitions
+    with pytest.raises(ValueError, match="want one of"):
+        begin_replacing(ring, P1, N4, N1)
+    assert steps.forget(ring, P1).retired == (P1,)
