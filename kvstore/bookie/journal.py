@@ -138,6 +138,11 @@ class Journal:
         return self._limit - self.open_group.end
 
     @property
+    def synced_file(self) -> int:
+        """The segment of the last synced group. Those before it are full, and `on_rolled` was told so."""
+        return self._synced_file
+
+    @property
     def is_stopped(self) -> bool:
         return self._is_stopped
 

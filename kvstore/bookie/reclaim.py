@@ -98,9 +98,10 @@ class Reclaimer:
         return removed
 
     def _sparse(self) -> list[Segment]:
-        """Emptiest first."""
+        """Emptiest first. Only what is full, synced and counted: the open group may be in the next segment while the
+        last group of this one is on its way to the disk, and then this one's entries are in no count yet."""
         enough = self._config.sparse_share * self._config.segment_bytes
-        current = self._journal.open_group.segment.file
+        current = self._journal.synced_file
         full = [each for file, each in sorted(self._inventory.segments.items()) if file < current]
         sparse = [each for each in full if each.live_bytes <= enough and each.file not in self._stuck]
         return sorted(sparse, key=lambda segment: segment.live_bytes)
