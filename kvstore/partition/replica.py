@@ -32,6 +32,8 @@ HOLD_S = 4.0
 link."""
 OPEN_PATIENCE_S = 10.0
 """A candidate that applies nothing of the log for so long gives the lead back."""
+WAKE_S_MIN = 0.001
+"""No timer is shorter: the time left until a moment may be less than a clock can tell, and time would stand still."""
 PENDING_MAX = 64
 
 
@@ -152,8 +154,7 @@ class Replica:
             case owner.ReadLeader():
                 self._reread.set()
             case owner.WakeAt(at):
-                delay = max(0.0, at - self._env.clock.now())
-                asyncio.get_running_loop().call_later(delay, self._feed, owner.Tick())
+                self._wake_at(at)
             case owner.Follow(server):
                 self._on_leader(server)
                 self._role_changed.set()
@@ -169,6 +170,11 @@ class Replica:
                 self._enqueue(command)
             case _:
                 assert_never(command)
+
+    def _wake_at(self, at: float) -> None:
+        """Tick at that time. The timer's clock may run ahead of ours; then the owner asks again."""
+        delay = max(WAKE_S_MIN, at - self._env.clock.now())
+        asyncio.get_running_loop().call_later(delay, self._feed, owner.Tick())
 
     def _enqueue(self, command: Command) -> None:
         if self._commands.full():
