@@ -17,6 +17,7 @@ Crash is not cancel: the handles of a crashed process are dropped unseen, and it
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine
@@ -28,7 +29,7 @@ from weakref import WeakSet
 
 logger = logging.getLogger(__name__)
 
-HANDLES_PER_INSTANT_MAX = 1_000_000
+HANDLES_PER_INSTANT_MAX = 200_000
 _CLOSES_MAX = 1000
 """How often a coroutine is closed that goes on all the same: once for each await in its `finally` blocks."""
 _ROUNDS_MAX = 10
@@ -237,8 +238,10 @@ class SimLoop(asyncio.BaseEventLoop):
         count = 0
         while not self._stopping:
             if not runnable:
+                before = self._now
                 self._advance()
-                count = 0
+                if self._now > before:
+                    count = 0
                 continue
             size = len(runnable)
             process = runnable[int(draw() * size)] if size > 1 else runnable[0]
@@ -332,6 +335,9 @@ class SimLoop(asyncio.BaseEventLoop):
         self._graveyard.clear()
 
     def _bury_all(self) -> None:
+        generators = list(self._asyncgens)
+        for generator in generators:
+            self._outside.copy().run(_bury_generator, generator)
         buried = self._buried
         tasks = [(task, process) for process in self._processes for task in process.tasks if task not in buried]
         for task, process in tasks:
@@ -364,7 +370,17 @@ def _where(task: asyncio.Task[Any]) -> str:
 def _bury(task: asyncio.Task[Any]) -> None:
     """Close the task's coroutine, whatever it does about it, and keep asyncio from complaining."""
     task._log_destroy_pending = False
-    coroutine: Any = task.get_coro()
+    _close(task.get_coro())
+
+
+def _bury_generator(generator: Any) -> None:
+    """Close what an asynchronous generator waits for. To close the task that waits for the generator is not enough:
+    that ends at the generator's `asend`, and what is below it would be finalized whenever it is collected."""
+    if inspect.iscoroutine(generator.ag_await):
+        _close(generator.ag_await)
+
+
+def _close(coroutine: Any) -> None:
     for _ in range(_CLOSES_MAX):
         try:
             coroutine.close()

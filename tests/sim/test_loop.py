@@ -87,6 +87,17 @@ def test_spinning_without_time_is_a_livelock(loop: SimLoop, monkeypatch: pytest.
         loop.run_until_complete(spin())
 
 
+def test_a_timer_too_short_to_move_time_is_a_livelock(loop: SimLoop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sim, "HANDLES_PER_INSTANT_MAX", 1000)
+
+    def again() -> None:
+        loop.call_later(1e-20, again)
+
+    loop.call_later(1, again)
+    with pytest.raises(Livelock, match="1001 callbacks at 1"):
+        loop.run_until_complete(asyncio.sleep(2))
+
+
 # What asyncio promises
 
 

@@ -169,3 +169,38 @@ def test_a_deadlock_names_who_is_paused(loop: SimLoop) -> None:
     with pytest.raises(Deadlock, match="n1#1 paused"):
         loop.run_until_complete(start(loop, process, never_begun))
     never_begun.close()
+
+
+def test_what_a_generator_waits_for_is_closed_with_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """To close the task ends at the generator's `asend`; what is below was finalized outside of any loop."""
+    failures: list[object] = []
+    monkeypatch.setattr("sys.unraisablehook", failures.append)
+    log: list[str] = []
+    loop = SimLoop(Random(1))
+
+    async def opens() -> None:
+        try:
+            await asyncio.sleep(100)
+        finally:
+            log.append("closes")
+            async with asyncio.timeout(1):  # needs a task
+                await asyncio.sleep(1)
+
+    async def resource() -> AsyncIterator[int]:
+        await opens()
+        yield 1
+
+    async def main() -> None:
+        async for _ in resource():
+            break
+
+    process = loop.process("n1")
+    start(loop, process, main())
+    loop.run_until_complete(asyncio.sleep(1))
+    loop.kill(process)
+    loop.close()
+    gc.collect()
+    assert log == ["closes"]
+    assert failures == []

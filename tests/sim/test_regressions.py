@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +12,7 @@ from kvstore.errors import NotEnoughBookies, StoreError, Unavailable
 from kvstore.meta.cookies import Cookie
 from kvstore.meta.layout import LayoutManager
 from kvstore.meta.registration import RegistrationManager
+from kvstore.partition.replica import Replica
 from kvstore.types import BookieId, PartitionId, Position, Seq
 from tests.partition import leading
 from tests.sim.env import SimWorld
@@ -52,6 +54,24 @@ def test_a_bookie_that_restarts_at_once_reads_its_newest_cookie() -> None:
                     cookie,
                     version,
                 )
+
+        world.run(story())
+
+
+def test_the_owner_is_woken_however_little_time_is_left() -> None:
+    """Less than the loop's clock can tell apart: the timer fired at once, the owner asked for another, for ever."""
+    with SimWorld(1) as world:
+        ticks: list[float] = []
+
+        async def story() -> None:
+            env = world.env("n1")
+            await asyncio.sleep(100.0)
+            waker = SimpleNamespace(_env=env, _feed=lambda _tick: ticks.append(env.clock.now()))
+            asked = env.clock.now() + 1e-15
+            Replica._wake_at(waker, asked)  # type: ignore[arg-type]
+            await asyncio.sleep(1.0)
+            assert len(ticks) == 1
+            assert ticks[0] > asked
 
         world.run(story())
 
