@@ -41,12 +41,14 @@ def fsck(
 
     from kvstore.server.fsck import Fsck
 
+    terminal = Console(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
         MofNCompleteColumn(),
-        console=Console(stderr=True),
+        console=terminal,
         transient=True,
+        disable=not terminal.is_terminal,
     )
     task = bar.add_task("metadata", total=None)
 

@@ -31,16 +31,16 @@ WAIT_FOR_LEADER = (
     "bookies and one of its replicas are up; the nodes' logs say what they wait for."
 )
 START_BOOKIES = (
-    "Start the nodes of the bookies that are not up; what they missed is copied to them within a minute. If a disk is "
-    "gone for good: `kvstore bookie decommission ID`."
+    "Start the nodes of the bookies that are not up (`kvstore up` for a local cluster); what they missed is copied to "
+    "them within a minute. If a disk is gone for good: `kvstore bookie decommission ID`."
 )
 WAIT_FOR_COPIES = (
     "Leaders make missing copies again in the background, a few seconds after a bookie is back: check again in a "
     "minute. If it stays: `kvstore bookie scrub ID` finds damage, the leader's log says why it cannot copy."
 )
 TOO_FEW_COPIES = (
-    "Start every bookie that is named here before anything else, also one with an old disk: with too few copies the "
-    "next failure can lose data. Delete and decommission nothing."
+    "Start every bookie that is named here (`kvstore up` for a local cluster) before anything else, also one with an "
+    "old disk: with too few copies the next failure can lose data. Delete and decommission nothing."
 )
 REPORT_IT = (
     "This must not happen: keep the data directories and the logs of all nodes as they are, and report it with the "
@@ -134,8 +134,11 @@ class Report:
     @property
     def verdict(self) -> str:
         """All of it in one sentence."""
-        if self.errors:
-            return "NOT SOUND: an invariant is broken, or data has too few copies"
+        errors = [finding for finding in self.findings if finding.severity is Severity.ERROR]
+        if any(finding.advice != TOO_FEW_COPIES for finding in errors):
+            return "NOT SOUND: an invariant is broken"
+        if errors:
+            return "AT RISK: some data has fewer copies now than one more failure allows"
         if self.warnings:
             return "Nothing is lost, but something wants attention"
         return "All is well"

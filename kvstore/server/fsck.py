@@ -7,6 +7,7 @@ reported: a list may have been trimmed, and the third copy of an entry may be a 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from kvstore.env import Env
@@ -42,7 +43,8 @@ from kvstore.wal.pins import Pins
 ENTRIES_AT_ONCE = 32
 AGAIN_S = 0.5
 AGAIN_MAX = 6
-"""How often, and for how long in all, a copy that is not there yet is waited for."""
+"""How often, and for how long in all, the copies of one ledger that one bookie lacks are waited for."""
+SILENT_AFTER = ENTRIES_AT_ONCE * AGAIN_MAX
 
 FOUND_IT = "Found it: `kvstore up` for a local cluster, `kvstore cluster init` for another."
 
@@ -55,6 +57,10 @@ class LedgerCopies:
 
     def __init__(self, bookies: Bookies, metadata: LedgerMetadata) -> None:
         self.metadata = metadata
+        self.silence: Counter[BookieId] = Counter()
+        """Of each bookie, how many reads in a row it has not answered."""
+        self.waited_for: set[BookieId] = set()
+        """Bookies that did not have an entry after AGAIN_MAX looks."""
         self._bookies = bookies
         self._digest = EntryDigest(metadata.digest, metadata.password)
 
@@ -71,13 +77,24 @@ class LedgerCopies:
                 continue
         return last
 
+    def is_silent(self, bookie: BookieId) -> bool:
+        """It has not answered so often that asking again is waiting in vain."""
+        return self.silence[bookie] >= SILENT_AFTER
+
     async def read(self, bookie: BookieId, entry: EntryId) -> bytes | None:
         """The payload of the bookie's copy; None if it has none, or a bad one, or does not answer."""
         ledger = self.metadata.ledger
+        if self.is_silent(bookie):
+            return None
         try:
             answer = await self._bookies.read(bookie, ledger, entry)
+        except LedgerError:
+            self.silence[bookie] += 1
+            return None
+        self.silence[bookie] = 0
+        try:
             return None if answer.packet is None else self._digest.open(ledger, entry, answer.packet).payload
-        except (LedgerError, Corrupted):
+        except Corrupted:
             return None
 
 
@@ -90,6 +107,8 @@ class Fsck:
         self._ledgers, self._lists = LedgerManager(store), LedgerLists(store)
         self._view = BookieView(store)
         self._bookies = Bookies(env, self._view.address)
+        self._silent: set[BookieId] = set()
+        """Registered bookies that do not answer."""
 
     async def run(self) -> Report:
         try:
@@ -191,13 +210,27 @@ class Fsck:
     async def _copies(self, copies: LedgerCopies, entry: EntryId) -> dict[BookieId, bytes | None]:
         payloads: dict[BookieId, bytes | None] = dict.fromkeys(copies.metadata.write_set(entry))
         for attempt in range(AGAIN_MAX):
+            lacking = [bookie for bookie, payload in payloads.items() if payload is None]
             if attempt:
+                lacking = [bookie for bookie in lacking if self._is_up(bookie) and bookie not in copies.waited_for]
+                if not lacking:
+                    break
                 await asyncio.sleep(AGAIN_S)
-            for bookie in [bookie for bookie, payload in payloads.items() if payload is None]:
+            for bookie in lacking:
                 payloads[bookie] = await copies.read(bookie, entry)
-            if None not in payloads.values() or not all(map(self._is_up, payloads)):
-                break
+        for bookie, payload in payloads.items():
+            if payload is None:
+                await self._give_up(copies, bookie)
         return payloads
+
+    async def _give_up(self, copies: LedgerCopies, bookie: BookieId) -> None:
+        """It was waited for once: what else it lacks of this ledger counts as lacking at once."""
+        if bookie in copies.waited_for:
+            return
+        copies.waited_for.add(bookie)
+        await self._view.refresh()
+        if copies.silence[bookie]:
+            self._silent.add(bookie)
 
     async def _is_gone(self, ledger: LedgerId) -> bool:
         try:
@@ -207,7 +240,7 @@ class Fsck:
         return False
 
     def _is_up(self, bookie: BookieId) -> bool:
-        return bookie in self._view.current.all
+        return bookie in self._view.current.all and bookie not in self._silent
 
     # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
 

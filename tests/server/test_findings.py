@@ -94,6 +94,7 @@ def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
         "2 of 3 copies; none at b2 (not up)",
         "2 of 3 copies; none at b2",
     ]
+    assert report.verdict.startswith("AT RISK")
     assert report.advice() == [TOO_FEW_COPIES, START_BOOKIES, WAIT_FOR_COPIES]
 
 

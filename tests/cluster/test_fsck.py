@@ -1,0 +1,68 @@
+"""What `kvstore fsck` says of a real cluster while a node is down, and once what it missed has been repaired."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("fsck")) as started:
+        yield started
+
+
+def fsck(cluster: Cluster, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore", "fsck", *options, "--data-dir", str(cluster.local.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def report(cluster: Cluster) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(fsck(cluster, "--json").stdout)
+    return found
+
+
+def write(cluster: Cluster, node: str, count: int = 300) -> None:
+    for first in range(0, count, 10):
+        cluster.redis(node).mset({f"{node}-{number}": "x" * 100 for number in range(first, first + 10)})
+
+
+def test_a_node_that_is_down_is_named_and_nothing_is_wrong_once_it_is_back(cluster: Cluster) -> None:
+    write(cluster, "n1")
+    cluster.kill("n2")
+    cluster.wait_led(by_other_than="n2")
+    write(cluster, "n1")
+    answer = fsck(cluster)  # soon after: n2 is still registered
+    assert "none at n2-" in answer.stdout, answer.stdout
+    assert "(not up)" in answer.stdout
+    assert "kvstore up" in answer.stdout
+    assert answer.stdout.splitlines()[-1].startswith(("Nothing is lost", "AT RISK")), answer.stdout
+    assert len(answer.stdout.splitlines()) < 40, "one line for each ledger, not for each entry"
+    cluster.start_node("n2")
+    cluster.wait_ready()
+    wait_until_blocking(
+        lambda: fsck(cluster, "--strict").returncode == 0, timeout_s=90, what="no warning once repair is done"
+    )
+    assert report(cluster)["verdict"] == "All is well"
+
+
+def test_a_cluster_that_cannot_be_read_is_no_sound_cluster(cluster: Cluster) -> None:
+    cluster.pause_zookeeper()
+    try:
+        answer = fsck(cluster)
+    finally:
+        cluster.resume_zookeeper()
+    assert answer.returncode == 3
+    assert "not checked" in answer.stderr
+    cluster.wait_ready()
+    assert fsck(cluster).returncode == 0
