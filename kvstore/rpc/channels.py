@@ -29,7 +29,7 @@ def keepalive(*, server: bool) -> Options:
     """A client pings every KEEPALIVE_MS, without calls too; a server allows pings twice as often as that."""
     if server:
         return (
-            ("grpc.http2.min_recv_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
+            ("grpc.http2.min_ping_interval_without_data_ms", KEEPALIVE_MS // 2),
             ("grpc.keepalive_permit_without_calls", 1),
         )
     return (

@@ -1,5 +1,6 @@
 """A server's health follows what it is told, and a port that is taken is an error."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -7,6 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from kvstore.rpc import channels
 from kvstore.rpc.server import GrpcServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -46,3 +48,20 @@ async def test_a_port_that_is_taken_is_an_error(server: tuple[GrpcServer, int]) 
     _, port = server
     with pytest.raises(OSError, match=str(port)):
         await GrpcServer([], []).start(f"127.0.0.1:{port}")
+
+
+@pytest.mark.slow
+async def test_a_connection_on_which_nothing_is_asked_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that thinks itself flooded by its clients' pings breaks their connections: an option of that name that
+    gRPC does not know is ignored in silence, and then some pings in five minutes are too many."""
+    monkeypatch.setattr(channels, "KEEPALIVE_MS", 100)
+    running = GrpcServer(["a.Service"], [])
+    port = await running.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channels.channel_options()) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="a.Service"))
+        assert (await watch.read()).status == NOT_SERVING
+        with pytest.raises(TimeoutError):  # nothing more is said and nothing breaks: gRPC pings once a second at most
+            await asyncio.wait_for(watch.read(), 5)
+        assert channel.get_state() is grpc.ChannelConnectivity.READY
+    await running.stop(0)
