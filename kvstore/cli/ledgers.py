@@ -1,4 +1,4 @@
-"""`kvstore ledger` and `kvstore bookie`: the log's ledgers and who stores them, read from metadata and bookies."""
+"""`kvstore ledger`: the log's ledgers, read from metadata and bookies."""
 
 from __future__ import annotations
 
@@ -11,9 +11,7 @@ from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.cookies import encode_cookie
 from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.registration import RegistrationManager
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.creator import owner_of
@@ -31,10 +29,6 @@ def register(app: typer.Typer) -> None:
     ledger.command("recover")(recover)
     ledger.command("delete")(delete)
     app.add_typer(ledger, name="ledger")
-    bookie = typer.Typer(no_args_is_help=True, help="Bookies: the nodes that store ledgers.")
-    bookie.command("list")(list_bookies)
-    bookie.command("cookie")(cookie)
-    app.add_typer(bookie, name="bookie")
 
 
 def list_ledgers(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
@@ -157,50 +151,6 @@ def delete(
     print(f"ledger {ledger} is deleted; its bookies free the space soon")
 
 
-def list_bookies(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
-    """List all bookies that ever were: address, whether they are there, how many ledgers name them."""
-
-    async def work(tools: Tools) -> list[dict[str, Any]]:
-        view = BookieView(tools.store)
-        await view.refresh()
-        known = {*await RegistrationManager(tools.store).cookies(), *view.current.all}
-        named: dict[BookieId, int] = {}
-        ledgers = LedgerManager(tools.store)
-        for ledger in await ledgers.list_ids():
-            try:
-                metadata, _ = await ledgers.read(ledger)
-            except (NoSuchLedger, Corrupted):
-                continue
-            for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
-                named[bookie] = named.get(bookie, 0) + 1
-        return [
-            {
-                "id": bookie,
-                "address": view.current.all.get(bookie),
-                "state": _state(view, bookie),
-                "ledgers": named.get(bookie, 0),
-            }
-            for bookie in sorted(known | set(named))
-        ]
-
-    rows = with_tools(data_dir, zookeeper, work)
-    print(as_json(rows) if json else as_table(rows))
-
-
-def cookie(
-    bookie: Annotated[str, typer.Argument(help="The bookie's id.")],
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-) -> None:
-    """Show a bookie's cookie: its identity, which its directories must carry too."""
-
-    async def work(tools: Tools) -> str:
-        found, version = await RegistrationManager(tools.store).read_cookie(BookieId(bookie))
-        return f"{encode_cookie(found).decode()}version: {version}"
-
-    print(with_tools(data_dir, zookeeper, work))
-
-
 _SUMMARY = ("id", "partition", "state", "last_entry", "quorum", "bookies")
 
 
@@ -229,9 +179,3 @@ def _entry_row(entry: EntryId, copies: dict[BookieId, bytes | None]) -> dict[str
     except Corrupted:
         return row
     return row | {"epoch": said.epoch, "first_seq": said.first_seq, "mutations": len(said.keys)}
-
-
-def _state(view: BookieView, bookie: BookieId) -> str:
-    if bookie in view.current.writable:
-        return "writable"
-    return "readonly" if bookie in view.current.readonly else "away"

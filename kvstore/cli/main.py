@@ -11,7 +11,19 @@ import typer
 
 from kvstore.errors import StoreError
 
-BRANCHES = ("local", "data", "ring", "ledgers", "snapshots", "bench", "fsck")
+BRANCHES = (
+    "local",
+    "data",
+    "cluster_init",
+    "ring",
+    "partitions",
+    "replicas",
+    "ledgers",
+    "bookies",
+    "snapshots",
+    "bench",
+    "fsck",
+)
 """Modules of this package; each has `register(app)`, which adds its commands. Their heavy imports are inside the
 commands."""
 

@@ -17,6 +17,7 @@ from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import Missing, bookies_of, missing_copies
 
 log = logging.getLogger(__name__)
@@ -108,22 +109,26 @@ class Copier:
         for entry, bookie in missing:
             found = await reader.read(entry)
             packet = reader.digest.packet(metadata.ledger, entry, found.lac, found.length, found.payload)
-            await self._add(bookie, metadata.ledger, entry, packet, key)
+            await add_copy(self._ports.bookies, bookie, metadata.ledger, entry, packet, key)
             self.copied += 1
             await asyncio.sleep(len(packet) / self._bytes_per_s)
 
-    async def _add(self, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes) -> None:
-        stored: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
 
-        def done(error: StoreError | None) -> None:
-            if not stored.done():
-                stored.set_result(error)
+async def add_copy(
+    bookies: BookieClient, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes
+) -> None:
+    """Store one more copy by a recovery add. Raises the StoreError that says why it was not stored."""
+    stored: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
 
-        self._ports.bookies.add(bookie, ledger, entry, packet, key, True, done)
-        try:
-            async with asyncio.timeout(ADD_TIMEOUT_S):
-                error = await stored
-        except TimeoutError:
-            error = BookieError(f"{bookie}: no answer in time")
-        if error is not None:
-            raise error
+    def done(error: StoreError | None) -> None:
+        if not stored.done():
+            stored.set_result(error)
+
+    bookies.add(bookie, ledger, entry, packet, key, True, done)
+    try:
+        async with asyncio.timeout(ADD_TIMEOUT_S):
+            error = await stored
+    except TimeoutError:
+        error = BookieError(f"{bookie}: no answer in time")
+    if error is not None:
+        raise error

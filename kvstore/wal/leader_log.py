@@ -35,6 +35,7 @@ from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import AppendDone
+from kvstore.wal.repair import bookies_of
 from kvstore.wal.takeover import TakenOver
 from kvstore.wal.trim import Trimmer
 
@@ -254,7 +255,17 @@ class OpenLog:
             return "its ensemble has changed too often"
         if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, len(self._ports.choice.spares())):
             return "there are more bookies now"
+        if self._has_lost_a_bookie():
+            return "one of its bookies is gone and another can take its place"
         return ""
+
+    def _has_lost_a_bookie(self) -> bool:
+        """A bookie that the open ledger names, be it for entries long written, is not registered, and there are enough
+        others for a new one: closed, its copies can be made again elsewhere. None while the metadata store is away."""
+        choice, metadata = self._ports.choice, self._handle.writer.metadata
+        if len(choice.spares()) < metadata.quorum.ensemble:
+            return False
+        return not all(map(choice.is_registered, bookies_of(metadata)))
 
     async def _sweep_now_and_then(self) -> None:
         age_s = self._config.orphan_age_s

@@ -45,6 +45,14 @@ def test_what_the_design_promises_is_there() -> None:
     promised = {
         *("up", "down", "status", "node run", "node drain", "get", "put", "del", "scan", "watch", "load-tree"),
         *("verify-tree", "ring show", "ring locate", "ledger list", "ledger show", "ledger read", "ledger recover"),
-        *("ledger delete", "bookie list", "bookie cookie", "fsck", "bench run", "bench suite"),
+        *(
+            "ledger delete",
+            "bookie list",
+            "bookie cookie",
+            "bookie scrub",
+            "bookie decommission",
+            "autorecovery status",
+        ),
+        *("autorecovery run", "partition list", "partition show", "cluster init", "fsck", "bench run", "bench suite"),
     }
     assert promised - {" ".join(path) for path in TREE} == set()

@@ -1,0 +1,232 @@
+"""`kvstore bookie` and `kvstore autorecovery`: who stores the log, what they hold, copies for those that are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookies import Cookie, encode_cookie
+from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.registration import RegistrationManager
+from kvstore.types import BookieId
+
+if TYPE_CHECKING:
+    from kvstore.server.recopy import Moved, Recopier
+
+T = TypeVar("T")
+BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
+Pace = Annotated[float, typer.Option(help="Bytes copied or read per second.", min=1)]
+BYTES_PER_S = float(32 << 20)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    bookie = typer.Typer(no_args_is_help=True, help="Bookies: the nodes that store ledgers.")
+    bookie.command("list")(list_bookies)
+    bookie.command("cookie")(cookie)
+    bookie.command("scrub")(scrub)
+    bookie.command("decommission")(decommission)
+    app.add_typer(bookie, name="bookie")
+    autorecovery = typer.Typer(no_args_is_help=True, help="Copies that lost bookies had, made again on others.")
+    autorecovery.command("status")(status)
+    autorecovery.command("run")(recover_copies)
+    app.add_typer(autorecovery, name="autorecovery")
+
+
+def list_bookies(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """List all bookies that ever were: address, whether they are there, how many ledgers name them."""
+
+    async def work(tools: Tools) -> list[dict[str, Any]]:
+        view = BookieView(tools.store)
+        await view.refresh()
+        known = {*await RegistrationManager(tools.store).cookies(), *view.current.all}
+        named: dict[BookieId, int] = {}
+        ledgers = LedgerManager(tools.store)
+        for ledger in await ledgers.list_ids():
+            try:
+                metadata, _ = await ledgers.read(ledger)
+            except (NoSuchLedger, Corrupted):
+                continue
+            for bookie in sorted({bookie for fragment in metadata.fragments for bookie in fragment.ensemble}):
+                named[bookie] = named.get(bookie, 0) + 1
+        return [
+            {
+                "id": bookie,
+                "address": view.current.all.get(bookie),
+                "state": _state(view, bookie),
+                "ledgers": named.get(bookie, 0),
+            }
+            for bookie in sorted(known | set(named))
+        ]
+
+    rows = with_tools(data_dir, zookeeper, work)
+    print(as_json(rows) if json else as_table(rows))
+
+
+def cookie(
+    bookie: BookieName, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False
+) -> None:
+    """Show a bookie's cookie: its identity, which its directories must carry too."""
+
+    async def work(tools: Tools) -> tuple[Cookie, int]:
+        try:
+            return await RegistrationManager(tools.store).read_cookie(BookieId(bookie))
+        except NoSuchNode:
+            raise InvalidRequest(f"no bookie {bookie!r} has a cookie; see `kvstore bookie list`") from None
+
+    found, version = with_tools(data_dir, zookeeper, work)
+    print(
+        as_json(asdict(found) | {"version": version}) if json else f"{encode_cookie(found).decode()}version: {version}"
+    )
+
+
+def scrub(
+    bookie: BookieName,
+    repair: Annotated[bool, typer.Option("--repair", help="Copy there again what is missing or damaged.")] = False,
+    bytes_per_s: Pace = BYTES_PER_S,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Read every entry that a bookie is to have, and verify it. Exit code 1 if a copy is not good and was not repaired.
+
+    Bookies scrub their own disks too, slowly and all the time: see kvstore_bookie_damaged_records_total.
+    """
+
+    async def work(recopier: Recopier) -> list[dict[str, Any]]:
+        if not recopier.is_up(BookieId(bookie)):
+            raise InvalidRequest(f"bookie {bookie!r} is not up; see `kvstore bookie list`")
+        recopier.bytes_per_s = int(bytes_per_s)
+        found = await recopier.scrub(BookieId(bookie), repair=repair)
+        return [{"ledger": ledger, "entry": entry, "fault": fault} for ledger, entry, fault in found]
+
+    rows = _with_recopier(data_dir, zookeeper, work)
+    print(as_json(rows) if json else as_table(rows) if rows else f"every copy at {bookie} is good")
+    if any(not row["fault"].endswith("copied there again") for row in rows):
+        raise typer.Exit(1)
+
+
+def decommission(
+    bookie: BookieName,
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+    bytes_per_s: Pace = BYTES_PER_S,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Give up a bookie that is down for good: its copies are made again on other bookies, then its id is forgotten.
+
+    It can be called again until nothing blocks it. Exit code 1, and the reasons, while something does.
+    """
+    if not yes:
+        typer.confirm(f"Give up {bookie} for good? What is on its disk will never be used again", abort=True)
+
+    async def work(recopier: Recopier) -> list[Moved]:
+        await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
+        recopier.bytes_per_s = int(bytes_per_s)
+        moved = await recopier.replace(BookieId(bookie))
+        if not any(each.blocked for each in moved):
+            await recopier.forget(BookieId(bookie))
+        return moved
+
+    moved = _with_recopier(data_dir, zookeeper, work)
+    _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
+
+
+def status(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """Show the bookies that are away, and how many ledgers lack a copy for that. Exit code 1 if any ledger does."""
+
+    async def work(recopier: Recopier) -> list[dict[str, Any]]:
+        lacking: dict[BookieId, list[str]] = {}
+        for _, metadata in sorted((await recopier.named()).items()):
+            for name in sorted({each for fragment in metadata.fragments for each in fragment.ensemble}):
+                if not recopier.is_up(name):
+                    lacking.setdefault(name, []).append(metadata.state.name)
+        return [
+            {"bookie": name, "closed_ledgers": states.count("CLOSED"), "others": len(states) - states.count("CLOSED")}
+            for name, states in sorted(lacking.items())
+        ]
+
+    rows = _with_recopier(data_dir, zookeeper, work)
+    if json:
+        print(as_json(rows))
+    elif rows:
+        print(
+            f"{as_table(rows)}\n\nStart these bookies, or make their copies elsewhere: kvstore autorecovery run BOOKIE"
+        )
+    else:
+        print("every bookie that a ledger names is up")
+    raise typer.Exit(1 if rows else 0)
+
+
+def recover_copies(
+    bookie: BookieName,
+    bytes_per_s: Pace = BYTES_PER_S,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Make the copies of a bookie that is down again on other bookies. It may come back, empty-handed.
+
+    Exit code 1, and the reasons, while a ledger still needs it.
+    """
+
+    async def work(recopier: Recopier) -> list[Moved]:
+        await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
+        recopier.bytes_per_s = int(bytes_per_s)
+        return await recopier.replace(BookieId(bookie))
+
+    _show_moved(bookie, _with_recopier(data_dir, zookeeper, work), "is needed by no ledger", json=json)
+
+
+async def _refuse_if_up_or_unknown(recopier: Recopier, bookie: BookieId) -> None:
+    if recopier.is_up(bookie):
+        raise InvalidRequest(f"bookie {bookie} is up and takes entries: stop its node first (`kvstore node drain`)")
+    if not await recopier.is_known(bookie):
+        raise InvalidRequest(f"there is no bookie {bookie!r}; see `kvstore bookie list`")
+
+
+def _show_moved(bookie: str, moved: list[Moved], done: str, *, json: bool) -> None:
+    blocked = [each for each in moved if each.blocked]
+    if json:
+        print(as_json({"bookie": bookie, "ledgers": [asdict(each) for each in moved], "done": not blocked}))
+    else:
+        if moved:
+            print(as_table([asdict(each) for each in moved]) + "\n")
+        print(f"{bookie} {done}" if not blocked else f"{len(blocked)} of {len(moved)} ledgers still need {bookie}")
+    raise typer.Exit(1 if blocked else 0)
+
+
+def _with_recopier(data_dir: Path, zookeeper: str | None, work: Callable[[Recopier], Awaitable[T]]) -> T:
+    """Run `work` with a progress bar on standard error, if that is a terminal."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from kvstore.server.recopy import recopying
+
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:
+        task = bar.add_task("metadata", total=None)
+
+        def show(what: str, done: int, total: int) -> None:
+            bar.update(task, description=what, completed=done, total=total)
+
+        async def main(tools: Tools) -> T:
+            async with recopying(tools.env, tools.store, show) as recopier:
+                return await work(recopier)
+
+        return with_tools(data_dir, zookeeper, main)
+
+
+def _state(view: BookieView, bookie: BookieId) -> str:
+    if bookie in view.current.writable:
+        return "writable"
+    return "readonly" if bookie in view.current.readonly else "away"

@@ -1,0 +1,96 @@
+"""`kvstore cluster init`: founds a cluster on an empty ZooKeeper, for nodes that are started by hand."""
+
+from __future__ import annotations
+
+import uuid
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import Json, Tools, with_tools
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError, NoSuchNode
+from kvstore.meta import paths
+from kvstore.types import ServerId
+
+SAFE_NODES_MIN = 3
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    cluster = typer.Typer(no_args_is_help=True, help="A cluster that is not run by `kvstore up`.")
+    cluster.callback()(_group)
+    cluster.command("init")(init)
+    app.add_typer(cluster, name="cluster")
+
+
+def _group() -> None:
+    """A cluster that is not run by `kvstore up`."""
+
+
+def init(
+    zookeeper: Annotated[str, typer.Option(help="Where the cluster's metadata goes: HOST:PORT,...[/CHROOT].")],
+    node: Annotated[
+        list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; once for each, at least three.")
+    ],
+    partitions: Annotated[int, typer.Option(help="How many partitions.", min=1, max=1024)] = 3,
+    replicas: Annotated[int, typer.Option(help="Replicas of each partition.", min=1)] = 3,
+    unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
+    json: Json = False,
+) -> None:
+    """Found a cluster: BookKeeper's layout and the first ring, in a ZooKeeper that has none below this chroot.
+
+    Called again with the same cluster there it changes nothing and says so. Then start each node with
+    `kvstore node run`; their ids must be those that are named here.
+    """
+    from pathlib import Path
+
+    from kvstore.ring import Ring
+    from kvstore.server.founding import found
+
+    servers = zones_of(node)
+    if len(servers) < SAFE_NODES_MIN and not unsafe:
+        raise ConfigError(f"want at least {SAFE_NODES_MIN} different --node, got {len(servers)}: fewer cannot lose one")
+
+    async def work(tools: Tools) -> tuple[Ring, bool]:
+        is_new = await _is_absent(tools)
+        ring = await found(
+            tools.store,
+            {ServerId(server): zone for server, zone in servers.items()},
+            partitions=partitions,
+            replicas=min(replicas, len(servers)),
+            instance_id=str(uuid.uuid4()),
+        )
+        return ring, is_new
+
+    ring, is_new = with_tools(Path(), zookeeper, work)
+    there = {replica for each in ring.partitions.values() for replica in each.replicas}
+    if not is_new and not there <= set(servers):
+        raise ConfigError(f"there is a cluster at {zookeeper} already, of the nodes {', '.join(sorted(there))}")
+    rows: list[dict[str, Any]] = [
+        {"partition": each.id, "replicas": list(each.replicas)} for _, each in sorted(ring.partitions.items())
+    ]
+    if json:
+        print(as_json({"founded": is_new, "version": ring.version, "partitions": rows}))
+        return
+    print(as_table(rows))
+    print("\nfounded; start its nodes: kvstore node run --config node.toml" if is_new else "\nit was there already")
+
+
+async def _is_absent(tools: Tools) -> bool:
+    try:
+        await tools.store.get(paths.RING)
+    except NoSuchNode:
+        return True
+    return False
+
+
+def zones_of(nodes: list[str]) -> dict[str, str]:
+    """Server id → zone, of ID or ID=ZONE. Raises ConfigError."""
+    found: dict[str, str] = {}
+    for each in nodes:
+        server, _, zone = each.partition("=")
+        if not server or server in found:
+            raise ConfigError(f"--node {each!r}: want each id once, as ID or ID=ZONE")
+        found[server] = zone
+    return found

@@ -1,0 +1,112 @@
+"""`kvstore partition`: every partition with its replicas, as far as they have published it."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.output import as_json, as_table
+from kvstore.cli.ring import read_ring
+from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
+from kvstore.meta import paths
+from kvstore.partition.claim import Claims
+from kvstore.partition.election import LeaderRecord
+from kvstore.types import PartitionId, ServerId
+from kvstore.wal.lists import LedgerLists
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    partition = typer.Typer(no_args_is_help=True, help="Partitions: who leads them, how far their replicas are.")
+    partition.command("list")(list_partitions)
+    partition.command("show")(show)
+    app.add_typer(partition, name="partition")
+
+
+def list_partitions(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+    """List all partitions: leader, epoch, how many replicas are up, how far the slowest is behind, ledgers."""
+
+    async def work(tools: Tools) -> list[dict[str, Any]]:
+        ring = await read_ring(tools)
+        return [
+            await _details(tools, partition, member.replicas) for partition, member in sorted(ring.partitions.items())
+        ]
+
+    found = with_tools(data_dir, zookeeper, work)
+    print(as_json(found) if json else as_table([_row(each) for each in found]))
+
+
+def show(
+    partition: Annotated[str, typer.Argument(help="The partition's id, for example p1.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Show a partition's replicas, each with the sequence that it has published, and its ledgers.
+
+    Replicas publish about once a second, so a replica that keeps up may look some writes behind.
+    """
+
+    async def work(tools: Tools) -> dict[str, Any]:
+        ring = await read_ring(tools)
+        member = ring.partitions.get(PartitionId(partition))
+        if member is None:
+            raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(ring.partitions))}")
+        return await _details(tools, PartitionId(partition), member.replicas)
+
+    found = with_tools(data_dir, zookeeper, work)
+    if json:
+        print(as_json(found))
+        return
+    print(as_table([_row(found)]))
+    print("\n" + as_table(found["replicas"]))
+    print("\n" + (as_table(found["ledgers"]) if found["ledgers"] else "no ledgers yet"))
+
+
+async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerId, ...]) -> dict[str, Any]:
+    claims, store = Claims(tools.store, partition, ServerId("tool")), tools.store
+    try:
+        published = await claims.published()
+    except NoSuchNode:
+        published = {}
+    leader: LeaderRecord | None = None
+    with suppress(NoSuchNode, Corrupted):
+        leader = LeaderRecord.decode((await store.get(paths.partition_leader(partition)))[0])
+    listed, _ = await LedgerLists(store).read(partition)
+    last = max((each.seq for each in published.values()), default=0)
+    return {
+        "id": partition,
+        "leader": leader.server if leader else None,
+        "epoch": leader.epoch if leader else None,
+        "trimmed_below_seq": listed.trimmed_seq,
+        "replicas": [
+            {
+                "server": server,
+                "is_up": server in published,
+                "seq": published[server].seq if server in published else None,
+                "behind": last - published[server].seq if server in published else None,
+            }
+            for server in replicas
+        ],
+        "ledgers": [
+            {"id": each.id, "first_seq": each.first_seq, "is_exact": each.exact, "epoch": each.epoch}
+            for each in listed.ledgers
+        ],
+    }
+
+
+def _row(found: dict[str, Any]) -> dict[str, Any]:
+    replicas = found["replicas"]
+    return {
+        "id": found["id"],
+        "leader": found["leader"],
+        "epoch": found["epoch"],
+        "up": f"{sum(each['is_up'] for each in replicas)} of {len(replicas)}",
+        "most_behind": max((each["behind"] or 0 for each in replicas), default=0),
+        "ledgers": len(found["ledgers"]),
+        "trimmed_below_seq": found["trimmed_below_seq"],
+    }

@@ -1,0 +1,105 @@
+"""What operators do on a cluster of real processes: found one by hand, look at it, give up a lost disk, repair one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("operators")) as started:
+        for first in range(0, 600, 10):
+            started.redis("n1").mset({f"k{number}": "x" * 100 for number in range(first, first + 10)})
+        yield started
+
+
+def call(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+
+
+def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return call(*arguments, "--data-dir", str(cluster.local.data_dir))
+
+
+def document(cluster: Cluster, *arguments: str) -> Any:
+    answer = kvstore(cluster, *arguments, "--json")
+    assert answer.stdout, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def bookie_of(cluster: Cluster, node: str) -> str:
+    found = [each["id"] for each in document(cluster, "bookie", "list") if each["state"] == "writable"]
+    return next(str(each) for each in found if each.startswith(f"{node}-"))
+
+
+def test_a_cluster_is_founded_once_by_hand(cluster: Cluster) -> None:
+    zookeeper = cluster.file.zookeeper.partition("/")[0] + "/by-hand"
+    nodes = ["--node", "a=rack-1", "--node", "b=rack-2", "--node", "c=rack-3"]
+    init = ["cluster", "init", "--zookeeper", zookeeper, "--partitions", "2", "--json"]
+    assert call(*init, "--node", "a").returncode == 1, "one node cannot lose one"
+    first, again = call(*init, *nodes), call(*init, *nodes)
+    assert first.returncode == 0, first.stderr
+    assert json.loads(first.stdout)["founded"] is True
+    assert [sorted(each["replicas"]) for each in json.loads(first.stdout)["partitions"]] == [["a", "b", "c"]] * 2
+    assert again.returncode == 0
+    assert json.loads(again.stdout)["founded"] is False
+    other = call(*init, "--node", "x", "--node", "y", "--node", "z")
+    assert other.returncode == 1
+    assert "of the nodes a, b, c" in other.stderr
+
+
+def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> None:
+    leaders = cluster.wait_led()
+    found = {each["id"]: each for each in document(cluster, "partition", "list")}
+    assert {name: each["leader"] for name, each in found.items()} == leaders
+    assert all(replica["is_up"] for each in found.values() for replica in each["replicas"])
+    shown = kvstore(cluster, "partition", "show", "p1")
+    assert shown.returncode == 0
+    assert leaders["p1"] in shown.stdout
+    assert kvstore(cluster, "partition", "show", "nothing").returncode == 1
+
+
+def test_a_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:
+    answer = kvstore(cluster, "bookie", "scrub", bookie_of(cluster, "n1"))
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "is good" in answer.stdout
+
+
+def test_a_bookie_that_is_up_is_not_given_up(cluster: Cluster) -> None:
+    answer = kvstore(cluster, "bookie", "decommission", bookie_of(cluster, "n3"), "--yes")
+    assert answer.returncode == 1
+    assert "is up" in answer.stderr
+    assert kvstore(cluster, "bookie", "decommission", "n9-000000000000", "--yes").returncode == 1
+
+
+def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_forgotten(cluster: Cluster) -> None:
+    lost = bookie_of(cluster, "n3")
+    cluster.kill("n3")
+    shutil.rmtree(Path(cluster.file.node("n3").data_dir) / "bookie", ignore_errors=False)
+    cluster.start_node("n3")
+    cluster.wait_ready()
+    assert bookie_of(cluster, "n3") != lost
+    cluster.wait_until(lambda: document(cluster, "autorecovery", "status") != [], "the lost bookie is noticed")
+    cluster.wait_until(lambda: document(cluster, "autorecovery", "status")[0]["others"] == 0, "leaders have rolled", 60)
+    answer = kvstore(cluster, "bookie", "decommission", lost, "--yes")
+    assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert document(cluster, "autorecovery", "status") == []
+    assert lost not in [each["id"] for each in document(cluster, "bookie", "list")]
+    wait_until_blocking(
+        lambda: kvstore(cluster, "fsck", "--strict").returncode == 0, timeout_s=60, what="every copy is there"
+    )
+    assert cluster.redis("n2").get("k599") == b"x" * 100
