@@ -27,6 +27,7 @@ def register(app: typer.Typer) -> None:
     node = typer.Typer(no_args_is_help=True, help="One process of a cluster.")
     node.command()(run)
     node.command()(drain)
+    node.command()(undrain)
     app.add_typer(node, name="node")
 
 
@@ -100,10 +101,54 @@ def drain(
     node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.")] = 30,
+    leads_only: Annotated[bool, typer.Option("--leads-only", help="Keep its replicas: it will be back soon.")] = False,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.")] = 600,
     json: Json = False,
 ) -> None:
-    """Take a node out of service: it hands over what it leads and leads nothing until it is started again."""
+    """Take a node out of service, to replace its machine: its replicas move to other servers, and it hands over what it
+    leads. Replicas that no other server can take stay, and it says so."""
+    kept = "" if leads_only else _move_replicas_off(node, data_dir, zookeeper, timeout)
+    handed_over = _hand_over(node, data_dir, zookeeper, timeout, may_be_down=not leads_only and not kept)
+    if json:
+        print(as_json({"node": node, "handed_over": handed_over, "replicas_left": kept or None}))
+        return
+    print(f"{node} has handed over {', '.join(handed_over)}" if handed_over else f"{node} leads nothing")
+    if not leads_only:
+        print(f"{node} keeps its replicas: {kept}" if kept else f"{node} holds no replicas and can be stopped for good")
+
+
+def undrain(
+    node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    json: Json = False,
+) -> None:
+    """Let a drained node hold replicas again. Start it anew so that it takes operations."""
+    from kvstore.cli.replicas import change_replicas
+    from kvstore.cli.ring_changes import status_document, status_text
+    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+
+    answer = change_replicas(ChangeReplicasRequest(undrain=node), data_dir, zookeeper, None)
+    print(as_json(status_document(answer)) if json else status_text(answer))
+
+
+def _move_replicas_off(node: str, data_dir: Path, zookeeper: str | None, timeout_s: float) -> str:
+    """Empty once it is done; else why its replicas cannot go."""
+    from kvstore.cli.replicas import change_replicas, wait_until_empty
+    from kvstore.errors import InvalidRequest
+    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+
+    try:
+        change_replicas(ChangeReplicasRequest(drain=node), data_dir, zookeeper, None)
+    except InvalidRequest as error:
+        if "no other server can take" in str(error):
+            return str(error)
+        raise
+    wait_until_empty(node, data_dir, zookeeper, None, timeout_s=timeout_s)
+    return ""
+
+
+def _hand_over(node: str, data_dir: Path, zookeeper: str | None, timeout_s: float, *, may_be_down: bool) -> list[str]:
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import ConfigError, NoSuchNode
     from kvstore.meta import paths
@@ -114,14 +159,13 @@ def drain(
         try:
             data, _ = await tools.store.get(paths.server(ServerId(node)))
         except NoSuchNode:
+            if may_be_down:
+                return ""
             raise ConfigError(f"no node {node!r} is up") from None
         return Member.decode(data).grpc
 
-    handed_over = _drain(with_tools(data_dir, zookeeper, address), timeout)
-    if json:
-        print(as_json({"node": node, "handed_over": handed_over}))
-    else:
-        print(f"{node} has handed over {', '.join(handed_over)}" if handed_over else f"{node} led nothing")
+    found = with_tools(data_dir, zookeeper, address)
+    return _drain(found, timeout_s) if found else []
 
 
 def _drain(address: str, timeout_s: float) -> list[str]:

@@ -9,6 +9,7 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.ring_changes import register_changes
 from kvstore.errors import ConfigError, NoSuchNode
 from kvstore.meta import paths
 from kvstore.partition.claim import Claims
@@ -21,6 +22,7 @@ def register(app: typer.Typer) -> None:
     ring = typer.Typer(no_args_is_help=True, help="The consistent-hash ring.")
     ring.command()(show)
     ring.command()(locate)
+    register_changes(ring)
     app.add_typer(ring, name="ring")
 
 

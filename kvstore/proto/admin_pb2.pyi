@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -217,6 +218,381 @@ class RingPartition(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___RingPartition: _TypeAlias = RingPartition  # noqa: Y015
+
+@_typing.final
+class ChangeRingRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Action:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _ActionEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[ChangeRingRequest._Action.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        LOOK: ChangeRingRequest._Action.ValueType  # 0
+        """Propose nothing: how balanced the ring is."""
+        ADD: ChangeRingRequest._Action.ValueType  # 1
+        REMOVE: ChangeRingRequest._Action.ValueType  # 2
+        MOVE: ChangeRingRequest._Action.ValueType  # 3
+        CANCEL: ChangeRingRequest._Action.ValueType  # 4
+        PAUSE: ChangeRingRequest._Action.ValueType  # 5
+        RESUME: ChangeRingRequest._Action.ValueType  # 6
+        THROTTLE: ChangeRingRequest._Action.ValueType  # 7
+
+    class Action(_Action, metaclass=_ActionEnumTypeWrapper): ...
+    LOOK: ChangeRingRequest.Action.ValueType  # 0
+    """Propose nothing: how balanced the ring is."""
+    ADD: ChangeRingRequest.Action.ValueType  # 1
+    REMOVE: ChangeRingRequest.Action.ValueType  # 2
+    MOVE: ChangeRingRequest.Action.ValueType  # 3
+    CANCEL: ChangeRingRequest.Action.ValueType  # 4
+    PAUSE: ChangeRingRequest.Action.ValueType  # 5
+    RESUME: ChangeRingRequest.Action.ValueType  # 6
+    THROTTLE: ChangeRingRequest.Action.ValueType  # 7
+
+    ACTION_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    COUNT_FIELD_NUMBER: _builtins.int
+    REPLICAS_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    DRY_RUN_FIELD_NUMBER: _builtins.int
+    RING_VERSION_FIELD_NUMBER: _builtins.int
+    action: Global___ChangeRingRequest.Action.ValueType
+    count: _builtins.int
+    replicas: _builtins.int
+    """ADD: replicas of each; 0: as many as the others have."""
+    source: _builtins.str
+    """MOVE: about `share` of the hash space from `source` to `target`, or the tokens from `first` to `last`."""
+    target: _builtins.str
+    share: _builtins.float
+    first: _builtins.int
+    last: _builtins.int
+    bytes_per_s: _builtins.int
+    """THROTTLE: what each target may copy (0: no limit), and how many moves it copies at once."""
+    parallel: _builtins.int
+    dry_run: _builtins.bool
+    ring_version: _builtins.int
+    """Refuse if the ring has another version; 0: whatever it has."""
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """ADD: ids that were never used, or none for `count` of the next free ones. REMOVE: whom."""
+
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """CANCEL: which moves; none: all that can be."""
+
+    def __init__(
+        self,
+        *,
+        action: Global___ChangeRingRequest.Action.ValueType = ...,
+        partitions: _abc.Iterable[_builtins.str] | None = ...,
+        count: _builtins.int = ...,
+        replicas: _builtins.int = ...,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        share: _builtins.float = ...,
+        first: _builtins.int | None = ...,
+        last: _builtins.int | None = ...,
+        moves: _abc.Iterable[_builtins.int] | None = ...,
+        bytes_per_s: _builtins.int | None = ...,
+        parallel: _builtins.int | None = ...,
+        dry_run: _builtins.bool = ...,
+        ring_version: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_first", b"_first", "_last", b"_last", "_parallel", b"_parallel", "bytes_per_s", b"bytes_per_s", "first", b"first", "last", b"last", "parallel", b"parallel"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_first", b"_first", "_last", b"_last", "_parallel", b"_parallel", "action", b"action", "bytes_per_s", b"bytes_per_s", "count", b"count", "dry_run", b"dry_run", "first", b"first", "last", b"last", "moves", b"moves", "parallel", b"parallel", "partitions", b"partitions", "replicas", b"replicas", "ring_version", b"ring_version", "share", b"share", "source", b"source", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__bytes_per_s: _TypeAlias = _typing.Literal["bytes_per_s"]  # noqa: Y015
+    _WhichOneofArgType__bytes_per_s: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s"]  # noqa: Y015
+    _WhichOneofReturnType__first: _TypeAlias = _typing.Literal["first"]  # noqa: Y015
+    _WhichOneofArgType__first: _TypeAlias = _typing.Literal["_first", b"_first"]  # noqa: Y015
+    _WhichOneofReturnType__last: _TypeAlias = _typing.Literal["last"]  # noqa: Y015
+    _WhichOneofArgType__last: _TypeAlias = _typing.Literal["_last", b"_last"]  # noqa: Y015
+    _WhichOneofReturnType__parallel: _TypeAlias = _typing.Literal["parallel"]  # noqa: Y015
+    _WhichOneofArgType__parallel: _TypeAlias = _typing.Literal["_parallel", b"_parallel"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__bytes_per_s) -> _WhichOneofReturnType__bytes_per_s | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__first) -> _WhichOneofReturnType__first | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__last) -> _WhichOneofReturnType__last | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel) -> _WhichOneofReturnType__parallel | None: ...
+
+Global___ChangeRingRequest: _TypeAlias = ChangeRingRequest  # noqa: Y015
+
+@_typing.final
+class ChangeRingResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_BEFORE_FIELD_NUMBER: _builtins.int
+    VERSION_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    BALANCE_BEFORE_FIELD_NUMBER: _builtins.int
+    BALANCE_FIELD_NUMBER: _builtins.int
+    version_before: _builtins.int
+    """The ring that was changed, or would be."""
+    version: _builtins.int
+    """0: nothing was changed."""
+    keys: _builtins.int
+    """Estimated from each source's count of keys and a sample of their sizes."""
+    bytes: _builtins.int
+    balance_before: _builtins.float
+    """Largest share over mean share."""
+    balance: _builtins.float
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveStatus]: ...
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionBalance]: ...
+    def __init__(
+        self,
+        *,
+        version_before: _builtins.int = ...,
+        version: _builtins.int = ...,
+        moves: _abc.Iterable[Global___MoveStatus] | None = ...,
+        keys: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        partitions: _abc.Iterable[Global___PartitionBalance] | None = ...,
+        balance_before: _builtins.float = ...,
+        balance: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "balance_before", b"balance_before", "bytes", b"bytes", "keys", b"keys", "moves", b"moves", "partitions", b"partitions", "version", b"version", "version_before", b"version_before"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeRingResponse: _TypeAlias = ChangeRingResponse  # noqa: Y015
+
+@_typing.final
+class PartitionBalance(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    SHARE_BEFORE_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    state: _builtins.str
+    share_before: _builtins.float
+    share: _builtins.float
+    """Once all moves are through."""
+    keys: _builtins.int
+    """Absent if its leader did not answer."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        state: _builtins.str = ...,
+        share_before: _builtins.float = ...,
+        share: _builtins.float = ...,
+        keys: _builtins.int | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_keys", b"_keys", "keys", b"keys"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_keys", b"_keys", "id", b"id", "keys", b"keys", "share", b"share", "share_before", b"share_before", "state", b"state"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__keys: _TypeAlias = _typing.Literal["keys"]  # noqa: Y015
+    _WhichOneofArgType__keys: _TypeAlias = _typing.Literal["_keys", b"_keys"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__keys) -> _WhichOneofReturnType__keys | None: ...
+
+Global___PartitionBalance: _TypeAlias = PartitionBalance  # noqa: Y015
+
+@_typing.final
+class MoveStatus(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    KEYS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    id: _builtins.int
+    source: _builtins.str
+    target: _builtins.str
+    first: _builtins.int
+    last: _builtins.int
+    state: _builtins.str
+    attempt: _builtins.int
+    keys: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        id: _builtins.int = ...,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        state: _builtins.str = ...,
+        attempt: _builtins.int = ...,
+        keys: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes", b"bytes", "first", b"first", "id", b"id", "keys", b"keys", "last", b"last", "source", b"source", "state", b"state", "target", b"target"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveStatus: _TypeAlias = MoveStatus  # noqa: Y015
+
+@_typing.final
+class RingStatusRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RingStatusRequest: _TypeAlias = RingStatusRequest  # noqa: Y015
+
+@_typing.final
+class RingStatusResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    VERSION_FIELD_NUMBER: _builtins.int
+    PAUSED_FIELD_NUMBER: _builtins.int
+    BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    PARALLEL_FIELD_NUMBER: _builtins.int
+    MOVES_FIELD_NUMBER: _builtins.int
+    MOVES_PLANNED_FIELD_NUMBER: _builtins.int
+    MOVES_DONE_FIELD_NUMBER: _builtins.int
+    PROGRESS_FIELD_NUMBER: _builtins.int
+    ETA_S_FIELD_NUMBER: _builtins.int
+    REPLACING_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    HOMELESS_FIELD_NUMBER: _builtins.int
+    version: _builtins.int
+    paused: _builtins.bool
+    bytes_per_s: _builtins.int
+    parallel: _builtins.int
+    moves_planned: _builtins.int
+    """Of all that was planned since the ring last had no moves, in moves and in tokens."""
+    moves_done: _builtins.int
+    progress: _builtins.float
+    eta_s: _builtins.float
+    """Absent while nothing is known."""
+    @_builtins.property
+    def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveStatus]: ...
+    @_builtins.property
+    def replacing(self) -> _containers.RepeatedCompositeFieldContainer[Global___ReplicaMove]: ...
+    @_builtins.property
+    def draining(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def homeless(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Partitions whose replica on a draining server has nowhere to go."""
+
+    def __init__(
+        self,
+        *,
+        version: _builtins.int = ...,
+        paused: _builtins.bool = ...,
+        bytes_per_s: _builtins.int = ...,
+        parallel: _builtins.int = ...,
+        moves: _abc.Iterable[Global___MoveStatus] | None = ...,
+        moves_planned: _builtins.int = ...,
+        moves_done: _builtins.int = ...,
+        progress: _builtins.float = ...,
+        eta_s: _builtins.float | None = ...,
+        replacing: _abc.Iterable[Global___ReplicaMove] | None = ...,
+        draining: _abc.Iterable[_builtins.str] | None = ...,
+        homeless: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "eta_s", b"eta_s"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s", "bytes_per_s", b"bytes_per_s", "draining", b"draining", "eta_s", b"eta_s", "homeless", b"homeless", "moves", b"moves", "moves_done", b"moves_done", "moves_planned", b"moves_planned", "parallel", b"parallel", "paused", b"paused", "progress", b"progress", "replacing", b"replacing", "version", b"version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__eta_s: _TypeAlias = _typing.Literal["eta_s"]  # noqa: Y015
+    _WhichOneofArgType__eta_s: _TypeAlias = _typing.Literal["_eta_s", b"_eta_s"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__eta_s) -> _WhichOneofReturnType__eta_s | None: ...
+
+Global___RingStatusResponse: _TypeAlias = RingStatusResponse  # noqa: Y015
+
+@_typing.final
+class ReplicaMove(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    NEWCOMER_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    NEWCOMER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    LEADER_SEQUENCE_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    newcomer: _builtins.str
+    leaving: _builtins.str
+    newcomer_sequence: _builtins.int
+    leader_sequence: _builtins.int
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        newcomer: _builtins.str = ...,
+        leaving: _builtins.str = ...,
+        newcomer_sequence: _builtins.int = ...,
+        leader_sequence: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["leader_sequence", b"leader_sequence", "leaving", b"leaving", "newcomer", b"newcomer", "newcomer_sequence", b"newcomer_sequence", "partition", b"partition"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReplicaMove: _TypeAlias = ReplicaMove  # noqa: Y015
+
+@_typing.final
+class ChangeReplicasRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITION_FIELD_NUMBER: _builtins.int
+    NEWCOMER_FIELD_NUMBER: _builtins.int
+    LEAVING_FIELD_NUMBER: _builtins.int
+    DRAIN_FIELD_NUMBER: _builtins.int
+    UNDRAIN_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    """Either a partition's replica goes from one server to another ..."""
+    newcomer: _builtins.str
+    leaving: _builtins.str
+    drain: _builtins.str
+    """... or all replicas leave a server, and none come; or it may hold some again."""
+    undrain: _builtins.str
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        newcomer: _builtins.str = ...,
+        leaving: _builtins.str = ...,
+        drain: _builtins.str = ...,
+        undrain: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "leaving", b"leaving", "newcomer", b"newcomer", "partition", b"partition", "undrain", b"undrain"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ChangeReplicasRequest: _TypeAlias = ChangeReplicasRequest  # noqa: Y015
 
 @_typing.final
 class PartitionsRequest(_message.Message):

@@ -44,6 +44,21 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.RingRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.RingResponse.FromString,
                 _registered_method=True)
+        self.ChangeRing = channel.unary_unary(
+                '/kvstore.v1.Admin/ChangeRing',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeRingRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeRingResponse.FromString,
+                _registered_method=True)
+        self.RingStatus = channel.unary_unary(
+                '/kvstore.v1.Admin/RingStatus',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.RingStatusRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.FromString,
+                _registered_method=True)
+        self.ChangeReplicas = channel.unary_unary(
+                '/kvstore.v1.Admin/ChangeReplicas',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeReplicasRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.FromString,
+                _registered_method=True)
         self.Partitions = channel.unary_unary(
                 '/kvstore.v1.Admin/Partitions',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.PartitionsRequest.SerializeToString,
@@ -83,6 +98,27 @@ class AdminServicer:
 
     def Ring(self, request, context):
         """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeRing(self, request, context):
+        """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def RingStatus(self, request, context):
+        """The moves that are not done, how far they are, and which replicas are being replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ChangeReplicas(self, request, context):
+        """Move one replica to another server, or all replicas off a server.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -131,6 +167,21 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.Ring,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.RingRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.RingResponse.SerializeToString,
+            ),
+            'ChangeRing': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeRing,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeRingRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeRingResponse.SerializeToString,
+            ),
+            'RingStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.RingStatus,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.RingStatusRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.SerializeToString,
+            ),
+            'ChangeReplicas': grpc.unary_unary_rpc_method_handler(
+                    servicer.ChangeReplicas,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.ChangeReplicasRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.SerializeToString,
             ),
             'Partitions': grpc.unary_unary_rpc_method_handler(
                     servicer.Partitions,
@@ -212,6 +263,87 @@ class Admin:
             '/kvstore.v1.Admin/Ring',
             kvstore_dot_proto_dot_admin__pb2.RingRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.RingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeRing(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/ChangeRing',
+            kvstore_dot_proto_dot_admin__pb2.ChangeRingRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.ChangeRingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RingStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/RingStatus',
+            kvstore_dot_proto_dot_admin__pb2.RingStatusRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ChangeReplicas(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/ChangeReplicas',
+            kvstore_dot_proto_dot_admin__pb2.ChangeReplicasRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -34,6 +34,12 @@ class AdminStub:
     Status: _grpc.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]
     """This node, and what it sees of the others."""
     Ring: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RingRequest, _admin_pb2.RingResponse]
+    ChangeRing: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeRingRequest, _admin_pb2.ChangeRingResponse]
+    """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
+    RingStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RingStatusRequest, _admin_pb2.RingStatusResponse]
+    """The moves that are not done, how far they are, and which replicas are being replaced."""
+    ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]
+    """Move one replica to another server, or all replicas off a server."""
     Partitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]
     """Every partition, with what each replica says of itself."""
     Ledgers: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LedgersRequest, _admin_pb2.LedgersResponse]
@@ -48,6 +54,12 @@ class AdminAsyncStub(AdminStub):
     Status: _aio.UnaryUnaryMultiCallable[_admin_pb2.StatusRequest, _admin_pb2.StatusResponse]  # type: ignore[assignment]
     """This node, and what it sees of the others."""
     Ring: _aio.UnaryUnaryMultiCallable[_admin_pb2.RingRequest, _admin_pb2.RingResponse]  # type: ignore[assignment]
+    ChangeRing: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeRingRequest, _admin_pb2.ChangeRingResponse]  # type: ignore[assignment]
+    """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
+    RingStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.RingStatusRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
+    """The moves that are not done, how far they are, and which replicas are being replaced."""
+    ChangeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
+    """Move one replica to another server, or all replicas off a server."""
     Partitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]  # type: ignore[assignment]
     """Every partition, with what each replica says of itself."""
     Ledgers: _aio.UnaryUnaryMultiCallable[_admin_pb2.LedgersRequest, _admin_pb2.LedgersResponse]  # type: ignore[assignment]
@@ -71,6 +83,30 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         request: _admin_pb2.RingRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RingResponse, _abc.Awaitable[_admin_pb2.RingResponse]]: ...
+
+    @_abc_1.abstractmethod
+    def ChangeRing(
+        self,
+        request: _admin_pb2.ChangeRingRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ChangeRingResponse, _abc.Awaitable[_admin_pb2.ChangeRingResponse]]:
+        """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
+
+    @_abc_1.abstractmethod
+    def RingStatus(
+        self,
+        request: _admin_pb2.RingStatusRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RingStatusResponse, _abc.Awaitable[_admin_pb2.RingStatusResponse]]:
+        """The moves that are not done, how far they are, and which replicas are being replaced."""
+
+    @_abc_1.abstractmethod
+    def ChangeReplicas(
+        self,
+        request: _admin_pb2.ChangeReplicasRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.RingStatusResponse, _abc.Awaitable[_admin_pb2.RingStatusResponse]]:
+        """Move one replica to another server, or all replicas off a server."""
 
     @_abc_1.abstractmethod
     def Partitions(

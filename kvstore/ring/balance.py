@@ -60,7 +60,8 @@ class Balance:
         heapq.heapify(loads)
         taken: _Heap = []
         need = mean
-        slices_left = max(SLICES_MAX, sum(load > high for load in self._loads.values()))
+        above = sum(load > high for load in self._loads.values())
+        slices_left = max(SLICES_MAX, above)
         while slices_left and need > 0 and loads:
             load, donor = loads[0]
             heap = self._heaps[donor]
@@ -68,7 +69,10 @@ class Balance:
                 heapq.heappop(loads)  # all that it owns is on the move
                 continue
             size, end = heapq.heappop(heap)
-            give = min(max(-load - mean, 0), max(need // slices_left, -load - high, 1), -size - 1)
+            # As many slices as donors that own too much: each has to bring its donor down to what is tolerated.
+            least = -load - high if above >= slices_left else 1
+            give = min(max(-load - mean, 0), max(need // slices_left, least), -size - 1)
+            above -= -load > high >= -load - give
             slices_left -= 1
             if give <= 0:
                 heapq.heappush(heap, (size, end))

@@ -62,6 +62,8 @@ def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, no
     are not in the ring, or the source has fewer tokens that are not on the move already."""
     for partition in (source, target):
         _known(ring, partition, may_go=False)
+    if source == target:
+        raise ValueError(f"want another target than the source, got {source} twice")
     future, fixed = future_owners(ring), _fixed(ring)
     spans = [span for span in _ranges(future) if span.owner == source and span.end not in fixed]
     left = size

@@ -16,8 +16,10 @@ from kvstore.meta.registration import RegistrationManager
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.claim import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
+from kvstore.ring import Rings
 from kvstore.rpc.status import abort
-from kvstore.server.backend import Topology
+from kvstore.server.backend import Backend, Topology
+from kvstore.server.ring_admin import RingAdmin
 from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.creator import owner_of
 from kvstore.wal.lists import LedgerLists
@@ -39,6 +41,8 @@ class AdminSource(Protocol):
     @property
     def topology(self) -> Topology: ...
     @property
+    def rings(self) -> Rings: ...
+    @property
     def is_draining(self) -> bool: ...
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         """What each replica here says of itself."""
@@ -56,8 +60,9 @@ class AdminSource(Protocol):
 class Admin(admin_pb2_grpc.AdminServicer):
     """`kvstore.v1.Admin`."""
 
-    def __init__(self, env: Env, source: AdminSource) -> None:
+    def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
         self._source = source
+        self._ring = RingAdmin(env, source, backend)
         self._clock = env.clock
         self._began = env.clock.now()
 
@@ -107,6 +112,17 @@ class Admin(admin_pb2_grpc.AdminServicer):
                 share=shares[partition],
             )
         return response
+
+    async def ChangeRing(self, request: admin_pb2.ChangeRingRequest, context: Context) -> admin_pb2.ChangeRingResponse:
+        return await _answer(self._ring.change(request), context)
+
+    async def RingStatus(self, request: admin_pb2.RingStatusRequest, context: Context) -> admin_pb2.RingStatusResponse:
+        return await _answer(self._ring.status(), context)
+
+    async def ChangeReplicas(
+        self, request: admin_pb2.ChangeReplicasRequest, context: Context
+    ) -> admin_pb2.RingStatusResponse:
+        return await _answer(self._ring.change_replicas(request), context)
 
     async def Partitions(self, request: admin_pb2.PartitionsRequest, context: Context) -> admin_pb2.PartitionsResponse:
         return await _answer(self._partitions(), context)

@@ -119,6 +119,7 @@ class Node:
         await self.begin_draining()
         led = self.hosting.leads
         await self.hosting.stop()
+        await self.membership.announce_draining()
         return led
 
     def status(self) -> dict[str, Any]:

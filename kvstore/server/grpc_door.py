@@ -20,7 +20,7 @@ class GrpcDoor:
 
     def __init__(self, env: Env, backend: Backend, server: str, source: AdminSource) -> None:
         self._kv = KV(env, backend, server)
-        admin = Admin(env, source)
+        admin = Admin(env, source, backend)
         self._server = GrpcServer(
             (KV_SERVICE, ADMIN_SERVICE),
             (

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.env import Env
-from kvstore.errors import StoreError
+from kvstore.errors import MetadataError, NoSuchNode, StoreError
+from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
@@ -86,7 +87,7 @@ class Hosting:
         ring = self._rings.ring
         assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
-            if await self._stop(partition):
+            if await self._stop(partition) and await self._withdraw(partition):
                 self._drop_engine(partition)  # what it held is with others; should it come back, it begins anew
         for partition in assigned:
             if partition not in self._hosted:
@@ -122,6 +123,18 @@ class Hosting:
         del self._hosted[partition]
         log.info("partition=%s has stopped here", partition)
         return is_done
+
+    async def _withdraw(self, partition: PartitionId) -> bool:
+        """Take back what the replica has published, so that nobody counts on it. False if that is not known to be done:
+        the session's end does it then."""
+        try:
+            await self._store.delete(paths.partition_replica(partition, self._server), -1)
+        except NoSuchNode:
+            return True
+        except MetadataError as error:
+            log.warning("partition=%s what was published here is not taken back: %s", partition, error)
+            return False
+        return True
 
     def _replicas_of(self, partition: PartitionId) -> tuple[ServerId, ...]:
         member = self._membership.topology.ring.partitions.get(partition)

@@ -32,6 +32,8 @@ class Member:
     """Of the software."""
     nonce: str = ""
     """Of the process: tells a restarted one from the one before."""
+    draining: bool = False
+    """It hosts no replicas until it is started again."""
 
     def encode(self) -> bytes:
         return orjson.dumps({"format": FORMAT, **asdict(self)})

@@ -72,6 +72,14 @@ class Membership:
         except MetadataError as error:
             log.warning("server=%s is not announced yet: %s", self._member.id, error)
 
+    async def announce_draining(self) -> None:
+        """Let the cluster know that this server takes no replicas any more. Errors are logged."""
+        self._member = replace(self._member, draining=True)
+        try:
+            await self._kept.publish(self._member.encode())
+        except MetadataError as error:
+            log.warning("that server=%s drains is not announced: %s", self._member.id, error)
+
     async def withdraw(self) -> None:
         """Let the cluster know that this server is leaving. Errors are logged: the session's end does it too."""
         try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Container
 
 from kvstore.env import Env
 from kvstore.errors import StoreError
@@ -72,10 +73,11 @@ class Steward:
                 self._failed = repr(error)
 
     async def _act(self) -> None:
-        alive = {id: member.zone for id, member in self._membership.topology.servers.items() if member.resp}
-        self._note_missing(alive)
-        if self._server != min(alive, default=""):
+        servers = self._membership.topology.servers
+        self._note_missing(servers)
+        if self._server != min(servers, default=""):
             return
+        alive = {id: member.zone for id, member in servers.items() if member.resp and not member.draining}
         ring = self._rings.ring
         gone = frozenset(self._gone())
         caught_up = frozenset([pair for pair in self._newcomers() if await self._has_caught_up(*pair)])
@@ -87,10 +89,10 @@ class Steward:
             if ring.partitions[partition].state is PartitionState.RETIRED:
                 await self._remove(partition)
 
-    def _note_missing(self, alive: dict[ServerId, str]) -> None:
+    def _note_missing(self, servers: Container[ServerId]) -> None:
         wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
         now = self._env.clock.now()
-        self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in alive}
+        self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in servers}
 
     def _gone(self) -> list[ServerId]:
         if not self._repair_after_s:

@@ -48,6 +48,7 @@ class Source:
     id = ServerId("n1")
     version = "9.9"
     is_draining = False
+    rings: Any = None
 
     def __init__(self, store: MemoryStore, topology: View) -> None:
         self.store, self.topology = store, topology
@@ -102,7 +103,7 @@ async def source() -> Source:
 async def stub(source: Source) -> AsyncIterator[Any]:
     nothing: Any = None
     nursery = TaskNursery("admin")
-    admin = Admin(Env(ModelClock(), Random(1), nothing, nothing, nursery, nothing), source)
+    admin = Admin(Env(ModelClock(), Random(1), nothing, nothing, nursery, nothing), source, nothing)
     server = GrpcServer(["kvstore.v1.Admin"], [lambda grpc_: admin_pb2_grpc.add_AdminServicer_to_server(admin, grpc_)])
     port = await server.start("127.0.0.1:0")
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=channel_options()) as channel:

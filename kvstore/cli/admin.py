@@ -1,0 +1,34 @@
+"""How operators' commands ask a server of the cluster: any of them will do, the first that answers does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvstore.cli.endpoints import config_of
+from kvstore.errors import StoreError, Unavailable
+
+T = TypeVar("T")
+TIMEOUT_S = 15.0
+
+
+def ask_admin(data_dir: Path, zookeeper: str | None, server: str | None, work: Callable[[Any, float], T]) -> T:
+    """What `work(stub, timeout_s)` returns at the first server that answers. Raises StoreError."""
+    import grpc
+
+    from kvstore.proto import admin_pb2_grpc
+    from kvstore.rpc.channels import channel_options
+    from kvstore.rpc.status import from_rpc_error
+
+    failure: StoreError = Unavailable("no server can be reached")
+    for address in config_of(data_dir, zookeeper, server, TIMEOUT_S).endpoints:
+        with grpc.insecure_channel(address, options=channel_options()) as channel:
+            try:
+                return work(admin_pb2_grpc.AdminStub(channel), TIMEOUT_S)
+            except grpc.RpcError as error:
+                found = from_rpc_error(error)
+                if not isinstance(found, Unavailable):
+                    raise found from error
+                failure = found
+    raise failure

@@ -1,0 +1,103 @@
+"""`kvstore partition move-replica`, and how commands wait until replicas have moved."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvstore.cli.admin import ask_admin
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.endpoints import Server
+from kvstore.cli.output import as_json
+from kvstore.cli.ring_changes import LOOK_S, ring_status, status_document, status_text
+from kvstore.errors import Unavailable
+
+if TYPE_CHECKING:
+    from kvstore.proto import admin_pb2
+
+
+def register(app: typer.Typer) -> None:
+    """Add `move-replica` to the commands about partitions."""
+    groups = {group.name: group.typer_instance for group in app.registered_groups}
+    partition = groups.get("partition")
+    if partition is None:
+        partition = typer.Typer(no_args_is_help=True, help="Partitions and their replicas.")
+        app.add_typer(partition, name="partition")
+    partition.command("move-replica")(move_replica)
+
+
+def move_replica(
+    partition: Annotated[str, typer.Argument(help="The partition's id.")],
+    source: Annotated[str, typer.Argument(help="The server whose replica goes.")],
+    target: Annotated[str, typer.Argument(help="The server that gets one.")],
+    wait: Annotated[bool, typer.Option(help="Return when the new replica has taken the other's place.")] = True,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait; the move goes on after that.")] = 600,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Move a replica to another server. The new one catches up from a snapshot and the log before the other goes."""
+    from kvstore.proto.admin_pb2 import ChangeReplicasRequest
+
+    request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source)
+    answer = change_replicas(request, data_dir, zookeeper, server)
+    if wait:
+        answer = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
+        if target not in replicas_of(partition, data_dir, zookeeper, server):
+            raise Unavailable(f"{target} went away before it had caught up; {source} keeps its replica of {partition}")
+    print(as_json(status_document(answer)) if json else status_text(answer))
+
+
+def change_replicas(
+    request: admin_pb2.ChangeReplicasRequest, data_dir: Path, zookeeper: str | None, server: str | None
+) -> admin_pb2.RingStatusResponse:
+    """Raises StoreError."""
+    answer: admin_pb2.RingStatusResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeReplicas(request, timeout=timeout_s)
+    )
+    return answer
+
+
+def wait_until_replaced(
+    partition: str, newcomer: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float
+) -> admin_pb2.RingStatusResponse:
+    """The status in which the newcomer has taken its place. Raises Unavailable after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        answer = ring_status(data_dir, zookeeper, server)
+        if not any((each.partition, each.newcomer) == (partition, newcomer) for each in answer.replacing):
+            return answer
+        if time.monotonic() > deadline:
+            raise Unavailable(f"the replica of {partition} on {newcomer} has not caught up within {timeout_s:g} s")
+        time.sleep(LOOK_S)
+
+
+def replicas_of(partition: str, data_dir: Path, zookeeper: str | None, server: str | None) -> list[str]:
+    """The servers that hold the partition's replicas, by the ring."""
+    found = _ring(data_dir, zookeeper, server).partitions
+    return [replica for each in found if each.id == partition for replica in each.replicas]
+
+
+def _ring(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.RingResponse:
+    from kvstore.proto.admin_pb2 import RingRequest
+
+    answer: admin_pb2.RingResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, seconds: stub.Ring(RingRequest(), timeout=seconds)
+    )
+    return answer
+
+
+def wait_until_empty(node: str, data_dir: Path, zookeeper: str | None, server: str | None, *, timeout_s: float) -> None:
+    """Return when the ring places no replica on the node. Raises Unavailable after `timeout_s`."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        left = [each.id for each in _ring(data_dir, zookeeper, server).partitions if node in each.replicas]
+        if not left:
+            return
+        if time.monotonic() > deadline:
+            raise Unavailable(f"{node} still has replicas of {', '.join(left)} after {timeout_s:g} s; it goes on")
+        time.sleep(LOOK_S)

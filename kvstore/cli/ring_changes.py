@@ -1,0 +1,369 @@
+"""`kvstore ring plan|add|remove|move|status|pause|resume|cancel|throttle`: changes of the ring while it serves."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvstore.cli.admin import ask_admin
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.endpoints import Server
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError
+
+if TYPE_CHECKING:
+    from kvstore.proto import admin_pb2
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Return when all moves are through; show how far they are.")]
+Ids = Annotated[list[str] | None, typer.Argument(help="Partition ids.")]
+LOOK_S = 0.5
+MOVES_SHOWN_MAX = 40
+
+
+def register_changes(ring: typer.Typer) -> None:
+    """Add the commands to `kvstore ring`."""
+    for command in (plan, add, remove, move, status, pause, resume, cancel, throttle):
+        ring.command()(command)
+
+
+def plan(
+    add: Annotated[list[str] | None, typer.Option(help="Show what adding this partition would do.")] = None,
+    add_count: Annotated[int, typer.Option(help="The same for so many new partitions.")] = 0,
+    remove: Annotated[list[str] | None, typer.Option(help="Show what removing this partition would do.")] = None,
+    replicas: Annotated[int, typer.Option(help="Replicas of each new partition; 0: as many as others have.")] = 0,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show what adding or removing partitions would move, and change nothing. Without options: how balanced the ring
+    is."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    if (add or add_count) and remove:
+        raise ConfigError("want partitions to add or to remove, not both at once")
+    request = ChangeRingRequest(dry_run=True)
+    if add or add_count:
+        request.MergeFrom(
+            ChangeRingRequest(action=ChangeRingRequest.ADD, partitions=add, count=add_count, replicas=replicas)
+        )
+    elif remove:
+        request.MergeFrom(ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=remove))
+    _show_plan(_change(request, data_dir, zookeeper, server), json=json)
+
+
+def add(
+    partitions: Ids = None,
+    count: Annotated[int, typer.Option(help="Add so many under the next free names instead.")] = 0,
+    replicas: Annotated[int, typer.Option(help="Replicas of each; 0: as many as others have.")] = 0,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Add partitions: each takes its share of the keys from those that own most, while they are read and written."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    if bool(partitions) == bool(count):
+        raise ConfigError("want the ids of new partitions, or --count")
+    request = ChangeRingRequest(
+        action=ChangeRingRequest.ADD, partitions=partitions, count=count, replicas=replicas, dry_run=dry_run
+    )
+    _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
+
+
+def remove(
+    partitions: Annotated[list[str], typer.Argument(help="Partition ids.")],
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Remove partitions: all their keys go to the others, then they retire. Their ids are never used again."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    request = ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=partitions, dry_run=dry_run)
+    _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
+
+
+def move(
+    target: Annotated[str, typer.Argument(help="The partition that gets the range.")],
+    source: Annotated[str | None, typer.Option(help="Take from this partition ...")] = None,
+    share: Annotated[float, typer.Option(help="... so much of the whole ring, for example 0.01.")] = 0.0,
+    first: Annotated[
+        int | None, typer.Option(help="Or move the tokens from this one ...", min=0, max=2**32 - 1)
+    ] = None,
+    last: Annotated[int | None, typer.Option(help="... to this one.", min=0, max=2**32 - 1)] = None,
+    dry_run: DryRun = False,
+    wait: Wait = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Move a part of the ring to another partition."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    if (source is None) == (first is None or last is None):
+        raise ConfigError("want --source and --share, or --first and --last")
+    request = ChangeRingRequest(
+        action=ChangeRingRequest.MOVE,
+        source=source or "",
+        target=target,
+        share=share,
+        first=first,
+        last=last,
+        dry_run=dry_run,
+    )
+    _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
+
+
+def status(
+    wait: Wait = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Show the moves that are not done, how far they are, and replicas that are being replaced."""
+    if wait:
+        _follow(data_dir, zookeeper, server, quiet=json)
+    _show_status(ring_status(data_dir, zookeeper, server), json=json)
+
+
+def pause(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
+    """Stop moving for now. What is under way stays where it is; nothing is lost."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    _steer(ChangeRingRequest(action=ChangeRingRequest.PAUSE), data_dir, zookeeper, server, json=json)
+
+
+def resume(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
+    """Go on moving."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    _steer(ChangeRingRequest(action=ChangeRingRequest.RESUME), data_dir, zookeeper, server, json=json)
+
+
+def cancel(
+    moves: Annotated[list[int] | None, typer.Argument(help="Ids of moves; none: all that can be cancelled.")] = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Give moves up. Ranges that have changed hands stay with their new owner; a partition that was being added with
+    nothing yet goes away again."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    _steer(ChangeRingRequest(action=ChangeRingRequest.CANCEL, moves=moves), data_dir, zookeeper, server, json=json)
+
+
+def throttle(
+    mib_per_s: Annotated[float | None, typer.Option(help="What each target may copy; 0: no limit.", min=0)] = None,
+    parallel: Annotated[int | None, typer.Option(help="Moves that each target copies at once.", min=1)] = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Set how fast moves may go."""
+    from kvstore.proto.admin_pb2 import ChangeRingRequest
+
+    if mib_per_s is None and parallel is None:
+        raise ConfigError("want --mib-per-s, --parallel or both")
+    bytes_per_s = None if mib_per_s is None else round(mib_per_s * (1 << 20))
+    request = ChangeRingRequest(action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel)
+    _steer(request, data_dir, zookeeper, server, json=json)
+
+
+# ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _change(
+    request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None
+) -> admin_pb2.ChangeRingResponse:
+    answer: admin_pb2.ChangeRingResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)
+    )
+    return answer
+
+
+def ring_status(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.RingStatusResponse:
+    """Raises StoreError."""
+    from kvstore.proto.admin_pb2 import RingStatusRequest
+
+    answer: admin_pb2.RingStatusResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.RingStatus(RingStatusRequest(), timeout=timeout_s)
+    )
+    return answer
+
+
+def _plan_and_follow(
+    request: admin_pb2.ChangeRingRequest,
+    data_dir: Path,
+    zookeeper: str | None,
+    server: str | None,
+    *,
+    wait: bool,
+    json: bool,
+) -> None:
+    answer = _change(request, data_dir, zookeeper, server)
+    if wait and not request.dry_run:
+        _follow(data_dir, zookeeper, server, quiet=json)
+    _show_plan(answer, json=json)
+
+
+def _steer(
+    request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None, *, json: bool
+) -> None:
+    _change(request, data_dir, zookeeper, server)
+    _show_status(ring_status(data_dir, zookeeper, server), json=json)
+
+
+def _follow(data_dir: Path, zookeeper: str | None, server: str | None, *, quiet: bool) -> None:
+    """Return when no move is left."""
+    show = _say if sys.stderr.isatty() and not quiet else _say_nothing
+    while (found := ring_status(data_dir, zookeeper, server)).moves:
+        show(f"\r{progress_line(found)}\033[K")
+        time.sleep(LOOK_S)
+    show("\n")
+
+
+def _say(text: str) -> None:
+    print(text, end="", file=sys.stderr, flush=True)
+
+
+def _say_nothing(_: str) -> None:
+    """Not on a terminal."""
+
+
+# ── showing ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _show_plan(answer: admin_pb2.ChangeRingResponse, *, json: bool) -> None:
+    print(as_json(plan_document(answer)) if json else plan_text(answer))
+
+
+def _show_status(answer: admin_pb2.RingStatusResponse, *, json: bool) -> None:
+    print(as_json(status_document(answer)) if json else status_text(answer))
+
+
+def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
+    """A plan, as --json shows it."""
+    return {
+        "version_before": answer.version_before,
+        "version": answer.version or None,
+        "moves": [_move_row(each) for each in answer.moves],
+        "keys": answer.keys,
+        "bytes": answer.bytes,
+        "balance_before": round(answer.balance_before, 4),
+        "balance": round(answer.balance, 4),
+        "partitions": [
+            {
+                "id": each.id,
+                "state": each.state,
+                "share_before": round(each.share_before, 6),
+                "share": round(each.share, 6),
+                "keys": each.keys if each.HasField("keys") else None,
+            }
+            for each in answer.partitions
+        ],
+    }
+
+
+def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
+    """A plan, for people."""
+    document = plan_document(answer)
+    parts = []
+    if answer.moves:
+        parts += [_table(document["moves"]), ""]
+        what = f"{len(answer.moves)} moves, about {answer.keys:,} keys and {answer.bytes / (1 << 20):,.1f} MiB"
+        done = f"planned as ring version {answer.version}" if answer.version else "nothing is changed yet"
+        parts += [f"{what}; {done}"]
+    parts += [f"largest share / mean: {answer.balance_before:.3f} now, {answer.balance:.3f} then", ""]
+    return "\n".join([*parts, as_table(document["partitions"])])
+
+
+def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
+    """The state of all moves, as --json shows it."""
+    return {
+        "version": answer.version,
+        "paused": answer.paused,
+        "bytes_per_s": answer.bytes_per_s,
+        "parallel": answer.parallel,
+        "moves_planned": answer.moves_planned,
+        "moves_done": answer.moves_done,
+        "progress": round(answer.progress, 4),
+        "eta_s": round(answer.eta_s, 1) if answer.HasField("eta_s") else None,
+        "moves": [_move_row(each, "keys", "bytes") for each in answer.moves],
+        "replacing": [
+            {
+                "partition": each.partition,
+                "newcomer": each.newcomer,
+                "leaving": each.leaving,
+                "sequence": each.newcomer_sequence,
+                "leader_sequence": each.leader_sequence,
+            }
+            for each in answer.replacing
+        ],
+        "draining": list(answer.draining),
+        "homeless": list(answer.homeless),
+    }
+
+
+def status_text(answer: admin_pb2.RingStatusResponse) -> str:
+    """The state of all moves, for people."""
+    document = status_document(answer)
+    limit = f"{answer.bytes_per_s / (1 << 20):g} MiB/s" if answer.bytes_per_s else "no limit"
+    parts = [f"ring version {answer.version}; each target copies {answer.parallel} moves at once, {limit}"]
+    parts += [progress_line(answer), ""] if answer.moves else ["no moves"]
+    if answer.moves:
+        parts += [_table(document["moves"])]
+    if answer.replacing:
+        parts += ["", "replicas being replaced:", as_table(document["replacing"])]
+    if answer.draining:
+        parts += ["", f"drained servers: {', '.join(answer.draining)}"]
+    if answer.homeless:
+        parts += [f"no other server can take the replicas of {', '.join(answer.homeless)}: start one more"]
+    return "\n".join(parts)
+
+
+def progress_line(answer: admin_pb2.RingStatusResponse) -> str:
+    """How far the moves are, in one line."""
+    eta = f", about {answer.eta_s:.0f} s left" if answer.HasField("eta_s") else ""
+    paused = " (paused)" if answer.paused else ""
+    return f"{answer.progress:.0%} moved, {answer.moves_done} of {answer.moves_planned} moves done{eta}{paused}"
+
+
+def _move_row(move: admin_pb2.MoveStatus, *without: str) -> dict[str, Any]:
+    row = {
+        "id": move.id,
+        "source": move.source,
+        "target": move.target,
+        "first": move.first,
+        "last": move.last,
+        "state": move.state,
+        "keys": move.keys,
+        "bytes": move.bytes,
+    }
+    return {name: value for name, value in row.items() if name not in without}
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    shown = as_table(rows[:MOVES_SHOWN_MAX])
+    more = len(rows) - MOVES_SHOWN_MAX
+    return f"{shown}\n… and {more} more (--json shows all)" if more > 0 else shown

@@ -1,0 +1,197 @@
+"""What an operator asks of the ring → the step that does it, and what it would change. Decides only."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+
+from kvstore.errors import InvalidRequest
+from kvstore.proto import admin_pb2
+from kvstore.ring import TOKENS, Move, MoveId, MoveState, Pace, PartitionState, Ring, TokenRange, place_members, steps
+from kvstore.ring import plan as plans
+from kvstore.types import PartitionId, ServerId
+
+_ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_NUMBERED = re.compile(r"p(\d{1,9})")
+_Action = admin_pb2.ChangeRingRequest
+_GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
+
+Request = admin_pb2.ChangeRingRequest
+Servers = Mapping[ServerId, str]
+"""Those that are up, and the zone of each."""
+
+
+def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring], Ring]:
+    """What does as asked to a ring. It raises ValueError if the ring does not allow it."""
+
+    def step(ring: Ring) -> Ring:
+        if request.ring_version and request.ring_version != ring.version:
+            raise ValueError(f"want ring version {request.ring_version}, it is {ring.version} by now: look again")
+        return _changed(ring, request, servers, now_ms)
+
+    return step
+
+
+def _changed(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
+    match request.action:
+        case _Action.LOOK:
+            return ring
+        case _Action.ADD:
+            return _add(ring, request, servers, now_ms)
+        case _Action.REMOVE:
+            if not request.partitions:
+                raise ValueError("want the partitions to remove, got none")
+            return plans.leave(ring, [PartitionId(each) for each in request.partitions], now_ms=now_ms)
+        case _Action.MOVE:
+            return _move(ring, request, now_ms)
+        case _Action.CANCEL:
+            return _cancel(ring, request)
+        case _:
+            return steps.set_pace(ring, _pace(ring.pace, request))
+
+
+def _add(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
+    names = [PartitionId(each) for each in request.partitions] or next_ids(ring, request.count or 1)
+    for name in names:
+        if not _ID.fullmatch(name):
+            raise ValueError(f"want lower-case letters, digits and dashes, at most 63, got {name!r}")
+    if len(set(names)) != len(names):
+        raise ValueError(f"want each partition once, got {', '.join(names)}")
+    may_hold = {server: zone for server, zone in servers.items() if server not in ring.draining}
+    replicas = request.replicas or min(usual_replicas(ring), len(may_hold))
+    members = place_members(names, may_hold, replicas, ring.partitions.values(), PartitionState.JOINING)
+    return plans.join(ring, members, now_ms=now_ms)
+
+
+def _move(ring: Ring, request: Request, now_ms: int) -> Ring:
+    target = PartitionId(request.target)
+    if request.HasField("first") and request.HasField("last"):
+        return plans.shift_range(ring, request.first, request.last, target, now_ms=now_ms)
+    size = round(request.share * TOKENS)
+    return plans.shift(ring, PartitionId(request.source), target, size, now_ms=now_ms)
+
+
+def _cancel(ring: Ring, request: Request) -> Ring:
+    wanted = [MoveId(each) for each in request.moves] or list(ring.moves)
+    for id in wanted:
+        if id not in ring.moves:
+            raise ValueError(f"move {id} is not under way: it is done, was cancelled, or never was")
+        if request.moves and ring.moves[id].state is MoveState.FLIPPED:
+            raise ValueError(f"move {id} is through: {ring.moves[id].target} owns the range; move it back instead")
+    return steps.cancel(ring, wanted)
+
+
+def _pace(pace: Pace, request: Request) -> Pace:
+    paused = {_Action.PAUSE: True, _Action.RESUME: False}.get(request.action, pace.paused)
+    bytes_per_s = request.bytes_per_s if request.HasField("bytes_per_s") else pace.bytes_per_s
+    parallel = request.parallel if request.HasField("parallel") else pace.parallel
+    return Pace(paused, bytes_per_s, parallel)
+
+
+def next_ids(ring: Ring, count: int) -> list[PartitionId]:
+    """The next `p<number>` that were never used."""
+    used = [_NUMBERED.fullmatch(each) for each in (*ring.partitions, *ring.retired)]
+    first = 1 + max((int(match[1]) for match in used if match), default=0)
+    return [PartitionId(f"p{number}") for number in range(first, first + count)]
+
+
+def usual_replicas(ring: Ring) -> int:
+    """As many as the others have, newcomers not counted twice."""
+    return max(len(member.replicas) - len(member.replacing) for member in ring.partitions.values())
+
+
+# ── what it would change ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def proposal(
+    before: Ring, after: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
+) -> admin_pb2.ChangeRingResponse:
+    """What differs between two rings. `keys` and mean `record_bytes` of partitions may lack some."""
+    shares, future = before.shares(), future_shares(after)
+    answer = admin_pb2.ChangeRingResponse(
+        version_before=before.version, balance_before=balance(before, shares), balance=balance(after, future)
+    )
+    for partition in sorted(after.partitions):
+        row = answer.partitions.add(
+            id=partition,
+            state=after.partitions[partition].state.value,
+            share_before=shares.get(partition, 0.0),
+            share=future[partition],
+        )
+        if partition in keys:
+            row.keys = keys[partition]
+    for move in changed_moves(before, after):
+        row_of_move = move_status(move, _keys_of(move, shares, keys), record_bytes.get(move.source, 0.0))
+        answer.moves.append(row_of_move)
+        answer.keys += row_of_move.keys
+        answer.bytes += row_of_move.bytes
+    return answer
+
+
+def changed_moves(before: Ring, after: Ring) -> list[Move]:
+    """The moves that are new in `after`, given up in it, or gone from it."""
+    touched = [move for id, move in after.moves.items() if before.moves.get(id) != move]
+    return touched + [move for id, move in before.moves.items() if id not in after.moves]
+
+
+def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0) -> admin_pb2.MoveStatus:
+    return admin_pb2.MoveStatus(
+        id=move.id,
+        source=move.source,
+        target=move.target,
+        first=move.first,
+        last=move.end,
+        state=move.state.value,
+        attempt=move.attempt,
+        keys=round(keys),
+        bytes=round(keys * record_bytes),
+    )
+
+
+def _keys_of(move: Move, shares: Mapping[PartitionId, float], keys: Mapping[PartitionId, int]) -> float:
+    """Keys are spread evenly over the tokens of a partition."""
+    share = shares.get(move.source, 0.0)
+    return keys.get(move.source, 0) * min(1.0, move.size / TOKENS / share) if share else 0.0
+
+
+def future_shares(ring: Ring) -> dict[PartitionId, float]:
+    """Each partition's part of the hash space once all open moves are through."""
+    owned = dict.fromkeys(ring.partitions, 0)
+    for span in _ranges(plans.future_owners(ring)):
+        owned[span.owner] += span.size
+    return {partition: size / TOKENS for partition, size in owned.items()}
+
+
+def _ranges(owners: Mapping[int, PartitionId]) -> Iterable[TokenRange]:
+    ends = sorted(owners)
+    starts = [ends[-1], *ends]
+    return (TokenRange(start, end, owners[end]) for start, end in zip(starts, ends, strict=False))
+
+
+def balance(ring: Ring, shares: Mapping[PartitionId, float]) -> float:
+    """Largest share over the mean share of those that stay."""
+    staying = [shares[each.id] for each in ring.partitions.values() if each.state not in _GOING]
+    return max(staying) * len(staying) if staying else 0.0
+
+
+def eta_s(ring: Ring, wall_ms: int, copied: Mapping[MoveId, float]) -> tuple[float, float | None]:
+    """(how much is done of what was planned, seconds until all is; None if that cannot be told). `copied` tells which
+    part of a move under way is copied."""
+    planned = ring.journey.tokens
+    if not planned:
+        return 1.0, None
+    left = sum(
+        move.size * (1 - copied.get(move.id, 0.0))
+        for move in ring.moves.values()
+        if move.state is not MoveState.FLIPPED
+    )
+    done = min(1.0, max(0.0, 1 - left / planned))
+    elapsed_s = (wall_ms - ring.journey.began_ms) / 1000
+    if not done or ring.pace.paused or not ring.journey.began_ms or elapsed_s <= 0:
+        return done, None
+    return done, elapsed_s * (1 - done) / done
+
+
+def refused(error: ValueError) -> InvalidRequest:
+    """As clients get it."""
+    return InvalidRequest(str(error))

@@ -1,0 +1,196 @@
+"""The operators' side of the ring: plans are shown or made, moves and replicas are watched and steered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.claim import Claims
+from kvstore.partition.commands import Code, Level
+from kvstore.proto import admin_pb2
+from kvstore.ring import Member, Ring, Rings
+from kvstore.ring import replicas as replica_steps
+from kvstore.server import proposal
+from kvstore.server.ask import Asks
+from kvstore.server.assign import homeless
+from kvstore.server.backend import Backend, Topology
+from kvstore.types import PartitionId, ServerId
+
+ASK_S = 2.0
+"""For one partition's count of keys, or a sample of them."""
+ASK_ALL_S = 8.0
+SAMPLE_KEYS = 100
+_OVERHEAD_BYTES = 32
+"""Of a record beside its key and value: versions, times, its place in the index."""
+
+
+class RingSource(Protocol):
+    """The node behind the service."""
+
+    @property
+    def id(self) -> ServerId: ...
+    @property
+    def store(self) -> MetadataStore: ...
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def rings(self) -> Rings: ...
+
+
+class RingAdmin:
+    """Answers what concerns the ring. All methods raise StoreError."""
+
+    def __init__(self, env: Env, source: RingSource, backend: Backend) -> None:
+        self._env, self._source = env, source
+        self._asks = Asks(backend)
+
+    async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
+        """Do what is asked, or only tell what it would change."""
+        step = proposal.step_of(request, self._servers(), self._env.clock.wall_ms())
+        before = self._source.rings.ring
+        if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
+            return await self._propose(before, _checked(lambda: step(before)))
+
+        def note(ring: Ring) -> Ring:
+            nonlocal before
+            before = ring
+            return step(ring)
+
+        try:
+            after = await self._source.rings.change(note)
+        except ValueError as error:
+            raise proposal.refused(error) from None
+        answer = await self._propose(before, after)
+        answer.version = after.version
+        return answer
+
+    async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
+        """Move a replica, or mark a server to hold none, or some again."""
+        servers = self._servers()
+        try:
+            await self._source.rings.change(_replica_step(request, servers))
+        except ValueError as error:
+            raise proposal.refused(error) from None
+        return await self.status()
+
+    async def status(self) -> admin_pb2.RingStatusResponse:
+        """The moves, and how far they are."""
+        ring = self._source.rings.ring
+        done, left_s = proposal.eta_s(ring, self._env.clock.wall_ms(), {})
+        answer = admin_pb2.RingStatusResponse(
+            version=ring.version,
+            paused=ring.pace.paused,
+            bytes_per_s=ring.pace.bytes_per_s,
+            parallel=ring.pace.parallel,
+            moves=[proposal.move_status(move) for move in ring.moves.values()],
+            moves_planned=ring.journey.moves,
+            moves_done=max(0, ring.journey.moves - len(ring.moves)),
+            progress=done,
+            eta_s=left_s,
+            draining=ring.draining,
+        )
+        servers = self._servers()
+        for server in ring.draining:
+            answer.homeless.extend(each for each in homeless(ring, servers, server) if each not in answer.homeless)
+        for member in ring.partitions.values():
+            if member.replacing:
+                await self._tell_replacing(member, answer)
+        return answer
+
+    async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
+        published = await Claims(self._source.store, member.id, self._source.id).published()
+        furthest = max((said.seq for said in published.values()), default=0)
+        for newcomer, leaving in member.replacing:
+            said = published.get(newcomer)
+            answer.replacing.add(
+                partition=member.id,
+                newcomer=newcomer,
+                leaving=leaving,
+                newcomer_sequence=said.seq if said else 0,
+                leader_sequence=furthest,
+            )
+
+    def _servers(self) -> dict[ServerId, str]:
+        """Those that may hold replicas, and the zone of each."""
+        servers: Any = self._source.topology.servers
+        return {ServerId(id): each.zone for id, each in servers.items() if not getattr(each, "draining", False)}
+
+    async def _propose(self, before: Ring, after: Ring) -> admin_pb2.ChangeRingResponse:
+        sources = {move.source for move in proposal.changed_moves(before, after)}
+        wanted = sources or set(before.partitions)
+        owning = sorted(wanted & set(before.tokens.values()))
+        keys: dict[PartitionId, int] = {}
+        sizes: dict[PartitionId, float] = {}
+        try:
+            async with asyncio.timeout(ASK_ALL_S):
+                await self._ask_sizes(owning, before, keys, sizes, sample=bool(sources))
+        except TimeoutError:
+            pass  # what is known by now
+        return proposal.proposal(before, after, keys, sizes)
+
+    async def _ask_sizes(
+        self,
+        partitions: Iterable[PartitionId],
+        ring: Ring,
+        keys: dict[PartitionId, int],
+        sizes: dict[PartitionId, float],
+        *,
+        sample: bool,
+    ) -> None:
+        starts = {span.owner: (span.start + 1) % (1 << 32) for span in ring.ranges()}
+        for partition in partitions:
+            try:
+                async with asyncio.timeout(ASK_S):
+                    keys[partition] = await self._asks.ask((Code.COUNT, b"", int(Level.STALE)), partition)
+                    if sample:
+                        sizes[partition] = await self._record_bytes(partition, starts[partition])
+            except (StoreError, TimeoutError):
+                continue
+
+    async def _record_bytes(self, partition: PartitionId, token: int) -> float:
+        """Mean size of some records from a token on."""
+        items, _ = await self._asks.ask((Code.SCAN_TOKENS, token, SAMPLE_KEYS, int(Level.STALE), 0), partition)
+        if not items:
+            return 0.0
+        return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)
+
+
+def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str]) -> Callable[[Ring], Ring]:
+    """Raises InvalidRequest."""
+    if request.drain:
+        server = ServerId(request.drain)
+
+        def drain(ring: Ring) -> Ring:
+            known = set(servers) | {each for member in ring.partitions.values() for each in member.replicas}
+            if server not in known:
+                raise ValueError(f"want one of the servers {', '.join(sorted(known))}, got {server}")
+            stuck = homeless(ring, servers, server)
+            if stuck:
+                raise ValueError(f"no other server can take the replicas of {', '.join(stuck)}: add one first")
+            return replica_steps.drain(ring, server)
+
+        return drain
+    if request.undrain:
+        return lambda ring: replica_steps.undrain(ring, ServerId(request.undrain))
+    newcomer = ServerId(request.newcomer)
+    if newcomer not in servers:
+        raise InvalidRequest(f"want one of the servers that are up, {', '.join(sorted(servers))}, got {newcomer!r}")
+    partition, leaving = PartitionId(request.partition), ServerId(request.leaving)
+
+    def begin(ring: Ring) -> Ring:
+        if newcomer in ring.draining:
+            raise ValueError(f"server {newcomer} is drained: want one that shall hold replicas")
+        return replica_steps.begin_replacing(ring, partition, newcomer, leaving)
+
+    return begin
+
+
+def _checked(work: Callable[[], Ring]) -> Ring:
+    try:
+        return work()
+    except ValueError as error:
+        raise proposal.refused(error) from None

@@ -1,0 +1,214 @@
+"""What operators ask of the ring: shown first, done in one step, refused with a reason."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import ensure_path
+from kvstore.partition.commands import Code
+from kvstore.partition.election import Published
+from kvstore.proto import admin_pb2
+from kvstore.ring import TOKENS, MoveState, Ring, new_ring, plan, steps
+from kvstore.server import proposal
+from kvstore.server.ring_admin import RingAdmin
+from kvstore.types import PartitionId, Seq, ServerId
+from tests.client.model import Endpoint, View
+from tests.client.serving import ModelClock
+from tests.ring.rings import differences, settle
+
+P1 = PartitionId("p1")
+Action = admin_pb2.ChangeRingRequest
+SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
+
+
+class Node:
+    """The ring in memory, and partitions of a thousand keys of 68 bytes each."""
+
+    id = ServerId("n1")
+
+    def __init__(self, servers: int = 3) -> None:
+        self.store = MemoryStore()
+        ring = new_ring([PartitionId(f"p{i}") for i in range(1, 4)], SERVERS, 3)
+        up = {ServerId(f"n{i}"): Endpoint(f"n{i}:1", f"n{i}:2", f"n{i}:3", "") for i in range(1, servers + 1)}
+        self.topology = View(ring, {}, up)
+        self.rings = self
+        self.silent: set[str] = set()
+
+    @property
+    def ring(self) -> Ring:
+        return self.topology.ring
+
+    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+        self.have(step(self.ring))
+        return self.ring
+
+    def have(self, ring: Ring) -> None:
+        self.topology = replace(self.topology, ring=ring)
+
+    def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def submit(self, op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+        if partition in self.silent:
+            return
+        result = 1000 if op[0] == Code.COUNT else ([(b"k" * 4, (b"v" * 32, 0, 0))], None)
+        asyncio.get_running_loop().call_soon(sink.complete, token, result)
+
+
+@pytest.fixture
+def node() -> Node:
+    return Node()
+
+
+@pytest.fixture
+def admin(node: Node) -> RingAdmin:
+    nothing: Any = None
+    return RingAdmin(Env(ModelClock(), Random(1), nothing, nothing, nothing, nothing), node, node)  # type: ignore[arg-type]
+
+
+async def test_a_dry_run_tells_keys_bytes_and_balance_and_changes_nothing(admin: RingAdmin, node: Node) -> None:
+    before = node.ring
+    answer = await admin.change(Action(action=Action.ADD, partitions=["p4"], dry_run=True))
+    assert node.ring is before
+    assert (answer.version_before, answer.version) == (1, 0)
+    assert {(move.target, move.state) for move in answer.moves} == {("p4", "planned")}
+    assert answer.keys == pytest.approx(750, abs=40)
+    assert answer.bytes == pytest.approx(750 * 68, rel=0.06)
+    assert 1 <= answer.balance <= 1.05
+    assert sum(row.share for row in answer.partitions) == pytest.approx(1)
+
+
+async def test_a_plan_is_made_in_one_step_as_shown(admin: RingAdmin, node: Node) -> None:
+    shown = await admin.change(Action(action=Action.ADD, count=2, dry_run=True))
+    done = await admin.change(Action(action=Action.ADD, count=2))
+    assert done.version == node.ring.version == 2
+    assert list(done.moves) == list(shown.moves)
+    assert {"p4", "p5"} < set(node.ring.partitions)
+
+
+async def test_a_plan_for_a_ring_that_has_changed_meanwhile_is_refused(admin: RingAdmin, node: Node) -> None:
+    await admin.change(Action(action=Action.PAUSE))
+    with pytest.raises(InvalidRequest, match="want ring version 1, it is 2"):
+        await admin.change(Action(action=Action.ADD, count=1, ring_version=1))
+
+
+async def test_a_partition_that_does_not_answer_is_left_out_of_the_estimate(
+    admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.server.ring_admin.ASK_S", 0.01)
+    node.silent = {"p2"}
+    answer = await admin.change(Action(action=Action.REMOVE, partitions=["p1", "p2"], dry_run=True))
+    assert [(row.id, row.HasField("keys")) for row in answer.partitions] == [("p1", True), ("p2", False), ("p3", False)]
+    assert answer.keys == pytest.approx(1000, abs=16)
+
+
+@pytest.mark.parametrize(
+    ("request_", "why"),
+    [
+        (Action(action=Action.ADD, partitions=["p1"]), "p1 is or was in the ring"),
+        (Action(action=Action.ADD, partitions=["P 4"]), "want lower-case letters"),
+        (Action(action=Action.ADD, partitions=["p4", "p4"]), "want each partition once"),
+        (Action(action=Action.ADD, replicas=4), "want 1 to 3 replicas"),
+        (Action(action=Action.REMOVE), "want the partitions to remove"),
+        (Action(action=Action.REMOVE, partitions=["p9"]), "want a partition that stays"),
+        (Action(action=Action.REMOVE, partitions=["p1", "p2", "p3"]), "at least one partition to stay"),
+        (Action(action=Action.MOVE, source="p1", target="p1", share=0.1), "want another target"),
+        (Action(action=Action.MOVE, source="p1", target="p2", share=0.5), "tokens of p1 to move"),
+        (Action(action=Action.MOVE, first=9, last=3, target="p2"), "want first <= last"),
+        (Action(action=Action.CANCEL, moves=[7]), "move 7 is not under way"),
+        (Action(action=Action.THROTTLE, parallel=0), "want bytes_per_s >= 0 and parallel >= 1"),
+    ],
+)
+async def test_what_cannot_be_is_refused_with_the_reason(
+    admin: RingAdmin, node: Node, request_: admin_pb2.ChangeRingRequest, why: str
+) -> None:
+    before = node.ring
+    with pytest.raises(InvalidRequest, match=why):
+        await admin.change(request_)
+    request_.dry_run = True
+    with pytest.raises(InvalidRequest, match=why):
+        await admin.change(request_)
+    assert node.ring is before
+
+
+async def test_pause_resume_and_throttle_change_the_pace_only(admin: RingAdmin, node: Node) -> None:
+    await admin.change(Action(action=Action.PAUSE))
+    await admin.change(Action(action=Action.THROTTLE, bytes_per_s=1_000_000))
+    assert (node.ring.pace.paused, node.ring.pace.bytes_per_s, node.ring.pace.parallel) == (True, 1_000_000, 2)
+    await admin.change(Action(action=Action.RESUME))
+    assert (node.ring.pace.paused, node.ring.pace.bytes_per_s) == (False, 1_000_000)
+
+
+async def test_cancelling_all_leaves_what_is_through(admin: RingAdmin, node: Node) -> None:
+    before = node.ring
+    await admin.change(Action(action=Action.ADD, count=1))
+    first, second, *_ = sorted(node.ring.moves)
+    ring = steps.flip(steps.begin(node.ring, first, 1), first)
+    node.have(steps.begin(ring, second, 1))
+    with pytest.raises(InvalidRequest, match="move it back instead"):
+        await admin.change(Action(action=Action.CANCEL, moves=[first]))
+    size = node.ring.moves[first].size
+    answer = await admin.change(Action(action=Action.CANCEL))
+    assert {move.id: move.state for move in node.ring.moves.values()} == {
+        first: MoveState.FLIPPED,
+        second: MoveState.CANCELLING,
+    }
+    assert len(answer.moves) == 15
+    assert differences(before, settle(node.ring)) == size
+
+
+async def test_the_status_tells_progress_and_when_it_will_be_done(admin: RingAdmin, node: Node) -> None:
+    node.have(plan.shift(node.ring, P1, PartitionId("p2"), TOKENS // 8, now_ms=1))
+    half = sum(move.size for move in node.ring.moves.values()) // 2
+    done = 0
+    for id in sorted(node.ring.moves):
+        if done < half:
+            done += node.ring.moves[id].size
+            node.have(steps.flip(steps.begin(node.ring, id, 1), id))
+    status = await admin.status()
+    assert 0.5 <= status.progress < 0.75
+    assert status.moves_planned == len(status.moves)
+    elapsed_s = (ModelClock().wall_ms() - 1) / 1000
+    assert status.eta_s == pytest.approx(elapsed_s * (1 - status.progress) / status.progress)
+    await admin.change(Action(action=Action.PAUSE))
+    assert not (await admin.status()).HasField("eta_s"), "paused moves are never done"
+
+
+async def test_a_replica_moves_to_a_server_that_is_up(admin: RingAdmin, node: Node) -> None:
+    with pytest.raises(InvalidRequest, match="want one of the servers that are up, n1, n2, n3, got 'n4'"):
+        await admin.change_replicas(admin_pb2.ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1"))
+    node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
+    await ensure_path(node.store, paths.partition_replicas(P1))
+    path = paths.partition_replica(P1, ServerId("n2"))
+    await node.store.create(path, Published(Seq(60), Seq(60), 2, "x").encode(), ephemeral=True)
+    request = admin_pb2.ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1")
+    [move] = (await admin.change_replicas(request)).replacing
+    assert (move.partition, move.newcomer, move.leaving) == ("p1", "n4", "n1")
+    assert (move.newcomer_sequence, move.leader_sequence) == (0, 60)
+
+
+async def test_a_server_is_drained_only_if_its_replicas_have_somewhere_to_go(admin: RingAdmin, node: Node) -> None:
+    with pytest.raises(InvalidRequest, match="no other server can take the replicas of p1, p2, p3: add one first"):
+        await admin.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"))
+    with pytest.raises(InvalidRequest, match="got n7"):
+        await admin.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n7"))
+    node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
+    assert (await admin.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"))).draining == ["n1"]
+    assert (await admin.change_replicas(admin_pb2.ChangeReplicasRequest(undrain="n1"))).draining == []
+
+
+def test_new_names_follow_the_largest_that_was_ever_used() -> None:
+    ring = new_ring([PartitionId("p1"), PartitionId("p7"), PartitionId("east")], SERVERS, 1)
+    assert proposal.next_ids(ring, 2) == ["p8", "p9"]
+    ring = settle(plan.leave(ring, [PartitionId("p7")]))
+    assert proposal.next_ids(ring, 1) == ["p8"]
