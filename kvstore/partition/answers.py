@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
-from kvstore.errors import NotLeader, OutcomeUnknown, StoreError
-from kvstore.partition.commands import Result, Sink
-from kvstore.types import PartitionId
+from kvstore.errors import Moved, NotLeader, OutcomeUnknown, StoreError
+from kvstore.partition.commands import Op, Result, Sink
+from kvstore.partition.state import State
+from kvstore.types import PartitionId, Position
 
 Reply = tuple[Sink, int, Result]
 """Sink, token, result."""
+TurnAway = Callable[[Op, Sink, int, Moved], None]
 
 
 class Answers:
@@ -18,6 +20,8 @@ class Answers:
 
     def __init__(self) -> None:
         self.given = 0
+        self.turn_away_by: TurnAway | None = None
+        """Takes what belongs to another partition, to send it there; without it the sink is told."""
         self._sinks: dict[int, Sink] = {}
 
     def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
@@ -33,6 +37,13 @@ class Answers:
             if sink is not last:
                 self._sinks[id(sink)] = last = sink
             sink.complete(token, result)
+
+    def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+        """The operation is another partition's."""
+        if self.turn_away_by is None:
+            self.give(sink, token, moved)
+        else:
+            self.turn_away_by(op, sink, token, moved)
 
     def flush(self) -> None:
         """Tell the sinks to send what they have."""
@@ -55,6 +66,27 @@ class Once:
             self.done.set_exception(result)
         else:
             self.done.set_result(result)
+
+    def flush(self) -> None:
+        """There is nobody to send to."""
+
+
+class Logged:
+    """A sink for a record of the log: its position, taken in the step in which it is applied."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self.done: asyncio.Future[Position] = asyncio.get_running_loop().create_future()
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        position = self._state.position
+        if self.done.done():
+            return
+        if isinstance(result, StoreError):
+            self.done.set_exception(result)
+        else:
+            assert position is not None
+            self.done.set_result(position)
 
     def flush(self) -> None:
         """There is nobody to send to."""

@@ -124,8 +124,11 @@ class RetryTable:
         ):
             client = clients[number]
             if sequence >= client.first_unacked:
+                known = client.results.get(sequence)
+                if known is not None and _holds(known, hash_of_key):
+                    continue  # imported once more
                 remembered: Remembered = result or first_seq + mutation
-                client.results[sequence] = (hash_of_key, remembered, first_seq, client.results.get(sequence))
+                client.results[sequence] = (hash_of_key, remembered, first_seq, known)
                 kept += 1
                 size += len(result)
         self.bytes += kept * RESULT_BYTES + size
@@ -231,6 +234,14 @@ class RetryTable:
     def rows(self) -> list[int]:
         """The rows that the engine must hold, in order."""
         return sorted(self._rows)
+
+
+def _holds(link: _Chain | None, hash_of_key: int) -> bool:
+    while link is not None:
+        if link[0] == hash_of_key:
+            return True
+        link = link[3]
+    return False
 
 
 # ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -37,9 +37,10 @@ class Kind(IntEnum):
     EMPTY = 18
     """Renews the lease."""
 
-    # Reserved for moves of key ranges:
+    # Of moves of key ranges: move_records.py.
     IMPORT_BEGIN = 20
     IMPORT = 21
+    """The only one that takes a sequence: request ids may come with it."""
     IMPORT_END = 22
     FREEZE = 23
     UNFREEZE = 24
@@ -56,7 +57,8 @@ KIND = 0x1F
 
 CREATE, OVERWRITE, DELETE, NOTE = int(Kind.CREATE), int(Kind.OVERWRITE), int(Kind.DELETE), int(Kind.NOTE)
 _PLAIN = bytes((CREATE, OVERWRITE))
-_CONTROL = frozenset((Kind.EPOCH_START, Kind.RELEASE, Kind.EMPTY))
+_CONTROL = frozenset(kind for kind in Kind if kind >= Kind.EPOCH_START and kind is not Kind.IMPORT)
+_IMPORT = bytes((Kind.IMPORT,))
 
 
 class Mutation(NamedTuple):
@@ -99,6 +101,7 @@ class Entry:
         "ages",
         "check_crc",
         "check_seq",
+        "control",
         "epoch",
         "expires_ms",
         "first_seq",
@@ -129,6 +132,8 @@ class Entry:
         self.check_seq = 0
         self.check_crc = 0
         """The writer's rolling CRC at `check_seq`, if that is not 0."""
+        self.control = b""
+        """What a control record says (move_records.py)."""
 
     @property
     def is_control(self) -> bool:
@@ -182,12 +187,18 @@ class Entry:
             message.requests.CopyFrom(self.requests.message)
         if self.check_seq:
             message.check.seq, message.check.crc = self.check_seq, self.check_crc
+        if self.control:
+            message.control = self.control
         return message.SerializeToString()
 
 
-def control(partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: Kind) -> Entry:
-    """A record that changes no key."""
-    return Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
+def control(partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: Kind, said: bytes = b"") -> Entry:
+    """A record that stands alone."""
+    entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
+    entry.control = said
+    if kind is Kind.IMPORT:
+        entry.keys = [b""]
+    return entry
 
 
 def decode(payload: bytes) -> Entry:
@@ -201,6 +212,7 @@ def decode(payload: bytes) -> Entry:
         entry.expires_ms, entry.replaced_ms = list(message.expires_ms), list(message.replaced_ms)
     if message.HasField("requests"):
         entry.requests = requests_of(message.requests)
+    entry.control = message.control
     if message.HasField("check"):
         entry.check_seq, entry.check_crc = message.check.seq, message.check.crc
     _check_columns(entry)
@@ -228,6 +240,9 @@ def _check_columns(entry: Entry) -> None:
     kinds = entry.kinds
     if entry.is_control and kinds[0] in _CONTROL:
         puts = overwrites = expiring = replacing = mutations = 0
+    elif kinds == _IMPORT:
+        puts = overwrites = expiring = replacing = 0
+        mutations = 1
     elif entry.is_plain:
         mutations = puts = len(kinds)
         overwrites = kinds.count(OVERWRITE)
@@ -244,6 +259,8 @@ def _check_columns(entry: Entry) -> None:
     want = (mutations, puts, overwrites, expiring, replacing)
     columns: tuple[list[Any], ...] = (entry.keys, entry.values, entry.ages, entry.expires_ms, entry.replaced_ms)
     got = tuple(map(len, columns))
+    if entry.control and not entry.is_control:
+        raise Corrupted(f"entry at sequence {entry.first_seq}: mutations, and what a control record says")
     if entry.requests is not None and max(entry.requests.mutations, default=0) >= mutations:
         raise Corrupted(f"entry at sequence {entry.first_seq}: a request id of a mutation that is not there")
     if want != got:
@@ -267,7 +284,7 @@ def requests_message(requests: Requests) -> entry_pb2.Requests:
     )
     if len(requests.clients) > 1:
         message.client.extend(requests.client)
-    if requests.mutations[-1] != count - 1 or requests.mutations != list(range(count)):
+    if requests.mutations != list(range(count)):
         message.mutations.extend(requests.mutations)
     return message
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import mmh3
 
-from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, Refused, RequestExpired, StoreError
+from kvstore.errors import InvalidRequest, Moved, Overloaded, RequestExpired, StoreError
 from kvstore.partition import entry as entries
 from kvstore.partition.commands import (
     KEY_BYTES_MAX,
@@ -22,14 +22,19 @@ from kvstore.partition.commands import (
     Result,
 )
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.custody import Custody
 from kvstore.partition.draft import Draft
-from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind
+from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind, Requests
+from kvstore.partition.move_records import KIND_OF, MoveRecord, Own
+from kvstore.partition.move_records import encode as encode_record
 from kvstore.partition.operations import MUTATIONS, check_request, check_sizes
 from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
 from kvstore.partition.queries import keys_in
+from kvstore.partition.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
 from kvstore.partition.results import decode_result, fits
 from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
 from kvstore.partition.state import State
+from kvstore.partition.tokens import PART, WHOLE
 
 Item = tuple[Op, Any, int]
 """Operation, sink, token."""
@@ -38,9 +43,6 @@ Reply = tuple[Any, int, Result]
 
 REAP = 64
 """(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
-RANGE_KEYS_MAX = 1000
-RANGE_BYTES_MAX = 1 << 20
-"""Keys, and bytes of keys, deleted by one entry; a longer DELETE_RANGE goes on in the next."""
 LOOKED_UP_MAX = 128
 """Records read at once: any of them may have a megabyte."""
 
@@ -58,9 +60,16 @@ class NextEntry(NamedTuple):
 class Decided:
     """What became of a batch."""
 
-    __slots__ = ("entry", "replies", "rest")
+    __slots__ = ("away", "entry", "frozen", "replies", "rest")
 
-    def __init__(self, entry: NextEntry | None, replies: list[Reply], rest: list[Item]) -> None:
+    def __init__(
+        self,
+        entry: NextEntry | None,
+        replies: list[Reply],
+        rest: list[Item],
+        frozen: list[Item],
+        away: list[tuple[Item, Moved]],
+    ) -> None:
         self.entry = entry
         """None if nothing changes."""
         self.replies = replies
@@ -68,19 +77,26 @@ class Decided:
         holds."""
         self.rest = rest
         """What goes on in the next batch, before anything else: DELETE_RANGEs, and what had no room in the entry."""
+        self.frozen = frozen
+        """What touches a range that takes no writes just now."""
+        self.away = away
+        """What is another partition's."""
 
 
 class Evaluator:
     """Knows what the log will say after all entries in flight."""
 
-    def __init__(self, state: State, epoch: int, config: PartitionConfig) -> None:
+    def __init__(self, state: State, epoch: int, config: PartitionConfig, custody: Custody) -> None:
         self.draft: Draft
+        self._custody = custody
+        self._frozen: list[Item] = []
+        self._away: list[tuple[Item, Moved]] = []
         self._state, self._epoch, self._config = state, epoch, config
         self._overlay = Overlay()
         self._next_seq = state.seq + 1
         self._time_ms = state.record_time_ms
         self._stored: dict[bytes, bytes | None] = {}
-        self._ranges: set[_RangeId] = set()
+        self._ranges: set[RangeId] = set()
         """DELETE_RANGEs that have begun and not ended."""
         self._unchecked = 0
 
@@ -97,6 +113,21 @@ class Evaluator:
         self._check(made, now=kind is Kind.EPOCH_START)
         return NextEntry(made, made.encode(), [])
 
+    def record(self, record: MoveRecord, wall_ms: int, requests: Requests | None = None) -> NextEntry:
+        """A record about a range of tokens, as the next entry. It counts as sent."""
+        kind = KIND_OF[type(record)]
+        seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
+        self._time_ms = max(self._time_ms, wall_ms, time_ms)
+        said = encode_record(record)
+        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
+        made.requests = requests
+        self._check(made, now=kind is Kind.EPOCH_START)
+        payload = made.encode()
+        self._next_seq = max(self._next_seq + len(made.keys), seq + 1)
+        self._overlay.layers.append(Layer())
+        self._custody.send(record)
+        return NextEntry(made, payload, [])
+
     def applied(self) -> None:
         """The oldest entry in flight is now in the state."""
         self._overlay.layers.popleft()
@@ -107,13 +138,14 @@ class Evaluator:
         draft = self.draft = Draft(self._next_seq, time_ms)
         replies: list[Reply] = []
         rest: list[Item] = []
+        self._frozen, self._away = [], []
         for begin in range(0, len(items), LOOKED_UP_MAX):
             decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
             if draft.bytes >= self._config.entry_bytes_max:
                 rest += items[begin + decided :]
                 break
         self._stored = {}
-        return Decided(self._finish(draft), replies, rest)
+        return Decided(self._finish(draft), replies, rest, self._frozen, self._away)
 
     def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
         """Decide on `items` until the entry is full. Returns on how many."""
@@ -123,9 +155,12 @@ class Evaluator:
         self._stored = dict(zip(keys, rows, strict=True))
         touched = self._overlay.touched_of(keys)
         written = draft.layer.rows
-        before = len(replies) + len(rest)
         bytes_max = self._config.entry_bytes_max
+        writable = self._custody.writable
+        slices, holds_row = writable.slices, writable.holds_row
+        decided = 0
         for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
+            decided += 1
             op, sink, token = item
             result: Result
             if (
@@ -134,6 +169,7 @@ class Evaluator:
                 and key not in touched
                 and key not in written
                 and (row is None or row[0] < EXPIRES)
+                and (slices[row_key[1]] == WHOLE or (slices[row_key[1]] == PART and holds_row(row_key)))
             ):
                 if op[6] is None:
                     result = self._put(draft, key, row_key, op[2], row)
@@ -141,12 +177,12 @@ class Evaluator:
                     result = self._put_once(draft, key, row_key, op[2], row, op[6])
                 replies.append((sink, token, result))
                 continue
-            result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(op, row_key)
+            result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(item, row_key)
             if result is not UNTOUCHED:
                 replies.append((sink, token, result))
             if draft.bytes >= bytes_max:
                 break
-        return len(replies) + len(rest) - before
+        return decided
 
     def _finish(self, draft: Draft) -> NextEntry | None:
         """The draft as the next entry, None if it is empty."""
@@ -231,21 +267,45 @@ class Evaluator:
             return error
         raise AssertionError("refused without a reason")
 
-    def _decide(self, op: Op, row_key: bytes) -> Result | StoreError:
-        """The result of any operation but DELETE_RANGE, or why it is refused."""
-        if op[0] == REAP:
-            for key in op[2]:
+    def _reap(self, keys: list[bytes]) -> None:
+        """Delete those past their expiry. Where nothing may be written the entry's record time says that they are."""
+        may_write = self._custody.may_write
+        for key in keys:
+            if may_write(data_key(key)):
                 self.live(key)
+            elif not self.draft.keys:
+                self.draft.note(key)
+
+    def _is_kept(self, item: Item, row_key: bytes) -> bool:
+        """Whether the operation touches nothing but what is owned and takes writes. Else it is put aside."""
+        op, custody = item[0], self._custody
+        keys = [row_key] if op[0] != _BATCH else [data_key(each[1]) for each in op[2]]
+        for each in keys:
+            if not custody.may_read(each):
+                self._away.append((item, custody.moved(each)))
+                return False
+        if not all(map(custody.may_write, keys)):
+            self._frozen.append(item)
+            return False
+        return True
+
+    def _decide(self, item: Item, row_key: bytes) -> Result | StoreError:
+        """The result of any operation but DELETE_RANGE, or why it is refused; UNTOUCHED if it is put aside."""
+        op = item[0]
+        if op[0] == REAP:
+            self._reap(op[2])
             return None
         request: RequestId | None = op[-1]
         key = op[1]
         try:
             if request is None:
-                return MUTATIONS[op[0]](self, op)
+                return MUTATIONS[op[0]](self, op) if self._is_kept(item, row_key) else UNTOUCHED
             hash_of_key = _hash(key, row_key)
             known = self._known(request, hash_of_key)
             if known is not UNTOUCHED:
                 return known if fits(op, known) else _misused(request)
+            if not self._is_kept(item, row_key):
+                return UNTOUCHED
             before = self.draft.last_seq
             result = MUTATIONS[op[0]](self, op)
             if self.draft.last_seq == before:
@@ -287,7 +347,11 @@ class Evaluator:
             return error
         if known is not UNTOUCHED:
             return known if fits(op, known) else _misused(request)
-        keys, following = _cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX))
+        custody = self._custody
+        if custody.is_freezing:
+            self._frozen.append(item)
+            return UNTOUCHED
+        keys, following = cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX, custody.writable))
         self._look_up(keys)
         changed = self._changed_between(start, following or end or None)
         for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
@@ -296,7 +360,7 @@ class Evaluator:
                 self.draft.delete(key, row)
                 count += 1
         if following is not None:
-            sink = item[1] if so_far else _Range(item[1], self._ranges, request, hash_of_key)
+            sink = item[1] if so_far else RangeSink(item[1], self._ranges, request, hash_of_key)
             rest.append(((op[0], following, end, request, count, hash_of_key), sink, item[2]))
             return UNTOUCHED
         if request is not None:
@@ -322,31 +386,6 @@ class Evaluator:
         return changed
 
 
-_RangeId = tuple[bytes, int, int]
-"""Client, sequence, hash of the key."""
-
-
-class _Range:
-    """The sink of a DELETE_RANGE of which a part has been decided: it is under way until it is answered, and cannot be
-    refused any more."""
-
-    def __init__(self, sink: Any, under_way: set[_RangeId], request: RequestId | None, hash_of_key: int) -> None:
-        self._sink, self._under_way = sink, under_way
-        self._id = None if request is None else (request[0], request[1], hash_of_key)
-        if self._id is not None:
-            under_way.add(self._id)
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        if self._id is not None:
-            self._under_way.discard(self._id)
-        if isinstance(result, Refused):
-            result = OutcomeUnknown(f"some keys of the range were deleted, then it ended: {result}")
-        self._sink.complete(token, result)
-
-    def flush(self) -> None:
-        self._sink.flush()
-
-
 def _misused(request: RequestId) -> InvalidRequest:
     return InvalidRequest(f"request {request[1]} was another operation on this key")
 
@@ -354,16 +393,6 @@ def _misused(request: RequestId) -> InvalidRequest:
 def _hash(key: bytes, row_key: bytes) -> int:
     """dedup.key_hash of a key whose token is at hand."""
     return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
-
-
-def _cut(keys: list[bytes], following: bytes | None) -> tuple[list[bytes], bytes | None]:
-    """As many of `keys` as may be deleted by one entry, and the next one."""
-    size = 0
-    for place, key in enumerate(keys):
-        size += len(key)
-        if size > RANGE_BYTES_MAX and place:
-            return keys[:place], key
-    return keys, following
 
 
 def _tokens(op: Op) -> bytes:

@@ -25,40 +25,28 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.partition.answers import Answers, Once, Reply, lost
-from kvstore.partition.commands import Code, Op, Result, Sink
+from kvstore.partition.answers import Answers, Logged, Once, Reply, TurnAway, lost
+from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.custody import Custody
 from kvstore.partition.engine import BEHIND_S
-from kvstore.partition.entry import Kind
+from kvstore.partition.entry import Kind, Requests
 from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
+from kvstore.partition.flight import Flight
 from kvstore.partition.leader_reads import READS, LeaderReads
+from kvstore.partition.move_records import Founded, MoveRecord
 from kvstore.partition.operations import MUTATIONS
-from kvstore.partition.queries import overdue
-from kvstore.partition.queue import Queue
+from kvstore.partition.queue import Queue, Shelf
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
+from kvstore.partition.sweeping import Sweeper
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
 
 log = logging.getLogger(__name__)
 
-SWEEP_KEYS_MAX = 256
-SWEEP_AGAIN_S = 0.02
-"""Between two sweeps while there is more to delete: some thousands of keys in a second."""
-
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
-
-
-class _Flight:
-    """An entry that is not acknowledged yet."""
-
-    __slots__ = ("made", "observed", "replies")
-
-    def __init__(self, made: NextEntry, replies: list[Reply]) -> None:
-        self.made, self.replies = made, replies
-        self.observed: list[Reply] = []
-        """Answers found in what this entry and those before it make of the state."""
 
 
 class Leader:
@@ -79,16 +67,20 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._gate = ReadGate(config.lease_ms / 1000)
         self._answers = Answers()
-        self._reads = LeaderReads(state, config, self._gate, env.clock, self._answers, self._reap, self._wake)
+        self.custody = Custody(state)
+        self._reads = LeaderReads(
+            state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
+        )
         self._queue = Queue(config)
-        self._evaluator = Evaluator(state, log.epoch, config)
-        self._flights: deque[_Flight] = deque()
+        self._frozen = Shelf(config)
+        self._evaluator = Evaluator(state, log.epoch, config, self.custody)
+        self._sweeper = Sweeper(state, self.custody, config, env.clock, lambda: self.serving, self._reap)
+        self._flights: deque[Flight] = deque()
         self._refused: list[tuple[Sink, int, StoreError]] = []
         self._idle: asyncio.Future[None] | None = None
         self._stopped: StoreError | None = None
         self._turn_is_due = False
         self._deadlines: asyncio.TimerHandle | None = None
-        self._sweep_timer: asyncio.TimerHandle | None = None
         self._paused: asyncio.TimerHandle | None = None
         self._entries = self._mutations = self._refusals = self._pauses = 0
 
@@ -111,29 +103,38 @@ class Leader:
             "pauses": self._pauses,
             "queued": len(self._queue),
             "queued_bytes": self._queue.bytes,
+            "frozen": len(self._frozen),
             "in_flight": len(self._flights),
             "reads_waiting": len(self._reads),
-            "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
+            "lease_left_s": max(0.0, self.lease_until - self._env.clock.now()),
             "retry_clients": len(self._state.retries),
             "retry_bytes": self._state.retries.bytes,
         }
 
     # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def start(self) -> None:
-        """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies."""
+    async def start(self, founded: Founded | None = None, turn_away: TurnAway | None = None) -> None:
+        """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies.
+        `founded`: what the partition owns, if its log has not said so; `turn_away` takes what it does not own."""
+        self._answers.turn_away_by = turn_away
         self._log.on_lost(self._lose)
-        await self._append_control(Kind.EPOCH_START)
+        if founded is None:
+            await self._append_control(Kind.EPOCH_START)
+        else:
+            await self.append_record(founded)
         self.serving = True
-        self.sweep_later()
+        self._sweeper.start()
 
-    async def release(self) -> None:
+    async def release(self, drain_max_s: float | None = None) -> None:
         """Answer what has come, then nothing more, and say so in the log: the next leader need not wait for the lease.
-        Raises StoreError if that did not work out; the leader has stopped then."""
+        Raises StoreError if that did not work out; the leader has stopped then. With `drain_max_s` it goes on instead
+        when it cannot answer everything in that time."""
         if not self.serving:
             self.stop(NotLeader(self._state.partition))
             raise Unavailable(f"partition {self._state.partition}: there was no lead to release yet, or not any more")
         self.serving = False
+        if drain_max_s is not None:
+            await self._drained_or_serving(drain_max_s)
         try:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
@@ -145,6 +146,16 @@ class Leader:
         finally:
             self.stop(NotLeader(self._state.partition))
 
+    async def _drained_or_serving(self, within_s: float) -> None:
+        """Raises Unavailable, with the leader serving as before, if there is too much to answer."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._drained()
+        except TimeoutError:
+            self._idle = None
+            self.serving = self._stopped is None
+            raise Unavailable(f"partition {self._state.partition}: busy, {len(self._queue)} operations wait") from None
+
     def stop(self, reason: StoreError) -> None:
         """End at once: what is in flight is of unknown outcome, what is queued was not done."""
         if self._stopped is not None:
@@ -153,13 +164,14 @@ class Leader:
         self.serving = False
         self._gate.close()
         self._log.close_for_good()
-        for timer in (self._deadlines, self._sweep_timer, self._paused):
+        self._sweeper.stop()
+        for timer in (self._deadlines, self._paused):
             if timer is not None:
                 timer.cancel()
         while self._flights:
             flight = self._flights.popleft()
             self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
-        for _, sink, token in self._queue.take_all():
+        for _, sink, token in [*self._queue.take_all(), *self._frozen.take_all()]:
             self._answers.give(sink, token, NotLeader(self._state.partition))
         self._reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
@@ -180,6 +192,24 @@ class Leader:
         once = Once()
         self._append(self._evaluator.control(kind, self._env.clock.wall_ms()), [(once, 0, None)])
         await once.done
+
+    async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
+        """Append a record about tokens; its position, once it is acknowledged and applied. What it takes away is not
+        answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile."""
+        logged = Logged(self._state)
+        self._append(self._evaluator.record(record, self._env.clock.wall_ms(), requests), [(logged, 0, None)])
+        self._thaw()
+        return await logged.done
+
+    async def prove(self) -> None:
+        """Return once an append is acknowledged: this was the leader when it was called. Raises StoreError."""
+        await self._append_control(Kind.EMPTY)
+
+    def _thaw(self) -> None:
+        """What may be written has changed: decide anew on what waits for it."""
+        for item in reversed(self._frozen.take_all()):
+            self._queue.put_back(item, self._env.clock.now())
+        self._wake()
 
     async def _drained(self) -> None:
         """Wait until nothing is queued, in flight or waiting. Raises StoreError if the lead is lost."""
@@ -235,8 +265,6 @@ class Leader:
             self._reads.stop(NotLeader(self._state.partition))
         self._answers.flush()
 
-    # ── leaving ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _fill(self) -> None:
         """Send as much as may be in flight."""
         room = self._config.entries_in_flight_max
@@ -247,7 +275,11 @@ class Leader:
             self._send(self._queue.take())
         if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [])
-        if (self._queue or self._reads.is_waiting) and self._deadlines is None and self._stopped is None:
+        if (
+            (self._queue or self._frozen or self._reads.is_waiting)
+            and self._deadlines is None
+            and self._stopped is None
+        ):
             self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
             self._idle.set_result(None)
@@ -273,6 +305,11 @@ class Leader:
             return
         for item in reversed(decided.rest):
             self._queue.put_back(item, self._env.clock.now())
+        for item in decided.frozen:
+            if not self._frozen.offer(item, self._env.clock.now()):
+                self._answers.give(item[1], item[2], Overloaded(f"{len(self._frozen)} writes wait for a range"))
+        for (op, sink, token), moved in decided.away:
+            self._answers.turn_away(op, sink, token, moved)
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
         elif self._flights:
@@ -294,7 +331,9 @@ class Leader:
             self._answers.give(sink, token, InvalidRequest(f"malformed operation {op[0]}: {error!r}"))
 
     def _append(self, made: NextEntry, replies: list[Reply]) -> None:
-        self._flights.append(_Flight(made, replies))
+        if self._stopped is not None:
+            raise NotLeader(self._state.partition)
+        self._flights.append(Flight(made, replies))
         self._gate.send()
         self._entries += 1
         self._mutations += len(made.entry.keys)
@@ -316,6 +355,9 @@ class Leader:
             self._break(f"entry {position} cannot be applied: {failure}")
             return
         self._evaluator.applied()
+        if flight.made.entry.control:
+            self.custody.applied()
+            self._thaw()
         self._gate.acknowledge(sent_at)
         self._answers.give_all(flight.replies)
         if flight.observed:
@@ -338,15 +380,13 @@ class Leader:
             self._answers.give_all([(sink, token, error) for sink, token, _ in flight.replies + flight.observed])
         self._lose(error)
 
-    # ── now and then ──────────────────────────────────────────────────────────────────────────────────────────────────
-
     def _expire(self) -> None:
         """Refuse what has waited for too long: it was not appended, and is not any more."""
         self._deadlines = None
         before = self._env.clock.now() - self._config.queue_wait_max_s
         self._reads.expire(before)
         error = Unavailable(f"partition {self._state.partition}: the write has waited for too long")
-        for _, sink, token in self._queue.take_older(before):
+        for _, sink, token in [*self._queue.take_older(before), *self._frozen.take_older(before)]:
             self._answers.give(sink, token, error)
         self._fill()
         self._answers.flush()
@@ -358,30 +398,3 @@ class Leader:
             return
         self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
         self._wake()
-
-    def sweep_later(self, *, soon: bool = False) -> None:
-        """Look for keys past their expiry again; `soon` if there were more than one sweep takes."""
-        every = self._config.expiry_sweep_s
-        if every > 0 and self._stopped is None:
-            self._sweep_timer = self._loop.call_later(min(every, SWEEP_AGAIN_S) if soon else every, self._sweep)
-
-    def _sweep(self) -> None:
-        """Delete keys past their expiry that nobody asks for. The next sweep begins when these deletes are logged."""
-        keys = overdue(self._state, self._env.clock.wall_ms(), SWEEP_KEYS_MAX) if self.serving else []
-        if keys:
-            self._reap(keys, _Swept(self, len(keys)))
-        else:
-            self.sweep_later()
-
-
-class _Swept:
-    """The sink of a sweep."""
-
-    def __init__(self, leader: Leader, keys: int) -> None:
-        self._leader, self._keys = leader, keys
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        self._leader.sweep_later(soon=self._keys == SWEEP_KEYS_MAX)
-
-    def flush(self) -> None:
-        """There is nobody to send to."""

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from kvstore.env import Clock
-from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.partition import queries
 from kvstore.partition.answers import Answers, Reply, lost
 from kvstore.partition.commands import Code, Level, Op, Result, Sink
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.custody import Custody
 from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
@@ -45,6 +46,7 @@ class LeaderReads:
     def __init__(
         self,
         state: State,
+        custody: Custody,
         config: PartitionConfig,
         gate: ReadGate,
         clock: Clock,
@@ -53,6 +55,7 @@ class LeaderReads:
         wake: Callable[[], None],
     ) -> None:
         self.gate = gate
+        self._custody = custody
         self._most = config.queue_items_max
         self._state, self._clock, self._answers = state, clock, answers
         self._reap, self._wake = reap, wake
@@ -177,17 +180,20 @@ class LeaderReads:
         if not reads:
             return
         points = [read for read in reads if read[0][0] <= _META]
-        found = queries.find(self._state, [read[0] for read in points], now_ms)
+        readable = self._custody.readable
+        found = queries.find(self._state, [read[0] for read in points], now_ms, readable)
         give = self._answers.give
         for read, result in zip(points, found, strict=True):
             if result.__class__ is Expired:
                 self._log_deletes(result.keys, read)
+            elif result.__class__ is Moved:
+                self._answers.turn_away(*read, result)
             else:
                 give(read[1], read[2], result)
         for read in reads:
             if read[0][0] > _META:
                 self._under_way += 1
-                self._step(read, queries.steps(self._state, read[0], now_ms))
+                self._step(read, queries.steps(self._state, read[0], now_ms, readable))
 
     def _step(self, read: Read, steps: Steps) -> None:
         """One step of a read; the next one in another turn of the event loop. What it reads does not change."""

@@ -8,19 +8,29 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, MetadataError, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import queries, snapshots
+from kvstore.partition.answers import TurnAway
+from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Code, Level, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
+from kvstore.partition.leader import Leader
+from kvstore.partition.move_records import Founded
+from kvstore.partition.mover import Mover
 from kvstore.partition.ports import Peers
 from kvstore.partition.replica import Replica
+from kvstore.partition.source import FREEZE_S, METHODS, Source
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
+from kvstore.partition.tokens import spans_of
 from kvstore.partition.upkeep import Upkeep, flush
+from kvstore.ring import Rings
 from kvstore.types import PartitionId, ServerId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
 from kvstore.wal.ports import Logs
 
 _LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
@@ -43,7 +53,11 @@ class Partition:
         engine: Engine,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[PartitionId, ServerId | None], None],
+        rings: Rings | None = None,
+        turn_away: TurnAway | None = None,
     ) -> None:
+        """Without `rings` nothing says what the partition owns, and nothing moves; `turn_away` takes operations on keys
+        that it does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         env = replace(env, nursery=self._nursery)
@@ -64,7 +78,18 @@ class Partition:
             self._tail,
             replicas,
             lambda leader: on_leader(partition, leader),
+            self._leader_of,
         )
+        self._turn_away = turn_away
+        self._rings = rings
+        self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
+        self.mover: Mover | None = None
+        if rings is not None:
+            pins = Pins(store, LedgerLists(store))
+            means = Means(
+                env, partition, self.state, self._leading, rings, pins, logs, peers, self._source, lambda *_: None
+            )
+            self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)
         self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas)
         self._answers: list[tuple[Sink, int, Any]] = []
@@ -74,9 +99,13 @@ class Partition:
         self._peers.serve(self.id, self._answer_peer)
         self._replica.start()
         self._upkeep.start()
+        if self.mover is not None:
+            self.mover.start()
 
     async def stop(self, *, hand_over: bool) -> None:
         """Stop for good. With `hand_over` a leader drains and releases its lease first. The state is synced."""
+        if self.mover is not None:
+            self.mover.close()
         await self._replica.stop(hand_over=hand_over)
         self._peers.forget(self.id)
         self._exports.close()
@@ -95,6 +124,20 @@ class Partition:
         leader = self._replica.leader
         return leader is not None and leader.serving
 
+    def _leading(self) -> Leader | None:
+        """The leader, while it serves."""
+        leader = self._replica.leader
+        return leader if leader is not None and leader.serving else None
+
+    async def _leader_of(self, leader: Leader) -> None:
+        """Let a new leader begin: with what the partition owns, if its log has never said it."""
+        if self._rings is None or self.state.territory.is_founded:
+            return await leader.start(None, self._turn_away)
+        ring = self._rings.ring
+        if self.id not in ring.partitions:
+            raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")
+        await leader.start(Founded(spans_of(ring, self.id)), self._turn_away)
+
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         """Carry `op` out, or refuse it: NotLeader unless this replica leads, or the operation is a read that any
         replica may answer. The sink gets the result later, never from inside this call."""
@@ -102,7 +145,11 @@ class Partition:
         if leader is not None and leader.serving:
             leader.submit(op, sink, token)
         elif _level_of(op) >= Level.SESSION:
-            self._complete_soon(sink, token, self._answer_here(op))
+            result = self._answer_here(op)
+            if result.__class__ is Moved and self._turn_away is not None:
+                self._turn_away(op, sink, token, result)
+            else:
+                self._complete_soon(sink, token, result)
         else:
             self._complete_soon(sink, token, NotLeader(self.id, self.leader or ""))
 
@@ -124,6 +171,8 @@ class Partition:
             "snapshots_served": self._exports.served,
             "ledgers_trimmed": self._upkeep.trimmed,
             "flushes": self._upkeep.flushes,
+            "owns": len(state.territory.owned.spans) if state.territory.is_founded else None,
+            "moves": self.mover.statistics() if self.mover is not None else {},
             "failure": str(replica.failure) if replica.failure else None,
             "leading": leader.statistics() if leader is not None else None,
         }
@@ -140,7 +189,7 @@ class Partition:
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
         try:
-            return queries.answer(state, op, state.record_time_ms)
+            return queries.answer(state, op, state.record_time_ms, state.territory.owned)
         except StoreError as error:
             return error
 
@@ -163,6 +212,8 @@ class Partition:
             return self._exports.begin()
         if method == snapshots.NEXT:
             return self._exports.next(body.decode())
+        if method in METHODS:
+            return await self._source.answer(method, body)
         if method in ("serving", "hold"):
             return await self._replica.answer(method)
         raise InvalidRequest(f"want a method that replicas have, got {method!r} from {server}")

@@ -14,8 +14,11 @@ from typing import NamedTuple
 from kvstore.errors import InvalidRequest
 from kvstore.partition import rows
 from kvstore.partition.commands import Code, Flag, Op, Record, Result
+from kvstore.partition.custody import moved
 from kvstore.partition.rows import ORDER, data_key, key_of_data, record_of, token_bound, token_of_data
 from kvstore.partition.state import State
+from kvstore.partition.tokens import PART, WHOLE, Tokens
+from kvstore.ring.hashing import token_of
 
 PAGE_KEYS_MAX = 1000
 """Of a scan; some milliseconds of work."""
@@ -27,6 +30,8 @@ TOKEN_BYTES_MAX = 16 << 20
 """All keys of a token come in one page; with more than this under one hash tag they cannot."""
 EXPIRED_MAX = 256
 """Keys whose deletes one read has logged at a time: they stand in one entry."""
+OVERDUE_MAX = 4096
+"""Keys past their expiry that a sweep looks at: some may be in ranges that take no writes."""
 _KEYS_PER_READ = 64
 
 _GET, _META = int(Code.GET), int(Code.META)
@@ -50,11 +55,17 @@ Steps = Generator[None, None, Result | Expired]
 """Work in steps of some milliseconds; ends with the answer."""
 
 
-def find(state: State, ops: list[Op], now_ms: int) -> list[Result | Expired]:
-    """The answers of GETs and METAs, all at once."""
+def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
+    """The answers of GETs and METAs, all at once; Moved for keys that are not `readable`."""
     record_time_ms = state.record_time_ms
+    slices = readable.slices
     answers: list[Result | Expired] = []
-    for op, row in zip(ops, state.engine.multi_get([data_key(op[1]) for op in ops]), strict=True):
+    row_keys = [data_key(op[1]) for op in ops]
+    for op, row_key, row in zip(ops, row_keys, state.engine.multi_get(row_keys), strict=True):
+        slice_ = slices[row_key[1]]
+        if slice_ != WHOLE and not (slice_ == PART and readable.holds_row(row_key)):
+            answers.append(moved(state.territory, row_key))
+            continue
         if row is None:
             answers.append(None)
             continue
@@ -68,25 +79,25 @@ def find(state: State, ops: list[Op], now_ms: int) -> list[Result | Expired]:
     return answers
 
 
-def steps(state: State, op: Op, now_ms: int) -> Steps:
-    """The answer to any read, in steps. Raises InvalidRequest."""
+def steps(state: State, op: Op, now_ms: int, readable: Tokens) -> Steps:
+    """The answer to any read, in steps, from the tokens that are `readable`. Raises InvalidRequest."""
     match op[0]:
         case Code.GET | Code.META:
-            return find(state, [op], now_ms)[0]
+            return find(state, [op], now_ms, readable)[0]
         case Code.COUNT:
             return state.key_count
         case Code.SCAN:
             _, start, end, limit, flags, *_ = op
-            return scan(state, start, end, limit, int(flags), now_ms)
+            return scan(state, start, end, limit, int(flags), now_ms, readable)
         case Code.SCAN_TOKENS:
             flags = int(op[4]) if len(op) > 4 else 0
-            return (yield from _scan_tokens(state, op[1], op[2], flags, now_ms))
+            return (yield from _scan_tokens(state, op[1], op[2], flags, now_ms, readable))
     raise InvalidRequest(f"want a read, got operation {op[0]}")
 
 
-def answer(state: State, op: Op, now_ms: int) -> Result | Expired:
+def answer(state: State, op: Op, now_ms: int, readable: Tokens) -> Result | Expired:
     """The answer to any read at once; a scan by token may take long if a token has many keys. Raises InvalidRequest."""
-    work = steps(state, op, now_ms)
+    work = steps(state, op, now_ms, readable)
     while True:
         try:
             next(work)
@@ -94,17 +105,23 @@ def answer(state: State, op: Op, now_ms: int) -> Result | Expired:
             return end.value
 
 
-def keys_in(state: State, start: bytes, end: bytes, limit: int) -> tuple[list[bytes], bytes | None]:
-    """Up to `limit` keys in [start, end) in order, also those past their expiry, and the next one."""
+def keys_in(state: State, start: bytes, end: bytes, limit: int, readable: Tokens) -> tuple[list[bytes], bytes | None]:
+    """Up to `limit` keys in [start, end) in order, also those past their expiry, and where to go on."""
     last = ORDER + end if end else rows.ALL_ORDER[1]
     keys = [key[1:] for key, _ in islice(state.engine.iterate(ORDER + start, last), limit + 1)]
-    return keys[:limit], keys[limit] if len(keys) > limit else None
+    following = keys[limit] if len(keys) > limit else None
+    keys = keys[:limit]
+    if readable.spans != state.territory.owned.spans or state.territory.has_strangers:
+        keys = [key for key in keys if readable.holds(token_of(key))]
+    return keys, following
 
 
-def scan(state: State, start: bytes, end: bytes, limit: int, flags: int, now_ms: int) -> Page | Expired:
-    """One page in key order. A `limit` of 0 stands for the bound."""
+def scan(
+    state: State, start: bytes, end: bytes, limit: int, flags: int, now_ms: int, readable: Tokens
+) -> Page | Expired:
+    """One page in key order; shorter, or empty, where keys are not `readable`. A `limit` of 0 stands for the bound."""
     limit = min(limit, PAGE_KEYS_MAX) if limit > 0 else PAGE_KEYS_MAX
-    keys, following = keys_in(state, start, end, limit)
+    keys, following = keys_in(state, start, end, limit, readable)
     items: list[tuple[bytes, Record]] = []
     expired: list[bytes] = []
     size = 0
@@ -118,7 +135,7 @@ def scan(state: State, start: bytes, end: bytes, limit: int, flags: int, now_ms:
     return Expired(expired) if expired else Page(items, following)
 
 
-def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int) -> Steps:
+def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int, readable: Tokens) -> Steps:
     """One page in token order, all keys of a token together."""
     limit = min(limit, PAGE_KEYS_MAX) if limit > 0 else PAGE_KEYS_MAX
     items: list[tuple[bytes, Record]] = []
@@ -127,6 +144,10 @@ def _scan_tokens(state: State, token: int, limit: int, flags: int, now_ms: int) 
     record_time_ms = state.record_time_ms
     for number, (row_key, row) in enumerate(state.engine.iterate(token_bound(token), rows.ALL_DATA[1]), 1):
         here = token_of_data(row_key)
+        if not readable.holds(here):
+            if number % ROWS_PER_STEP == 0:
+                yield
+            continue
         if here != last:
             if len(items) >= limit or size >= PAGE_BYTES_MAX:
                 return Expired(expired) if expired else Page(items, here)
@@ -162,7 +183,7 @@ def _take(
     return len(key) + len(record.value)
 
 
-def overdue(state: State, now_ms: int, most: int) -> list[bytes]:
-    """Up to `most` keys past their expiry, the longest first."""
-    first = islice(state.engine.iterate(rows.ALL_EXPIRY[0], rows.expiry_key(now_ms + 1, b"")), most)
-    return [key[9:] for key, _ in first]
+def overdue(state: State, now_ms: int, most: int, writable: Tokens) -> list[bytes]:
+    """Up to `most` keys past their expiry that are `writable`, the longest first."""
+    due = islice(state.engine.iterate(rows.ALL_EXPIRY[0], rows.expiry_key(now_ms + 1, b"")), OVERDUE_MAX)
+    return list(islice((key[9:] for key, _ in due if writable.holds(token_of(key[9:]))), most))

@@ -99,6 +99,44 @@ class Queue:
         self._unstamped -= count
 
 
+class Shelf:
+    """Operations that wait for a range of tokens, in order. Bounded as a queue is."""
+
+    def __init__(self, config: PartitionConfig) -> None:
+        self.bytes = 0
+        self._config = config
+        self._items: deque[tuple[float, Item, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def offer(self, item: Item, now: float) -> bool:
+        """Put the operation aside; False if a bound is reached."""
+        size = _size(item[0])
+        config = self._config
+        if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
+            return False
+        self._items.append((now, item, size))
+        self.bytes += size
+        return True
+
+    def take_all(self) -> list[Item]:
+        """Everything."""
+        items = [item for _, item, _ in self._items]
+        self._items.clear()
+        self.bytes = 0
+        return items
+
+    def take_older(self, before: float) -> list[Item]:
+        """What was put aside before `before`."""
+        items: list[Item] = []
+        while self._items and self._items[0][0] < before:
+            _, item, size = self._items.popleft()
+            items.append(item)
+            self.bytes -= size
+        return items
+
+
 def _size(op: Op) -> int:
     try:
         return ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from kvstore.env import Env, Task
@@ -53,8 +53,10 @@ class Replica:
         tail: Tail,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[ServerId | None], None],
+        begin: Callable[[Leader], Awaitable[None]],
     ) -> None:
         self.leader: Leader | None = None
+        self._begin = begin
         self.state = state
         self.tail = tail
         self.failure: StoreError | None = None
@@ -310,7 +312,7 @@ class Replica:
             await self._stop_tail()
             leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             self.leader = leader
-            await leader.start()
+            await self._begin(leader)
             opened = True
         except (StoreError, TimeoutError) as error:
             log.info("partition=%s could not take the lead: %r", self._partition, error)

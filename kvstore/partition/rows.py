@@ -5,6 +5,7 @@
     o | key                         the key in key order; empty value
     x | expires_ms u64 be | key     the key by its expiry; empty value
     r | first_seq u64 be            request ids and results that one entry brought   (dedup.py)
+    t                               which tokens the partition owns     (territory.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
 docs/formats.md (Engine rows) has every byte.
@@ -26,6 +27,7 @@ ALL_DATA = (b"d", b"e")
 ALL_ORDER = (b"o", b"p")
 ALL_EXPIRY = (b"x", b"y")
 ALL_RETRY = (b"r", b"s")
+TERRITORY_KEY = b"t"
 EVERYTHING = (b"", b"\xff")
 
 FORMAT = 1
@@ -104,6 +106,14 @@ def record_of(row: bytes) -> Record:
         return Record(row[25:], version, version, written_ms, expires_ms)
     _, version, written_ms, created, expires_ms = header.unpack_from(row)
     return Record(row[33:], version, created, written_ms, expires_ms)
+
+
+def expiry_of(row: bytes) -> int:
+    """When the record in a row expires; 0: never."""
+    flags = row[0]
+    if not flags & EXPIRES:
+        return 0
+    return int.from_bytes(row[25:33] if flags & AGED else row[17:25], "big")
 
 
 # ── where the state stands ────────────────────────────────────────────────────────────────────────────────────────────

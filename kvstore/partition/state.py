@@ -15,13 +15,17 @@ from crc32c import crc32c
 
 from kvstore.errors import Corrupted
 from kvstore.partition import entry as entries
-from kvstore.partition import rows
+from kvstore.partition import move_records, rows
 from kvstore.partition.commands import Record
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.dedup import RetryTable, decode_row
+from kvstore.partition.digest import RangeDigest
 from kvstore.partition.engine import Batch, Engine
 from kvstore.partition.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.move_effects import apply_record
+from kvstore.partition.move_records import ImportRows
 from kvstore.partition.rows import AGED, ORDER, Meta, data_key, expiry_key, pack_aged, pack_fresh, retry_key
+from kvstore.partition.territory import Territory
 from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import LogEntry
 
@@ -46,11 +50,14 @@ class State:
         self.epoch = 0
         self.record_time_ms = 0
         self.key_count = 0
-        """Keys past their expiry count until their delete is applied."""
+        """Of the tokens that are owned. Keys past their expiry count until their delete is applied."""
         self.crc = 0
         """Over all effects so far."""
         self.released = False
         """Whether the last entry applied is a release record."""
+        self.territory = Territory()
+        """What is owned."""
+        self._digests: list[RangeDigest] = []
         self.load()
 
     # ── the log's entries ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -65,9 +72,15 @@ class State:
         """The same for an entry at hand; `data_keys` are those of its keys, if they are at hand too."""
         self._admit(position, entry)
         batch = self.engine.batch()
-        count = self.key_count
-        crc = self.crc
-        if entry.keys:
+        count, crc, seq, territory = self.key_count, self.crc, entry.last_seq, self.territory
+        if entry.control:
+            record = move_records.decode(entry.kinds[0], entry.control)
+            changed = territory.after(record, position, self.seq, entry.time_ms)
+            territory, last, more = apply_record(self.engine, batch, territory, record, changed, seq)
+            seq, count, crc = Seq(last), count + more, crc32c(entry.control, crc)
+            batch.put(rows.TERRITORY_KEY, territory.encode())
+            data_keys = record.keys if isinstance(record, ImportRows) else []
+        elif entry.keys:
             if data_keys is None:
                 data_keys = list(map(data_key, entry.keys))
             effect = _put_all(batch, entry, data_keys) if entry.is_plain else _change_all(batch, entry, data_keys)
@@ -76,10 +89,21 @@ class State:
             crc = crc32c(b"".join(written), crc32c(b"".join(data_keys), crc))
         self._remember(batch, entry)
         released = entry.kinds == _RELEASE
-        meta = Meta(position, entry.last_seq, entry.epoch, entry.time_ms, count, crc, released)
+        meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
         batch.put(rows.META_KEY, meta.encode())
-        self.engine.write(batch)
+        if self._digests and data_keys:
+            self._write_counting(batch, data_keys)
+        else:
+            self.engine.write(batch)
+        self.territory = territory
         self._stand_at(meta)
+
+    def _write_counting(self, batch: Batch, data_keys: list[bytes]) -> None:
+        concerned = [(digest, digest.concerned(data_keys)) for digest in self._digests]
+        before = [self.engine.multi_get(keys) for _, keys in concerned]
+        self.engine.write(batch)
+        for (digest, keys), old in zip(concerned, before, strict=True):
+            digest.change(keys, old, self.engine.multi_get(keys))
 
     def _admit(self, position: Position, entry: Entry) -> None:
         """Raise Corrupted unless `entry` continues this state."""
@@ -139,6 +163,7 @@ class State:
         """Stand where the engine stands. Without a meta row its rows are what is left of an unfinished import: they
         are removed."""
         self._life = getattr(self, "_life", 0) + 1
+        self._digests.clear()
         self._crcs: deque[tuple[Seq, int]] = deque(maxlen=CRCS_REMEMBERED)
         config = self._config
         self.retries = RetryTable(
@@ -151,8 +176,10 @@ class State:
             if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
                 self.engine.clear()
             self._stand_at(_EMPTY)
-            self.position = None
+            self.position, self.territory = None, Territory()
         else:
+            territory = self.engine.get(rows.TERRITORY_KEY)
+            self.territory = Territory() if territory is None else Territory.decode(territory)
             self._stand_at(rows.meta_of(row))
             self._load_retries()
         self.durable_seq = self.seq
@@ -178,11 +205,19 @@ class State:
         record = rows.record_of(row)
         return None if 0 < record.expires_ms <= self.record_time_ms else record
 
+    def watch(self, digest: RangeDigest) -> None:
+        """Tell the digest, made in this step, of every change from now on, until `unwatch` or a new beginning."""
+        self._digests.append(digest)
+
+    def unwatch(self, digest: RangeDigest) -> None:
+        if digest in self._digests:
+            self._digests.remove(digest)
+
     def fingerprint(self) -> int:
         """CRC32C over all rows but the meta row and request ids, to compare replicas at one position. Reads
         everything: for tests and checks."""
         crc = 0
-        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY):
+        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, (rows.TERRITORY_KEY, b"u")):
             for key, value in self.engine.iterate(begin, end):
                 crc = crc32c(value, crc32c(key, crc))
         return crc

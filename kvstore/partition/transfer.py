@@ -1,8 +1,8 @@
 """A whole state on its way to another replica: chunks of rows, as they were at one position.
 
-Records and request ids travel as they stand in the engine; the indexes are made anew from the records. The meta row
-comes last, and an engine without one counts as empty: an import that was broken off leaves nothing that looks like a
-state.
+What is owned comes first; records and request ids travel as they stand in the engine; the indexes are made anew from
+the records. The meta row comes last, and an engine without one counts as empty: an import that was broken off leaves
+nothing that looks like a state.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted
 from kvstore.partition import rows
-from kvstore.partition.rows import META_KEY, ORDER, Meta, expiry_key, key_of_data, meta_of, record_of
+from kvstore.partition.rows import META_KEY, ORDER, TERRITORY_KEY, Meta, expiry_key, expiry_of, key_of_data, meta_of
 from kvstore.partition.state import State
+from kvstore.partition.territory import Territory
 from kvstore.proto import entry_pb2
 from kvstore.types import Seq
 
@@ -33,9 +34,13 @@ class Export:
         meta = engine.get(META_KEY)
         assert meta is not None
         self.meta: Meta = meta_of(meta)
+        territory = engine.get(TERRITORY_KEY)
         # Each iterator holds the rows as they are when it is made: none may be made later.
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
-            engine.iterate(*rows.ALL_DATA), engine.iterate(*rows.ALL_RETRY), [(META_KEY, meta)]
+            [] if territory is None else [(TERRITORY_KEY, territory)],
+            engine.iterate(*rows.ALL_DATA),
+            engine.iterate(*rows.ALL_RETRY),
+            [(META_KEY, meta)],
         )
         self._crc = 0
         self._ended = False
@@ -72,6 +77,7 @@ class Import:
         self._engine = state.engine
         self._crc = 0
         self._records = 0
+        self._owned = Territory().owned
         self._engine.clear()
         state.load()
 
@@ -83,9 +89,11 @@ class Import:
         for key, value in zip(message.keys, message.values, strict=True):
             self._crc = crc32c(value, crc32c(key, self._crc))
             batch.put(key, value)
-            if key.startswith(rows.ALL_DATA[0]):
-                self._records += 1
-                name, expires_ms = key_of_data(key), record_of(value).expires_ms
+            if key == TERRITORY_KEY:
+                self._owned = Territory.decode(value).owned
+            elif key.startswith(rows.ALL_DATA[0]):
+                self._records += self._owned.holds_row(key)
+                name, expires_ms = key_of_data(key), expiry_of(value)
                 batch.put(ORDER + name, b"")
                 if expires_ms:
                     batch.put(expiry_key(expires_ms, name), b"")

@@ -17,15 +17,16 @@ from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Level, Op, Sink
 from kvstore.partition.operations import size_of
+from kvstore.server.astray import WAIT_S, FromPeer, Strays
 from kvstore.server.config import Limits
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
 from kvstore.types import PartitionId, ServerId
 
-WAIT_S = 2.0
-"""How long an operation waits for a leader, all its attempts together."""
 LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
+SUSPECT_AGAIN_S = 0.25
+"""How often the ring is read again because a partition did not own what the ring says it does."""
 ASK_AGAIN_S = 0.1
 """How long a server that refused as not the leader is left alone while the topology still names it."""
 WAITING_BYTES_MAX = 64 << 20
@@ -96,6 +97,8 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._failures: list[tuple[Sink, int, StoreError]] = []
         self._forget = membership.on_topology(self._on_topology)
+        self._strays = Strays(self.submit, self._fail_later, most=limits.waiting_max, bytes_max=WAITING_BYTES_MAX)
+        self._suspected_at = -SUSPECT_AGAIN_S
         self.forwarded = 0
         self.waited = 0
         self.timed_out = 0
@@ -113,6 +116,7 @@ class Dispatcher:
         for partition in sorted(self._waiting):
             for _, _, sink, token, _, _ in self._waiting[partition]:
                 self._fail_later(sink, token, Unavailable("this server is stopping"))
+        self._strays.fail_all(Unavailable("this server is stopping"))
         self._waiting.clear()
         self._waiting_count = self._waiting_bytes = 0
 
@@ -183,15 +187,31 @@ class Dispatcher:
         """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
         order, op, sink, token, deadline, _ = waiting
         now = self._now()
-        if isinstance(error, Moved):
-            self._membership.suspect_ring()
-        elif isinstance(error, NotLeader):
+        if isinstance(error, Moved) and op[0] not in _KEYLESS:
+            self._stray(op, sink, token, deadline)
+            return
+        if isinstance(error, NotLeader):
             self._refused_by[partition] = (server, now + ASK_AGAIN_S)
             self._membership.suspect(partition)
         if isinstance(error, NotLeader | Moved | Unavailable) and not now >= deadline > 0:
             self._wait(partition, (order, op, sink, token, deadline or now + WAIT_S, False))
         else:
             self._fail_later(sink, token, error)
+
+    def turn_away(self, partition: PartitionId, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+        """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
+        changed; another server sends out again what came from it."""
+        if isinstance(sink, FromPeer):
+            self._fail_later(sink, token, Moved(moved.partition, self._ring_version))
+        else:
+            self._stray(op, sink, token, 0.0)
+
+    def _stray(self, op: Op, sink: Sink, token: int, deadline: float) -> None:
+        if self._now() - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
+            self._suspected_at = self._now()
+            self._membership.suspect_ring()
+        self._strays.add(op, sink, token, written_bytes(op), self._now(), deadline)
+        self._look_later()
 
     def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
         """An answer of this or an earlier progress went out through this server."""
@@ -203,6 +223,8 @@ class Dispatcher:
             "forwarded_total": self.forwarded,
             "waited_for_leader_total": self.waited,
             "waiting_for_leader": self._waiting_count,
+            "astray": len(self._strays),
+            "astray_total": self._strays.total,
             "leader_wait_timeouts_total": self.timed_out,
         }
 
@@ -261,14 +283,18 @@ class Dispatcher:
         self._waiting_count += 1
         self._waiting_bytes += written_bytes(waiting[1])
         insort(self._waiting.setdefault(partition, []), waiting, key=itemgetter(0))
+        self._look_later()
+
+    def _look_later(self) -> None:
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
         self._drain()
-        if self._waiting:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._on_timer)
+        self._strays.send_again()
+        if self._waiting or self._strays:
+            self._look_later()
 
     def _on_topology(self) -> None:
         before, self._topology = self._topology, self._membership.topology
@@ -280,6 +306,7 @@ class Dispatcher:
                 self._ask_again(partition, 0.0)
         if self._topology.ring.version != before.ring.version:
             self._file_again()
+            self._strays.send_again()
         if self._waiting:
             self._drain()
 

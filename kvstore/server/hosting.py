@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from kvstore.env import Env
@@ -105,6 +106,8 @@ class Hosting:
             self._open_engine(partition),
             lambda: self._replicas_of(partition),
             self._membership.note_leader,
+            self._rings,
+            partial(self._dispatcher.turn_away, partition),
         )
         self._hosted[partition] = replica
         self._dispatcher.host(partition, replica)

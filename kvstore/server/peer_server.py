@@ -11,6 +11,7 @@ from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.commands import Record
 from kvstore.server import peer_frames as frames
+from kvstore.server.astray import FromPeer
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.resp_commands import CommandError
@@ -92,7 +93,7 @@ class PeerServer:
         await self._nursery.close()
 
 
-class PeerSession:
+class PeerSession(FromPeer):
     """One other server's connection: a StreamHandler, and the Sink of its operations."""
 
     def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:

@@ -1,0 +1,366 @@
+"""One move on its way: performs the steps that target.py decides as leader of the target, and the drop as leader of the
+source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, assert_never
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import Corrupted, NodeExists, NoSuchLedger, NotLeader, StoreError, Unavailable
+from kvstore.partition import entry as entries
+from kvstore.partition import pages, source, target
+from kvstore.partition.digest import RangeDigest
+from kvstore.partition.engine import wait_caught_up
+from kvstore.partition.leader import Leader
+from kvstore.partition.move_records import ImportBegin, ImportEnd, ImportRows, Own
+from kvstore.partition.ports import Peers
+from kvstore.partition.source import Asked, Source, Verdict
+from kvstore.partition.state import State
+from kvstore.partition.target import Step, span_of
+from kvstore.partition.territory import Import
+from kvstore.ring import Rings, steps
+from kvstore.ring.moves import Move, MoveId, MoveState
+from kvstore.types import PartitionId, Position
+from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.pins import Pins
+from kvstore.wal.ports import LogEntry, LogReader, Logs
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+PAUSED_S = 1.0
+"""Between two looks whether moves go on."""
+FOLLOW_MS = 100
+CLOSE_BYTES = 64 << 10
+"""The target is close when one read of the source's log brings less than this."""
+
+
+@dataclass
+class Means:
+    """What moves of one replica are carried out with."""
+
+    env: Env
+    partition: PartitionId
+    state: State
+    leading: Callable[[], Leader | None]
+    rings: Rings
+    pins: Pins
+    logs: Logs
+    peers: Peers
+    source: Source
+    reached: Callable[[str, MoveId], None]
+    """Told of every step before and after it."""
+
+
+class Halted(Exception):
+    """This replica leads no more, or the move is gone: whoever comes next goes on."""
+
+
+class Carried:
+    """One move, as far as one leadership carries it."""
+
+    def __init__(self, means: Means, move: MoveId) -> None:
+        self.move = move
+        self.failure = ""
+        self._m = means
+        self._leader = means.leading()
+        self._step: Step | None = None
+        self._pin: tuple[PartitionId, str] | None = None
+        """The source, and the pin's name."""
+        self._reader: LogReader | None = None
+        self._read_to = BEGINNING
+        """Of the source's log; what is behind IMPORT's tail says nothing about the range."""
+        self._digest: RangeDigest | None = None
+        self._rows = self._bytes = 0
+
+    def statistics(self) -> dict[str, Any]:
+        return {"step": self._step, "rows": self._rows, "bytes": self._bytes, "failure": self.failure}
+
+    def close(self) -> None:
+        """Give back what is held; the pin ends with the session, or now."""
+        if self._digest is not None:
+            self._m.state.unwatch(self._digest)
+            self._digest = None
+        self._stop_reading()
+        if self._pin is not None:
+            self._m.env.nursery.spawn(self._unpin(*self._pin), name=f"move {self.move} unpin")
+            self._pin = None
+
+    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def advance(self) -> bool:
+        """Take the next step; True if there is none for this partition. Raises StoreError; Halted if it leads no
+        more."""
+        leader = self._lead()
+        ring = self._m.rings.ring
+        move = ring.moves.get(self.move)
+        if move is None:
+            return True
+        if move.source == self._m.partition:
+            return await self._drop(leader, move)
+        step = self._step = target.next_step(self._m.state.territory, move, is_paused=ring.pace.paused)
+        if step is Step.DONE:
+            return True
+        self._m.reached(f"before {step}", self.move)
+        await self._perform(step, leader, move)
+        self._m.reached(f"after {step}", self.move)
+        self.failure = ""
+        return False
+
+    async def _perform(self, step: Step, leader: Leader, move: Move) -> None:
+        match step:
+            case Step.WAIT:
+                await asyncio.sleep(PAUSED_S)
+            case Step.BEGIN:
+                await self._begin(leader, move)
+            case Step.COPY:
+                await self._copy(leader, move)
+            case Step.FOLLOW:
+                await self._follow(leader, move)
+            case Step.ASK:
+                await self._ask(leader, move)
+            case Step.FLIP:
+                await self._m.rings.change(lambda ring: steps.flip(ring, self.move))
+                log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
+            case Step.GIVE_UP:
+                await self._give_up(leader, move)
+            case Step.WIPE:
+                await self._m.source.drop_some(leader, self.move)
+            case Step.FORGET:
+                await self._m.rings.change(lambda ring: steps.cancelled(ring, self.move))
+            case Step.DONE:
+                raise AssertionError("done is no work")
+            case _:
+                assert_never(step)
+
+    def _lead(self) -> Leader:
+        leader = self._m.leading()
+        if leader is None or leader is not self._leader:
+            raise Halted(f"partition {self._m.partition} is led by another, or anew")
+        return leader
+
+    def _import(self) -> Import:
+        found = self._m.state.territory.import_of(self.move)
+        if found is None:
+            raise Halted(f"move {self.move} is not known here any more")
+        return found
+
+    # ── as target ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _begin(self, leader: Leader, move: Move) -> None:
+        pin = msgspec.msgpack.decode(await self._call(move, source.PIN), type=Position)
+        attempt = move.attempt + 1
+        await self._hold(move, pin, attempt)
+        await self._m.rings.change(lambda ring: steps.begin(ring, self.move, attempt))
+        self._lead()
+        await leader.append_record(ImportBegin(self.move, attempt, move.source, span_of(move), pin))
+        log.info("partition=%s move=%d attempt=%d begins at %s", self._m.partition, self.move, attempt, pin)
+
+    async def _hold(self, move: Move, position: Position, attempt: int) -> None:
+        """Let the source keep its log from `position` on. Raises NoSuchLedger if a part of it is gone."""
+        assert self._leader is not None
+        name = f"move-{self.move}-{self._leader.epoch}-{attempt}"
+        try:
+            await self._m.pins.hold(move.source, name, position.ledger)
+        except NodeExists:
+            log.debug("pin %s is there", name)
+        old, self._pin = self._pin, (move.source, name)
+        if old is not None and old != self._pin:
+            await self._unpin(*old)
+
+    async def _unpin(self, partition: PartitionId, name: str) -> None:
+        """Best effort: it ends with this server's session."""
+        try:
+            await self._m.pins.release(partition, name)
+        except StoreError as error:
+            log.info("partition=%s pin %s is left: %r", partition, name, error)
+
+    async def _copy(self, leader: Leader, move: Move) -> None:
+        found = self._import()
+        await self._hold_again(move, found)
+        await wait_caught_up(self._m.state.engine)
+        page = pages.decode(await self._call(move, source.PAGE, position=found.pin, cursor=found.cursor))
+        self._lead()
+        rows = ImportRows(self.move, page.keys, page.rows, page.cursor, found.tail)
+        await leader.append_record(rows, pages.requests_in(page))
+        size = sum(map(len, page.keys)) + sum(map(len, page.rows))
+        self._rows += len(page.keys)
+        self._bytes += size
+        pace = self._m.rings.ring.pace
+        if pace.bytes_per_s and size:
+            await asyncio.sleep(size / pace.bytes_per_s)
+
+    async def _hold_again(self, move: Move, found: Import) -> None:
+        """A new leader holds the log as the former one did, or begins anew if it came too late."""
+        if self._pin is None:
+            try:
+                await self._hold(move, found.tail, found.attempt)
+            except NoSuchLedger:
+                await self._start_over()
+
+    async def _start_over(self) -> None:
+        """What was copied cannot be completed: drop it, and begin with another pin."""
+        log.warning("partition=%s move=%d begins anew", self._m.partition, self.move)
+        self._forget_progress()
+        await self._m.source.drop_some(self._lead(), self.move)
+        raise Unavailable(f"move {self.move} begins anew")
+
+    def _forget_progress(self) -> None:
+        if self._digest is not None:
+            self._m.state.unwatch(self._digest)
+            self._digest = None
+        self._stop_reading()
+
+    def _stop_reading(self) -> None:
+        if self._reader is not None:
+            self._m.env.nursery.spawn(self._reader.close(), name=f"move {self.move} close")
+            self._reader = None
+        self._read_to = BEGINNING
+
+    async def _follow(self, leader: Leader, move: Move) -> None:
+        """Follow the source's log until it is close, then to a freeze, and log that all has come."""
+        found = self._import()
+        await self._hold_again(move, found)
+        digest = await self._counted(found)
+        if not await self._follow_some(leader, move):
+            return
+        freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
+        self._m.reached("after freeze", self.move)
+        while self._read_to < freeze:
+            await self._follow_some(leader, move)
+        self._lead()
+        await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))
+
+    async def _counted(self, found: Import) -> RangeDigest:
+        if self._digest is None:
+            self._digest = RangeDigest(self._m.state.engine, found.span)
+            self._m.state.watch(self._digest)
+        while not self._digest.step():
+            await asyncio.sleep(0)
+            self._lead()
+        return self._digest
+
+    async def _follow_some(self, leader: Leader, move: Move) -> bool:
+        """Log what one read of the source's log says about the range. Whether that was little."""
+        found = self._import()
+        if self._reader is None:
+            self._reader = self._m.logs.reader(move.source, found.tail)
+            self._read_to = found.tail
+        try:
+            read = await self._reader.read(FOLLOW_MS)
+        except NoSuchLedger:
+            await self._start_over()
+            raise
+        try:
+            size = await self._log_all(leader, read, found)
+        except BaseException:
+            self._stop_reading()  # read again what was not logged
+            raise
+        return size < CLOSE_BYTES
+
+    async def _log_all(self, leader: Leader, read: Sequence[LogEntry], found: Import) -> int:
+        """Returns how many bytes that was to read."""
+        size = 0
+        changes = pages.Changes(found.span)
+        for logged in read:
+            self._take(changes, logged, found)
+            size += len(logged.payload)
+            if changes.size >= pages.PAGE_BYTES:
+                await self._log(leader, changes, logged.position)
+                changes = pages.Changes(found.span)
+        if read and (not changes.is_empty or size > pages.PAGE_BYTES):
+            await self._log(leader, changes, read[-1].position)
+        if read:
+            self._read_to = read[-1].position
+        return size
+
+    def _take(self, changes: pages.Changes, logged: LogEntry, found: Import) -> None:
+        entry = entries.decode(logged.payload)
+        if entry.partition != found.source:
+            raise Corrupted(f"entry {logged.position} of {entry.partition} in the log of {found.source}")
+        if not entry.is_control:
+            changes.add(entry)
+
+    async def _log(self, leader: Leader, changes: pages.Changes, tail: Position) -> None:
+        self._lead()
+        await wait_caught_up(self._m.state.engine)
+        await leader.append_record(ImportRows(self.move, changes.keys, changes.rows, b"", tail), changes.requests)
+        self._rows += len(changes.keys)
+        self._bytes += changes.size
+
+    async def _ask(self, leader: Leader, move: Move) -> None:
+        """Have the range released, and own it. What does not come to that by a definite answer is asked again."""
+        end = self._import().end
+        assert end is not None
+        answer = await self._call(move, source.RELEASE, position=end.freeze, records=end.records, hash_of_rows=end.hash)
+        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        self._lead()
+        released = verdict.released
+        if released is not None:
+            self._m.reached("after release", self.move)
+            own = Own(self.move, end.freeze, released.position, released.seq, released.time_ms)
+            await leader.append_record(own)
+            log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
+        elif verdict.differs:
+            await self._start_over()
+        else:
+            found = self._import()
+            await leader.append_record(ImportRows(self.move, [], [], b"", found.tail))
+
+    async def _give_up(self, leader: Leader, move: Move) -> None:
+        """Cancelled, unless the source has released the range."""
+        verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=Verdict)
+        self._lead()
+        if verdict.released is not None:
+            await self._ask(leader, move)
+        else:
+            self._forget_progress()
+            await self._m.source.drop_some(leader, self.move)
+
+    # ── as source ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _drop(self, leader: Leader, move: Move) -> bool:
+        """Drop some of what has moved; True once the move has left the ring."""
+        if move.state is not MoveState.FLIPPED or self._m.rings.ring.owner_of(move.end) != move.target:
+            return True
+        self._m.reached("before drop", self.move)
+        await wait_caught_up(self._m.state.engine)
+        is_last = await self._m.source.drop_some(leader, self.move)
+        self._m.reached("after drop", self.move)
+        if not is_last:
+            return False
+        await self._m.rings.change(lambda ring: steps.finish(ring, self.move))
+        log.info("partition=%s move=%d is done", self._m.partition, self.move)
+        return True
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(
+        self,
+        move: Move,
+        method: str,
+        *,
+        position: Position = BEGINNING,
+        cursor: bytes = b"",
+        records: int = 0,
+        hash_of_rows: int = 0,
+    ) -> bytes:
+        """Ask the replicas of the source in turn until one answers. Raises what the last of them said."""
+        asked = Asked(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
+        body = msgspec.msgpack.encode(asked)
+        member = self._m.rings.ring.partitions.get(move.source)
+        failure: StoreError = Unavailable(f"partition {move.source} has no replicas")
+        replicas = member.replicas if member is not None else ()
+        # The first is mostly the leader, which has other things to do than to give pages.
+        for server in reversed(replicas) if method == source.PAGE else replicas:
+            try:
+                return await self._m.peers.call(server, move.source, method, body, CALL_S)
+            except StoreError as error:
+                failure = error if not isinstance(error, NotLeader) else Unavailable(str(error))
+        raise failure

@@ -1,0 +1,111 @@
+"""Carries planned moves out: as leader of their target it copies, follows, asks and tells the ring; as leader of their
+source it drops what has moved. target.py says what comes next; this performs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.errors import NotLeader, StoreError
+from kvstore.partition.carried import Carried, Halted, Means
+from kvstore.partition.leader import Leader
+from kvstore.ring.moves import MoveId, MoveState
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+"""While there are moves; a change of the ring or of the lead is seen at once."""
+RETRY_S, RETRY_MAX_S = 0.05, 1.0
+
+
+class Mover:
+    """Of one replica."""
+
+    def __init__(self, means: Means) -> None:
+        self.means = means
+        self._changed = asyncio.Event()
+        self._forget: Callable[[], None] = lambda: None
+        self._carried: dict[MoveId, Carried] = {}
+        self._thawed: Leader | None = None
+
+    def start(self) -> None:
+        """Follow the ring; ends with the nursery."""
+        self._forget = self.means.rings.on_ring(self._changed.set)
+        self.means.env.nursery.spawn(self._run(), name=f"{self.means.partition} moves")
+
+    def close(self) -> None:
+        self._forget()
+
+    def wake(self) -> None:
+        """The lead has changed."""
+        self._changed.set()
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """Of the moves that come here, by their number."""
+        return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            leader = self.means.leading()
+            if leader is None:
+                self._thawed = None
+                self.means.source.keep(())
+            else:
+                await self._tend(leader)
+            try:
+                async with asyncio.timeout(LOOK_AGAIN_S if self._is_busy() else None):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    def _is_busy(self) -> bool:
+        territory = self.means.state.territory
+        return bool(self.means.rings.ring.moves or territory.frozen or territory.imports or territory.released)
+
+    async def _tend(self, leader: Leader) -> None:
+        ring = self.means.rings.ring
+        try:
+            if self._thawed is not leader:
+                await self.means.source.thaw(leader)
+                self._thawed = leader
+        except StoreError as error:
+            log.info("partition=%s not thawed: %r", self.means.partition, error)
+        self.means.source.keep(ring.moves)
+        coming = [move for move in ring.moves.values() if move.target == self.means.partition]
+        for move in coming:
+            is_begun = move.state is not MoveState.PLANNED
+            if move.state is not MoveState.FLIPPED and (is_begun or len(self._carried) < ring.pace.parallel):
+                self._begin(move.id)
+        for move in ring.moves.values():
+            if move.source == self.means.partition and move.state is MoveState.FLIPPED:
+                self._begin(move.id)
+
+    def _begin(self, move: MoveId) -> None:
+        if move not in self._carried:
+            carried = self._carried[move] = Carried(self.means, move)
+            self.means.env.nursery.spawn(self._carry(carried), name=f"{self.means.partition} move {move}")
+
+    async def _carry(self, carried: Carried) -> None:
+        """Carry one move as far as this leadership can."""
+        pause_s = RETRY_S
+        try:
+            while True:
+                try:
+                    if await carried.advance():
+                        return
+                    pause_s = RETRY_S
+                except (Halted, NotLeader):
+                    return
+                except (StoreError, OSError, ValueError) as error:
+                    log.info("partition=%s move=%d waits: %r", self.means.partition, carried.move, error)
+                    carried.failure = str(error)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, RETRY_MAX_S)
+        finally:
+            self._carried.pop(carried.move, None)
+            carried.close()
+            self._changed.set()

@@ -1,0 +1,255 @@
+"""The source's part in moves: gives pages, freezes, releases, takes back. Does what it is asked, if its log allows it.
+
+Pages come from any replica, everything else from the leader (docs/protocol.md M5 to M8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, NotLeader, StoreError, Unavailable
+from kvstore.partition import pages
+from kvstore.partition.digest import RangeDigest
+from kvstore.partition.leader import Leader
+from kvstore.partition.move_records import Drop, Freeze, Release, Unfreeze
+from kvstore.partition.rows import token_bound
+from kvstore.partition.state import State
+from kvstore.partition.territory import Released
+from kvstore.partition.tokens import Span
+from kvstore.types import PartitionId, Position
+from kvstore.wal.ledger_list import BEGINNING
+
+log = logging.getLogger(__name__)
+
+FREEZE_S = 1.0
+"""A range that was not released by then takes writes again."""
+LOOK_S = 0.005
+DROP_ROWS = 500
+"""Of one DROP: a millisecond or two on every replica."""
+
+PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
+METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
+
+
+class Asked(NamedTuple):
+    """What a target asks; which fields count depends on the method."""
+
+    move: int
+    target: PartitionId
+    span: Span
+    position: Position = BEGINNING
+    """Of a page: the pin. Of a release: the freeze."""
+    cursor: bytes = b""
+    records: int = 0
+    hash: int = 0
+
+
+class Verdict(NamedTuple):
+    """On RELEASE and on a cancel. Neither released nor kept is not said: then the answer is an error."""
+
+    released: Released | None
+    differs: bool = False
+    """Not released, and not to be asked for again: the copy is not what it should be."""
+
+
+asked_of = msgspec.msgpack.Decoder(Asked).decode
+verdict_of = msgspec.msgpack.Decoder(Verdict).decode
+position_of = msgspec.msgpack.Decoder(Position).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Source:
+    """Of one replica. `leading` is its leader, None while it does not serve."""
+
+    def __init__(
+        self, env: Env, partition: PartitionId, state: State, leading: Callable[[], Leader | None], freeze_s: float
+    ) -> None:
+        self._env, self._partition, self._state, self._leading = env, partition, state, leading
+        self._freeze_s = freeze_s
+        self._digests: dict[int, RangeDigest] = {}
+        self.pages = 0
+
+    async def answer(self, method: str, body: bytes) -> bytes:
+        """Answer the target of a move. Raises StoreError."""
+        try:
+            asked = asked_of(body)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"want what a target asks, got {body[:64].hex()}: {error}") from error
+        if method == PIN:
+            return _encode(self._where(asked))
+        if method == PAGE:
+            return pages.encode(self._page(asked))
+        if method == FREEZE:
+            return _encode(await self._freeze(asked))
+        if method == RELEASE:
+            return _encode(await self._release(asked))
+        if method == CANCEL:
+            return _encode(await self._cancel(asked))
+        raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
+
+    def keep(self, moves: Container[int]) -> None:
+        """Count nothing any more but for these moves."""
+        for move in list(self._digests):
+            if move not in moves:
+                self._stop_counting(move)
+
+    # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
+
+    def _where(self, asked: Asked) -> Position:
+        """Where this replica stands, if it owns the range there. Raises Unavailable."""
+        state = self._state
+        if state.position is None or not state.territory.is_founded or not state.territory.owned.covers(asked.span):
+            raise Unavailable(f"partition {self._partition}: a replica that does not own {asked.span} where it stands")
+        return state.position
+
+    def _page(self, asked: Asked) -> pages.Page:
+        if self._where(asked) < asked.position:
+            raise Unavailable(f"partition {self._partition}: a replica that stands before the pin {asked.position}")
+        self.pages += 1
+        return pages.page_of(self._state, asked.span, asked.cursor)
+
+    # ── what the leader does ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lead(self) -> Leader:
+        leader = self._leading()
+        if leader is None:
+            raise NotLeader(self._partition)
+        return leader
+
+    async def _freeze(self, asked: Asked) -> Position:
+        """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
+        leader = self._lead()
+        found = leader.custody.territory.frozen_by(asked.move)
+        digest = self._digests.get(asked.move)
+        if found is not None and digest is not None and not leader.custody.is_pending(asked.move):
+            return found.position
+        if not leader.custody.may_freeze(asked.move, asked.span):
+            raise Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
+        if digest is None:
+            digest = self._start_counting(asked)
+        if not digest.is_complete:
+            raise Unavailable(f"partition {self._partition}: {asked.span} is being counted, {digest.count} so far")
+        position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
+        log.info("partition=%s move=%d frozen at %s", self._partition, asked.move, position)
+        asyncio.get_running_loop().call_later(self._freeze_s, self._end_freeze, leader, asked.move, position)
+        return position
+
+    async def _release(self, asked: Asked) -> Verdict:
+        """Released, or lapsed. Raises Unavailable, or OutcomeUnknown, when that is not known yet."""
+        released = self._released(asked)
+        if released is not None:
+            return Verdict(released)
+        leader = self._lead()
+        custody, move = leader.custody, asked.move
+        if custody.is_pending(move):
+            raise Unavailable(f"partition {self._partition}: something about move {move} is under way")
+        found, digest = custody.territory.frozen_by(move), self._digests.get(move)
+        if found is None or found.position != asked.position:
+            await leader.prove()  # a leader that was deposed does not know what was released since
+            return Verdict(None)
+        if digest is None:  # another leader froze it, and has counted it
+            await self._unfreeze(leader, move)
+            return Verdict(None)
+        if (digest.count, digest.hash) != (asked.records, asked.hash):
+            counted = (digest.count, digest.hash)
+            log.error("partition=%s move=%d copy %s differs from %s", self._partition, move, asked[-2:], counted)
+            await self._unfreeze(leader, move)
+            return Verdict(None, differs=True)
+        await leader.append_record(Release(move, asked.position, asked.records))
+        log.info("partition=%s move=%d released to %s", self._partition, move, asked.target)
+        self._stop_counting(move)
+        return Verdict(self._released(asked))
+
+    def _released(self, asked: Asked) -> Released | None:
+        """Also a follower's state tells it. Raises InvalidRequest if it was released under another freeze."""
+        found = self._state.territory.released_by(asked.move)
+        if found is not None and found.freeze != asked.position and asked.position != BEGINNING:
+            raise InvalidRequest(f"move {asked.move} was released at freeze {found.freeze}, not {asked.position}")
+        return found
+
+    async def _cancel(self, asked: Asked) -> Verdict:
+        """Released, or kept for good: nothing that was asked before will be done."""
+        leader = self._lead()
+        while leader.custody.is_pending(asked.move):
+            await asyncio.sleep(LOOK_S)
+            leader = self._lead()
+        found = self._released(asked._replace(position=BEGINNING))
+        if found is None:
+            if leader.custody.territory.frozen_by(asked.move) is not None:
+                await self._unfreeze(leader, asked.move)
+            self._stop_counting(asked.move)
+            await leader.prove()
+        return Verdict(found)
+
+    async def _unfreeze(self, leader: Leader, move: int) -> None:
+        log.info("partition=%s move=%d takes writes again", self._partition, move)
+        await leader.append_record(Unfreeze(move))
+
+    def _end_freeze(self, leader: Leader, move: int, freeze: Position) -> None:
+        """Time is up, unless something is under way that ends the freeze as well."""
+        custody = leader.custody
+        found = custody.territory.frozen_by(move)
+        if (
+            leader is self._leading()
+            and found is not None
+            and found.position == freeze
+            and not custody.is_pending(move)
+        ):
+            self._env.nursery.spawn(self._lapse(leader, move), name=f"{self._partition} unfreeze")
+
+    async def _lapse(self, leader: Leader, move: int) -> None:
+        try:
+            await self._unfreeze(leader, move)
+        except StoreError as error:
+            log.info("partition=%s move=%d not unfrozen: %r", self._partition, move, error)
+
+    # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start_counting(self, asked: Asked) -> RangeDigest:
+        digest = self._digests[asked.move] = RangeDigest(self._state.engine, asked.span)
+        self._state.watch(digest)
+        self._env.nursery.spawn(self._count(digest), name=f"{self._partition} count")
+        return digest
+
+    async def _count(self, digest: RangeDigest) -> None:
+        while not digest.step():
+            await asyncio.sleep(0)
+            if digest not in self._digests.values():
+                return
+
+    def _stop_counting(self, move: int) -> None:
+        digest = self._digests.pop(move, None)
+        if digest is not None:
+            self._state.unwatch(digest)
+
+    # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
+
+    async def thaw(self, leader: Leader) -> None:
+        """What the former leader has frozen takes writes again: this one has not counted it."""
+        for each in leader.custody.territory.frozen:
+            if each.move not in self._digests and not leader.custody.is_pending(each.move):
+                await self._unfreeze(leader, each.move)
+
+    async def drop_some(self, leader: Leader, move: int) -> bool:
+        """Log that some rows of a range that is not owned (any more) go. True once that was the last of them."""
+        span = leader.custody.territory.droppable(move)
+        if span is None:
+            return True
+        until = drop_bound(self._state, span)
+        await leader.append_record(Drop(move, until))
+        return not until
+
+
+def drop_bound(state: State, span: Span) -> bytes:
+    """Up to which record some rows of the range end; empty if that is all of them."""
+    rows = state.engine.iterate(token_bound(span.first), token_bound(span.last + 1))
+    for number, (row_key, _) in enumerate(rows):
+        if number == DROP_ROWS:
+            return row_key
+    return b""

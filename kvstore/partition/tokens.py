@@ -1,0 +1,115 @@
+"""Sets of tokens, as ranges: asked once per operation whether a key's token is among them. Decides only."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from kvstore.ring.hashing import TOKENS
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId
+
+NONE, PART, WHOLE = 0, 1, 2
+"""Of the tokens that share their first byte."""
+_SLICE = TOKENS >> 8
+
+
+class Span(NamedTuple):
+    """The tokens from `first` to `last`, both included."""
+
+    first: int
+    last: int
+
+    def holds(self, token: int) -> bool:
+        return self.first <= token <= self.last
+
+    def meets(self, other: Span) -> bool:
+        """Whether a token is in both."""
+        return self.first <= other.last and other.first <= self.last
+
+
+class Tokens:
+    """Some of all tokens. Immutable.
+
+    `slices` has one byte for each value of a token's first byte, so that the common case is one look:
+
+        slice_ = tokens.slices[row_key[1]]
+        held = slice_ == WHOLE or (slice_ == PART and tokens.holds_row(row_key))
+    """
+
+    __slots__ = ("_bounds", "is_everything", "slices", "spans")
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        """Spans may touch, but have no token in common."""
+        merged: list[Span] = []
+        for span in sorted(spans):
+            if merged and span.first <= merged[-1].last:
+                raise ValueError(f"want ranges without common tokens, got {merged[-1]} and {span}")
+            if merged and span.first == merged[-1].last + 1:
+                merged[-1] = Span(merged[-1].first, span.last)
+            else:
+                merged.append(Span(*span))
+        self.spans = tuple(merged)
+        self._bounds = [bound for first, last in merged for bound in (first, last + 1)]
+        self.is_everything = merged == [Span(0, TOKENS - 1)]
+        slices = bytearray(256)
+        for first, last in merged:
+            for each in range(first // _SLICE, last // _SLICE + 1):
+                is_whole = first <= each * _SLICE and (each + 1) * _SLICE <= last + 1
+                slices[each] = WHOLE if is_whole else PART
+        self.slices = bytes(slices)
+
+    def holds(self, token: int) -> bool:
+        return bisect_right(self._bounds, token) & 1 == 1
+
+    def holds_row(self, row_key: bytes) -> bool:
+        """Whether the token of a record's row is held (rows.data_key)."""
+        return bisect_right(self._bounds, int.from_bytes(row_key[1:5], "big")) & 1 == 1
+
+    def covers(self, span: Span) -> bool:
+        """Whether all of `span` is held."""
+        return any(first <= span.first and span.last <= last for first, last in self.spans)
+
+    def meets(self, span: Span) -> bool:
+        """Whether any token of `span` is held."""
+        return any(span.meets(each) for each in self.spans)
+
+    def with_(self, span: Span) -> Tokens:
+        """Raises ValueError if a token of `span` is held already."""
+        return Tokens([*self.spans, span])
+
+    def without(self, span: Span) -> Tokens:
+        left: list[Span] = []
+        for first, last in self.spans:
+            if first <= min(last, span.first - 1):
+                left.append(Span(first, min(last, span.first - 1)))
+            if max(first, span.last + 1) <= last:
+                left.append(Span(max(first, span.last + 1), last))
+        return Tokens(left)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Tokens) and self.spans == other.spans
+
+    def __hash__(self) -> int:
+        raise TypeError("compared, never a key")
+
+    def __repr__(self) -> str:
+        return "Tokens(" + ", ".join(f"{first:08x}-{last:08x}" for first, last in self.spans) + ")"
+
+
+def spans_of(ring: Ring, partition: PartitionId) -> tuple[Span, ...]:
+    """What the ring gives to a partition."""
+    spans: list[Span] = []
+    for start, end, owner in ring.ranges():
+        if owner != partition:
+            continue
+        if start < end:
+            spans.append(Span(start + 1, end))
+        else:  # round the end of all tokens
+            spans += [Span(0, end)] + ([Span(start + 1, TOKENS - 1)] if start < TOKENS - 1 else [])
+    return Tokens(spans).spans
+
+
+EVERYTHING = Tokens([Span(0, TOKENS - 1)])
+NOTHING = Tokens([])
