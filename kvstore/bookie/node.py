@@ -12,6 +12,7 @@ from kvstore.bookie.limbo import survey
 from kvstore.bookie.reclaim import Reclaimer
 from kvstore.bookie.scrub import Scrubber
 from kvstore.bookie.service import BookieService
+from kvstore.bookie.statistics import Histogram
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
@@ -92,6 +93,10 @@ class Bookie:
     def statistics(self) -> dict[str, int | float]:
         """What has been counted, up to date."""
         return self.storage.refresh_statistics().numbers()
+
+    def histograms(self) -> dict[str, Histogram]:
+        """How what has been counted is distributed."""
+        return self.storage.statistics.histograms()
 
     async def close(self) -> None:
         """Withdraw, close connections, write nothing more. What was acknowledged is on the disk anyway."""

@@ -88,3 +88,6 @@ class Statistics:
             else:
                 found[each.name] = int(value)
         return found
+
+    def histograms(self) -> dict[str, Histogram]:
+        return {each.name: value for each in fields(self) if isinstance(value := getattr(self, each.name), Histogram)}

@@ -15,7 +15,7 @@ from typing import Any
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.store import MetadataStore
+from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.entry import is_release
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
@@ -97,6 +97,24 @@ class Node:
                 **self.steward.statistics(),
             }
             found["partitions"] = {str(each): table for each, table in self.hosting.statistics().items()}
+        return found
+
+    def facts_of_process(self) -> dict[str, float]:
+        """Numbers about the node as a whole."""
+        found = {"metadata_connected": self.store.state is SessionState.CONNECTED, "draining": self.is_draining}
+        if self.is_open and Role.SERVER in self.config.roles:
+            return {**found, "ring_version": self.dispatcher.topology.ring.version}
+        return {**found}
+
+    def histograms(self) -> dict[str, Mapping[str, Any]]:
+        """Distributions by part, for whoever publishes metrics."""
+        if not self.is_open:
+            return {}
+        found: dict[str, Mapping[str, Any]] = {}
+        if self.bookie is not None:
+            found["bookie"] = self.bookie.histograms()
+        if Role.SERVER in self.config.roles:
+            found["server"] = self.resp.histograms()
         return found
 
     @property

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import orjson
 from aiohttp import web
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
 
 from kvstore.env.transport import split_address
+from kvstore.server.metrics import Statistics, metrics_of
+from kvstore.server.page import page_of
 
 HEADER_BYTES_MAX = 8190
 SHUTDOWN_S = 2.0
-PREFIX = "kvstore"
-
-Statistics = Mapping[str, Any]
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+LAG_LOOK_S = 0.25
+"""How often the event loop's delay is measured."""
 
 
 class Shown(Protocol):
@@ -41,7 +44,9 @@ class HttpDoor:
     def __init__(self, shown: Shown) -> None:
         self._shown = shown
         self._registry = CollectorRegistry()
-        self._registry.register(Collected(shown))
+        self._lag = LoopLag()
+        self._registry.register(Collected(shown, self._lag))
+        ProcessCollector(namespace="", registry=self._registry)
         self._runner: web.AppRunner | None = None
 
     async def open(self, address: str) -> None:
@@ -65,30 +70,36 @@ class HttpDoor:
         await self._runner.setup()
         host, port = split_address(address)
         await web.TCPSite(self._runner, host, port).start()
+        self._lag.start()
 
     async def close(self) -> None:
+        self._lag.stop()
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _status(self) -> web.Response:
+    def _status(self, request: web.Request) -> web.Response:
+        """A page for whoever says that it reads HTML, as browsers do; JSON for all others."""
+        if "text/html" in request.headers.get("Accept", ""):
+            page = page_of(self._shown.status())
+            return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
         body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
         return web.Response(body=body, content_type="application/json")
 
-    def _healthz(self) -> web.Response:
+    def _healthz(self, _: web.Request) -> web.Response:
         """The event loop runs, or this would not answer."""
         return web.Response(text="ok\n")
 
-    def _readyz(self) -> web.Response:
+    def _readyz(self, _: web.Request) -> web.Response:
         faults = self._shown.not_ready()
         return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
 
-    def _metrics(self) -> web.Response:
+    def _metrics(self, _: web.Request) -> web.Response:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain", charset="utf-8")
 
 
-def _page(make: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(_: web.Request) -> web.Response:
-        return make()
+def _page(make: Callable[[web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
+    async def handle(request: web.Request) -> web.Response:
+        return make(request)
 
     return handle
 
@@ -96,43 +107,35 @@ def _page(make: Callable[[], web.Response]) -> Callable[[web.Request], Awaitable
 class Collected:
     """A prometheus_client collector over `statistics()`: nothing is counted twice, nothing is kept here."""
 
-    def __init__(self, shown: Shown) -> None:
-        self._shown = shown
+    def __init__(self, shown: Shown, lag: LoopLag) -> None:
+        self._shown, self._lag = shown, lag
 
     def collect(self) -> Iterator[Metric]:
         for part, values in self._shown.statistics().items():
-            yield from metrics_of(part, values)
+            yield from metrics_of(part, {**values, "loop_lag_max_s": self._lag.take()} if part == "process" else values)
 
 
-def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
-    """The numbers of one part as metrics. Names that end in _total are counters; a table of tables gets a label named
-    after the part in the singular, with their names as its values."""
-    tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
-    if tables and len(tables) == len(values):
-        label = part.removesuffix("s")
-        rows = {name: dict(_numbers("", table)) for name, table in tables.items()}
-        for number in sorted({number for row in rows.values() for number in row}):
-            metric = _metric(f"{PREFIX}_{label}_{number}", label)
-            for name, row in rows.items():
-                if number in row:
-                    metric.add_metric([name], row[number])
-            yield metric
-        return
-    for name, value in _numbers("", values):
-        metric = _metric(f"{PREFIX}_{part}_{name}" if part else f"{PREFIX}_{name}")
-        metric.add_metric([], value)
-        yield metric
+class LoopLag:
+    """The longest delay of the event loop since somebody asked: everything in this process waits as long."""
 
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
 
-def _metric(name: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
-    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-    return kind(name, name.replace("_", " "), labels=labels)
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + LAG_LOOK_S
+        self._timer = loop.call_later(LAG_LOOK_S, self._look)
 
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
 
-def _numbers(prefix: str, values: Statistics) -> Iterator[tuple[str, float]]:
-    """(name, number) of everything that is a number, tables inside by their path; text and lists are left out."""
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _numbers(f"{prefix}{name}_", value)
-        elif isinstance(value, bool | int | float):
-            yield f"{prefix}{name}", float(value)
+    def take(self) -> float:
+        longest, self._longest_s = self._longest_s, 0.0
+        return longest
+
+    def _look(self) -> None:
+        self._longest_s = max(self._longest_s, asyncio.get_running_loop().time() - self._due)
+        self.start()

@@ -70,12 +70,16 @@ class Process:
 
     def status(self) -> dict[str, Any]:
         if self.node is None:
-            return {"id": self._config.id, "not_ready": self.not_ready()}
-        return self.node.status()
+            return {"id": self._config.id, "pid": os.getpid(), "not_ready": self.not_ready()}
+        return {**self.node.status(), "pid": os.getpid()}
 
     def statistics(self) -> dict[str, Any]:
-        own = {"process": {"ready": not self.not_ready(), "pid": os.getpid()}}
-        return own if self.node is None else {**own, **self.node.statistics()}
+        found: dict[str, Any] = {"process": {"ready": not self.not_ready()}}
+        if self.node is None:
+            return found
+        found["process"] |= self.node.facts_of_process()
+        histograms = self.node.histograms()
+        return found | {part: {**table, **histograms.get(part, {})} for part, table in self.node.statistics().items()}
 
 
 async def _run(config: NodeConfig) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
+from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.partition.commands import Op
 from kvstore.ring.ring import Ring
@@ -13,6 +14,7 @@ from kvstore.server.ask import Asks
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
 from kvstore.server.resp_connection import RespConnection
+from kvstore.server.resp_rounds import Rounds
 from kvstore.server.resp_session import REDIS_VERSION, Facts
 from kvstore.server.resp_window import Window
 from kvstore.types import PartitionId
@@ -38,6 +40,7 @@ class RespServer:
         self.commands = 0
         """Received since the start."""
         self.window = Window()
+        self.rounds = Rounds(env.clock.now)
         self.connections_refused = 0
         self.slow_readers_closed = 0
         self._env, self._limits = env, limits
@@ -79,6 +82,9 @@ class RespServer:
             "resp_input_bytes": self._input_bytes,
             "resp_commands_under_way": self.window.commands,
         }
+
+    def histograms(self) -> dict[str, Mapping[str, Histogram]]:
+        return {"resp_command_s": self.rounds.histograms}
 
     # ── what connections ask ──────────────────────────────────────────────────────────────────────────────────────────
 

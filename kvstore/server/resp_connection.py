@@ -9,12 +9,10 @@ answered.
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import StoreError
 from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code
 from kvstore.server import resp_replies as replies
 from kvstore.server import resp_specials as specials
@@ -23,13 +21,12 @@ from kvstore.server.resp_gather import Gather
 from kvstore.server.resp_hazards import Hazards
 from kvstore.server.resp_parser import Command, Parser, Unfit
 from kvstore.server.resp_replies import FORMATS, Fmt
+from kvstore.server.resp_rounds import Timed
 from kvstore.server.resp_session import Session
 
 if TYPE_CHECKING:
     from kvstore.env import Stream, StreamHandler
     from kvstore.server.resp import RespServer
-
-log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1024
 """Commands of one connection that are not answered yet; what comes after them stays unread."""
@@ -60,6 +57,8 @@ class RespConnection:
         """Commands that the window counts as answered."""
         self._value_bytes = 0
         self._window = server.window
+        self._rounds = server.rounds
+        self._timed: Timed | None = None
         self._early: dict[int, bytes] = {}
         """Replies that came before their turn."""
         self._hazards = Hazards()
@@ -173,7 +172,10 @@ class RespConnection:
 
     def _run(self, commands: Iterable[Command]) -> None:
         """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
-        before, values = self._issued, self._value_bytes
+        before, values, rounds = self._issued, self._value_bytes, self._rounds
+        rounds.left -= 1
+        if rounds.left <= 0 and self._timed is None:
+            self._timed = rounds.begin(commands, before)
         self._begin_all(iter(commands))
         self._window.begin(self._issued - before, self._value_bytes - values)
         self._send()
@@ -318,6 +320,9 @@ class RespConnection:
 
     def _account(self) -> None:
         """Tell the window what is answered; values count until all commands are."""
+        if self._timed is not None and self._answered > self._timed[0]:
+            self._rounds.end(self._timed)
+            self._timed = None
         size = self._value_bytes if self._issued == self._answered else 0
         self._value_bytes -= size
         answered, self._accounted = self._answered - self._accounted, self._answered
@@ -375,15 +380,7 @@ class RespConnection:
         self.server.spawn(self._finish(number, work))
 
     async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
-        try:
-            reply = await work
-        except CommandError as error:
-            reply = replies.error(str(error))
-        except StoreError as error:
-            reply = replies.failure(error)
-        except Exception:  # the root of a task: a client's command must not end the server
-            log.exception("a command of %s failed", self.address)
-            reply = replies.error("ERR internal error; see the server's log")
+        reply = await specials.reply_of(work, self.address)
         self._is_busy = False
         self.answer(number, reply)
         self.flush()

@@ -3,9 +3,11 @@ flight."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import logging
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any
 
+from kvstore.errors import StoreError
 from kvstore.partition.commands import Level
 from kvstore.ring.hashing import TOKENS
 from kvstore.server import keys, resp_session
@@ -14,6 +16,8 @@ from kvstore.server.resp_commands import CommandError, integer
 
 if TYPE_CHECKING:
     from kvstore.server.resp_connection import RespConnection
+
+log = logging.getLogger(__name__)
 
 WITHIN_MULTI = frozenset({b"EXEC", b"DISCARD", b"MULTI", b"QUIT", b"RESET"})
 """What is not queued in a transaction."""
@@ -28,6 +32,19 @@ Words = list[bytes]
 def do(connection: RespConnection, name: str, words: Words) -> None:
     """Carry out a Special. Raises CommandError."""
     _SPECIALS[name](connection, words)
+
+
+async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
+    """What a command's work returns, or its error as a reply."""
+    try:
+        return await work
+    except CommandError as error:
+        return replies.error(str(error))
+    except StoreError as error:
+        return replies.failure(error)
+    except Exception:  # the root of a task: a client's command must not end the server
+        log.exception("a command of %s failed", client)
+        return replies.error("ERR internal error; see the server's log")
 
 
 def _replying(make: Callable[[RespConnection, Words], bytes]) -> Callable[[RespConnection, Words], None]:

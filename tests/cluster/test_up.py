@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from urllib.error import HTTPError
 
 import psutil
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.client import Client
 from tests.cluster.harness import Cluster, is_alive, running_cluster
@@ -46,6 +48,20 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
         assert cluster.http(node, "/readyz") == b"ok\n"
         assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
         assert cluster.status(node)["id"] == node
+
+
+def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(cluster: Cluster) -> None:
+    page = cluster.http("n1", "/metrics").decode()
+    families = {each.name: each for each in text_string_to_metric_families(page)}
+    undescribed = [name for name, each in families.items() if each.documentation.startswith("See docs")]
+    assert undescribed == [], "give each a line in kvstore/server/metrics.py"
+    assert families["kvstore_bookie_sync_seconds"].type == "histogram"
+    assert families["kvstore_server_resp_command_seconds"].type == "histogram"
+    assert families["process_cpu_seconds"].type == "counter"
+    docs = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
+    named = set(re.findall(r"`(kvstore_\w+)`", docs))
+    there = {sample.name.removesuffix("_bucket") for each in families.values() for sample in each.samples}
+    assert named - there == set(), "the docs name metrics that do not exist"
 
 
 def test_the_three_commands_that_up_prints_work(cluster: Cluster) -> None:

@@ -10,7 +10,10 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstore.server.http import HttpDoor, metrics_of
+from kvstore.bookie.statistics import Histogram
+from kvstore.server.http import HttpDoor
+from kvstore.server.metrics import NAMES, metrics_of
+from kvstore.server.page import page_of
 from kvstore.server.zookeeper import free_port
 
 
@@ -74,6 +77,74 @@ async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) ->
     status, _ = await fetch(f"{url}/{'x' * 20_000}")
     assert status == 400
     assert (await fetch(f"{url}/healthz"))[0] == 200
+
+
+async def test_a_browser_gets_a_page_and_all_others_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {
+        "id": "n1<script>",
+        "partitions": {"p1": {"role": "serving", "seq": 1234, "leader": "n1", "leading": {"queued": 1}}},
+        "leaders": {"p1": "n1"},
+        "bookie": {"adds": 5, "sync_s_sum": 0.25},
+        "not_ready": ["draining"],
+    }
+    monkeypatch.setattr(Shown, "status", lambda _: shown)
+    _, json = await fetch(url, headers={"Accept": "*/*"})
+    assert orjson.loads(json)["id"] == "n1<script>"
+    _, page = await fetch(url, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    text = page.decode()
+    assert text.startswith("<!doctype html>")
+    assert "<script>" not in text, "what a node says of itself is no markup"
+    assert "not ready: draining" in text
+    assert "1,234" in text
+    for outside in ("http://", "https://", "src="):
+        assert outside not in text, "the page asks for nothing else"
+
+
+def test_a_page_of_a_node_that_only_starts() -> None:
+    assert "not ready: starting" in page_of({"id": "n1", "not_ready": ["starting"]})
+
+
+def samples(part: str, values: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in metrics_of(part, values)
+        for sample in metric.samples
+    }
+
+
+def test_counters_and_units_are_named_as_prometheus_wants() -> None:
+    found = samples("bookie", {"adds": 3, "readonly": True, "disk_bytes": 7})
+    assert found == {
+        ("kvstore_bookie_adds_total",): 3,
+        ("kvstore_bookie_readonly",): 1,
+        ("kvstore_bookie_disk_bytes",): 7,
+    }
+    assert all(not name.endswith(("_s", "_ms")) for name, _ in NAMES.values())
+    assert all(text.endswith(".") for _, text in NAMES.values())
+    assert len({name for name, _ in NAMES.values()}) == len(NAMES)
+
+
+def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
+    sync = Histogram(1e-6)
+    for seconds in (0.0001, 0.001, 0.001, 100.0):
+        sync.add(seconds)
+    found = samples("bookie", {"sync_s": sync, "sync_s_count": 4, "sync_s_p99": 1.0})
+    assert ("kvstore_bookie_sync_s_p99",) not in found
+    assert found["kvstore_bookie_sync_seconds_count",] == 4
+    assert found["kvstore_bookie_sync_seconds_sum",] == pytest.approx(100.0021)
+    buckets = {name[1]: value for name, value in found.items() if name[0].endswith("_bucket")}
+    assert buckets["0.000128"] == 1
+    assert buckets["0.001024"] == 3
+    assert buckets["16.7772"] == 3
+    assert buckets["+Inf"] == 4
+    assert list(buckets.values()) == sorted(buckets.values())
+
+
+def test_a_replica_that_leads_or_has_stopped_says_so_in_numbers() -> None:
+    rows = {"p1": {"role": "serving", "failure": None}, "p2": {"role": "following", "failure": "its state differs"}}
+    found = samples("partitions", rows)
+    assert (found["kvstore_partition_is_leader", "p1"], found["kvstore_partition_is_leader", "p2"]) == (1, 0)
+    assert (found["kvstore_partition_has_failed", "p1"], found["kvstore_partition_has_failed", "p2"]) == (0, 1)
 
 
 def test_nothing_to_count_makes_no_metrics() -> None:

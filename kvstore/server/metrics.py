@@ -1,0 +1,194 @@
+"""The node's numbers as Prometheus metrics: names, units, what they mean. Decides only.
+
+Parts of the node count under short names of their own; the table here gives each the name and the sentence under which
+it is published. Counters end in `_total`, units are seconds and bytes and stand in the name. A number without a line
+here is published under the name that it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from kvstore.bookie.statistics import Histogram
+
+PREFIX = "kvstore"
+
+Statistics = Mapping[str, Any]
+
+NAMES: dict[str, tuple[str, str]] = {
+    # The process.
+    "process_ready": ("process_ready", "1 if /readyz says yes."),
+    "process_loop_lag_max_s": (
+        "process_loop_lag_max_seconds",
+        "Longest delay of the event loop since the last scrape.",
+    ),
+    "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper."),
+    "process_draining": ("process_draining", "1 once the node hands over what it leads."),
+    "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
+    "process_uptime_s": ("process_uptime_seconds", "Since the node began to serve."),
+    # The bookie.
+    "bookie_adds": ("bookie_adds_total", "Entries stored."),
+    "bookie_add_bytes": ("bookie_add_bytes_total", "Bytes of the entries stored."),
+    "bookie_reads": ("bookie_reads_total", "Entries asked for."),
+    "bookie_read_bytes": ("bookie_read_bytes_total", "Bytes of the entries given."),
+    "bookie_fences": ("bookie_fences_total", "Ledgers fenced: each is a takeover or a recovery."),
+    "bookie_refused_fenced": (
+        "bookie_refused_fenced_total",
+        "Adds refused since the ledger is fenced: a former leader.",
+    ),
+    "bookie_refused_key": ("bookie_refused_key_total", "Requests refused since their key is not the ledger's."),
+    "bookie_refused_readonly": ("bookie_refused_readonly_total", "Adds refused since the disk is full."),
+    "bookie_refused_overload": ("bookie_refused_overload_total", "Requests refused since too many were under way."),
+    "bookie_refused_unknown": ("bookie_refused_unknown_total", "Requests answered with: I cannot tell."),
+    "bookie_syncs": ("bookie_syncs_total", "Syncs of the journal; each confirms a group of entries."),
+    "bookie_synced_bytes": ("bookie_synced_bytes_total", "Bytes that these syncs made durable."),
+    "bookie_asked_metadata": ("bookie_asked_metadata_total", "Ledgers whose metadata was read to judge a request."),
+    "bookie_tombstones": ("bookie_tombstones", "Fences kept of ledgers that are deleted."),
+    "bookie_ledgers": ("bookie_ledgers", "Ledgers of which something is stored here."),
+    "bookie_segments": ("bookie_segments", "Files of entries."),
+    "bookie_disk_bytes": ("bookie_disk_bytes", "What these files take."),
+    "bookie_live_bytes": ("bookie_live_bytes", "Entries in full files that are still wanted."),
+    "bookie_readonly": ("bookie_readonly", "1 while the disk is full but for the reserve."),
+    "bookie_limbo_ledgers": ("bookie_limbo_ledgers", "Ledgers of which entries may be missing here, until repaired."),
+    "bookie_scrubbed_bytes": ("bookie_scrubbed_bytes_total", "Bytes read again in search of damage."),
+    "bookie_damaged_records": ("bookie_damaged_records_total", "Records with a wrong checksum."),
+    "bookie_reclaimed_bytes": ("bookie_reclaimed_bytes_total", "Disk space freed."),
+    "bookie_rewritten_bytes": ("bookie_rewritten_bytes_total", "Bytes moved out of sparse files to free them."),
+    "bookie_dropped_ledgers": ("bookie_dropped_ledgers_total", "Deleted ledgers that were forgotten here."),
+    "bookie_new_incarnations": ("bookie_new_incarnation", "1 if this process found its directories empty: a new id."),
+    "bookie_bad_requests": ("bookie_bad_requests_total", "Requests that were not the protocol."),
+    "bookie_connections": ("bookie_connections", "Connections of other nodes."),
+    # Doors and links.
+    "server_resp_connections": ("server_resp_connections", "Connections to the Redis port."),
+    "server_resp_commands_total": ("server_resp_commands_total", "Commands that came by it."),
+    "server_resp_connections_refused_total": ("server_resp_connections_refused_total", "Connections above the limit."),
+    "server_resp_slow_readers_closed_total": (
+        "server_resp_slow_readers_closed_total",
+        "Connections closed since their clients did not read their replies.",
+    ),
+    "server_resp_input_bytes": ("server_resp_input_bytes", "Incomplete commands held in memory."),
+    "server_resp_commands_under_way": ("server_resp_commands_under_way", "Commands begun and not answered."),
+    "server_forwarded_total": (
+        "server_forwarded_total",
+        "Operations sent on to the server that leads their partition.",
+    ),
+    "server_waited_for_leader_total": ("server_waited_for_leader_total", "Operations that had to wait for a leader."),
+    "server_waiting_for_leader": ("server_waiting_for_leader", "Operations that wait for a leader now."),
+    "server_leader_wait_timeouts_total": (
+        "server_leader_wait_timeouts_total",
+        "Operations refused since no leader came in time.",
+    ),
+    "server_peer_links": ("server_peer_links", "Open links to other servers."),
+    "server_peer_links_lost_total": ("server_peer_links_lost_total", "Links that broke."),
+    "server_peer_operations_in_flight": ("server_peer_operations_in_flight", "Forwarded operations without an answer."),
+    "server_peer_sessions": ("server_peer_sessions", "Links from other servers."),
+    "server_peer_operations_total": ("server_peer_operations_total", "Operations that other servers sent on to here."),
+    # One partition's replica; `leading` only where it leads.
+    "partition_is_leader": ("partition_is_leader", "1 where this node leads the partition and answers for it."),
+    "partition_has_failed": ("partition_has_failed", "1 if the replica has stopped; /, role and failure, says why."),
+    "partition_seq": ("partition_seq", "Sequence of the last mutation applied here."),
+    "partition_durable_seq": ("partition_durable_seq", "Sequence up to which the state is on this disk."),
+    "partition_epoch": ("partition_epoch", "Epoch of the last entry applied; it rises with every change of leader."),
+    "partition_keys": ("partition_keys", "Keys that are there."),
+    "partition_elections": ("partition_elections_total", "Times that this replica stood for leader."),
+    "partition_entries_tailed": ("partition_entries_tailed_total", "Log entries that this replica read and applied."),
+    "partition_snapshots_installed": ("partition_snapshots_installed_total", "Snapshots taken from another replica."),
+    "partition_snapshots_served": ("partition_snapshots_served_total", "Snapshots given to another replica."),
+    "partition_ledgers_trimmed": ("partition_ledgers_trimmed_total", "Ledgers that this leader dropped as not needed."),
+    "partition_flushes": ("partition_flushes_total", "Times that the state was synced to disk."),
+    "partition_leading_epoch": ("partition_leading_epoch", "Epoch in which this node leads."),
+    "partition_leading_entries": ("partition_leading_entries_total", "Log entries written in this lead."),
+    "partition_leading_mutations": ("partition_leading_mutations_total", "Mutations in them."),
+    "partition_leading_answers": ("partition_leading_answers_total", "Operations answered in this lead."),
+    "partition_leading_refused": ("partition_leading_refused_total", "Operations refused in this lead."),
+    "partition_leading_pauses": ("partition_leading_pauses_total", "Times that the process stood still in this lead."),
+    "partition_leading_queued": ("partition_leading_queued", "Operations that wait for the next log entry."),
+    "partition_leading_queued_bytes": ("partition_leading_queued_bytes", "Their size."),
+    "partition_leading_in_flight": ("partition_leading_in_flight", "Log entries sent and not acknowledged; at most 4."),
+    "partition_leading_reads_waiting": ("partition_leading_reads_waiting", "Reads that wait for an acknowledgement."),
+    "partition_leading_lease_left_s": ("partition_leading_lease_left_seconds", "How long reads may be answered alone."),
+    "partition_leading_retry_clients": ("partition_leading_retry_clients", "Clients whose results are remembered."),
+    "partition_leading_retry_bytes": ("partition_leading_retry_bytes", "What remembering them takes; at most 64 MiB."),
+    # Histograms.
+    "bookie_sync_s": ("bookie_sync_seconds", "How long a sync of the journal takes."),
+    "bookie_group_records": ("bookie_group_records", "Records confirmed by one sync."),
+    "server_resp_command_s": (
+        "server_resp_command_seconds",
+        "From beginning a command to writing its reply, of one in 16 rounds of commands.",
+    ),
+}
+BUCKETS = {"_seconds": range(6, 25), "": range(13)}
+"""Which powers of two of a histogram's unit bound a published bucket: 64 µs to 17 s, or 1 to 4,096."""
+
+
+def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
+    """The numbers of one part as metrics. A table of tables gets a label named after the part in the singular, with
+    their names as its values; a histogram in a table of histograms a label `command`."""
+    tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
+    if tables and len(tables) == len(values) and not any(map(_is_histograms, tables.values())):
+        label = part.removesuffix("s")
+        rows = {name: dict(_numbers("", _with_flags(table))) for name, table in tables.items()}
+        for number in sorted({number for row in rows.values() for number in row}):
+            metric = _metric(f"{label}_{number}", label)
+            for name, row in rows.items():
+                if number in row:
+                    metric.add_metric([name], row[number])
+            yield metric
+        return
+    distributed = tuple(f"{name}_" for name, value in values.items() if isinstance(value, Histogram))
+    for name, value in values.items():
+        if isinstance(value, Histogram):
+            yield _histogram(f"{part}_{name}", {(): value})
+        elif _is_histograms(value):
+            yield _histogram(f"{part}_{name}", {(label,): each for label, each in sorted(value.items())})
+    for name, value in _numbers("", values):
+        if name.startswith(distributed):
+            continue  # its count, sum and quantiles, which the histogram says better
+        metric = _metric(f"{part}_{name}" if part else name)
+        metric.add_metric([], value)
+        yield metric
+
+
+def published_name(inner: str) -> tuple[str, str]:
+    """The name, without prefix, and the sentence under which a number is published."""
+    return NAMES.get(inner, (inner, f"See docs/operations.md: {inner.replace('_', ' ')}."))
+
+
+def _with_flags(table: Statistics) -> Statistics:
+    """A replica says in words what role it has and why it stopped; alarms need numbers."""
+    if "role" not in table:
+        return table
+    return {**table, "is_leader": table["role"] == "serving", "has_failed": table.get("failure") is not None}
+
+
+def _metric(inner: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:
+    name, text = published_name(inner)
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    return kind(f"{PREFIX}_{name}", text, labels=labels)
+
+
+def _histogram(inner: str, rows: Mapping[tuple[str, ...], Histogram]) -> HistogramMetricFamily:
+    name, text = published_name(inner)
+    labels = ["command"] if any(rows) else []
+    metric = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
+    exponents = BUCKETS["_seconds" if name.endswith("_seconds") else ""]
+    for row, found in rows.items():
+        buckets = [(f"{found.unit * (1 << each):g}", float(sum(found.buckets[: each + 1]))) for each in exponents]
+        metric.add_metric(list(row), [*buckets, ("+Inf", float(found.count))], found.total)
+    return metric
+
+
+def _is_histograms(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(each, Histogram) for each in value.values())
+
+
+def _numbers(prefix: str, values: Statistics) -> Iterator[tuple[str, float]]:
+    """(name, number) of everything that is a number, tables inside by their path; text and lists are left out."""
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(f"{prefix}{name}_", value)
+        elif isinstance(value, bool | int | float):
+            yield f"{prefix}{name}", float(value)
