@@ -18,7 +18,7 @@ from kvstore.errors import (
 )
 from kvstore.meta import paths
 from kvstore.meta.ephemeral import KeptEphemeral
-from kvstore.meta.store import Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
+from kvstore.meta.store import Change, Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
 from kvstore.partition.election import LeaderRecord, Published
 from kvstore.types import PartitionId, ServerId
 
@@ -34,6 +34,7 @@ class Claims:
         self._replicas = paths.partition_replicas(partition)
         # Only this server's processes write it, one at a time, so whatever is there was ours.
         self._mine = KeptEphemeral(store, paths.partition_replica(partition, server), is_our_former=lambda _: True)
+        self._published: Published | None = None
 
     def start(self, nursery: Nursery) -> None:
         """Keep what was published in place over lost sessions, until the nursery ends."""
@@ -50,24 +51,31 @@ class Claims:
 
     async def leader(self) -> LeaderRecord | None:
         """Who holds the leader's znode; None if nobody."""
+        return (await self.leader_seen(""))[0]
+
+    async def leader_seen(self, nonce: str) -> tuple[LeaderRecord | None, bool]:
+        """The same, and whether it is this process's, known by its nonce, but of a session that is lost."""
         try:
-            data, _ = await self._store.get(self.leader_path)
+            data, stat = await self._store.get(self.leader_path)
         except NoSuchNode:
-            return None
-        return LeaderRecord.decode(data)
+            return None, False
+        record = LeaderRecord.decode(data)
+        return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
+
+    async def term(self) -> int:
+        """Version of the term: it rises with each claim."""
+        _, term = await self._store.get(self._term)
+        return term.version
 
     async def claim(self, record: LeaderRecord) -> bool:
-        """Create the leader's znode. False if another was first. True too if a claim of unknown outcome turns out to be
-        one's own."""
-        _, term = await self._store.get(self._term)
-        create = Create(self.leader_path, record.encode(), ephemeral=True)
-        try:
-            await self._store.multi([SetData(self._term, record.server.encode(), term.version), create])
-        except (NodeExists, VersionConflict):
-            return False
-        except MetadataUnknown:
-            return await self._is_mine(record)
-        return True
+        """Create the leader's znode, or make this process's own one new in the present session. False if another was
+        first. True too if a claim of unknown outcome turns out to be one's own."""
+        return await self._become(record, await self.term(), []) or await self._claim_own(record)
+
+    async def succeed(self, former: LeaderRecord, term: int, record: LeaderRecord) -> bool:
+        """Put `record` in the place of the former leader's, who asked for it at this version of the term. False if
+        anybody has claimed since. Nobody sees a moment without a leader."""
+        return await self._become(record, term, [Delete(self.leader_path, -1)])
 
     async def release(self, record: LeaderRecord) -> None:
         """Remove one's own leader znode, if it is there. Another's is left alone."""
@@ -77,9 +85,12 @@ class Claims:
         """Remove the znode of a leader whose process is gone, unless the znode is no longer that process's."""
         await self._remove(record)
 
-    async def publish(self, mine: Published) -> None:
-        """Say how far this replica is. Raises MetadataError if that could not be written just now."""
-        await self._mine.publish(mine.encode())
+    async def publish(self, mine: Published, *, always: bool = False) -> None:
+        """Say how far this replica is, if that is news. Raises MetadataError if it could not be written just now."""
+        if always or mine != self._published:
+            self._published = None
+            await self._mine.publish(mine.encode())
+            self._published = mine
 
     async def published(self) -> dict[ServerId, Published]:
         """What the replicas that are up say of themselves."""
@@ -91,6 +102,29 @@ class Claims:
             except (NoSuchNode, Corrupted):
                 continue  # it went while we read; or it is of a version that we cannot rank
         return found
+
+    async def _claim_own(self, record: LeaderRecord) -> bool:
+        """The znode that is in the way may be one's own: of an earlier session, or from before the lead was offered to
+        another. Bumping the term takes that offer back."""
+        term = await self.term()
+        try:
+            data, _ = await self._store.get(self.leader_path)
+        except NoSuchNode:
+            return False  # whoever had it has given it back: it is read again, and then claimed
+        found = LeaderRecord.decode(data)
+        if (found.server, found.nonce) != (record.server, record.nonce):
+            return False
+        return await self._become(record, term, [Delete(self.leader_path, -1)])
+
+    async def _become(self, record: LeaderRecord, term: int, before: list[Change]) -> bool:
+        change: list[Change] = [SetData(self._term, record.server.encode(), term), *before]
+        try:
+            await self._store.multi([*change, Create(self.leader_path, record.encode(), ephemeral=True)])
+        except (NodeExists, NoSuchNode, VersionConflict):
+            return False
+        except MetadataUnknown:
+            return await self._is_mine(record)
+        return True
 
     async def _is_mine(self, record: LeaderRecord) -> bool:
         try:

@@ -41,6 +41,8 @@ class PartitionConfig:
     """How often a leader looks whether the log can be trimmed."""
     retention_ms: int = 3_600_000
     """How long the log is kept for feeds, whatever the replicas have synced."""
+    lead_back_s: float = 8.0
+    """How long the replica that the ring prefers must have been up before it gets the lead back."""
     write_buffer_bytes: int = 8 << 20
     """Of the engine: what gathers in memory before it becomes a file."""
     block_cache_bytes: int = 32 << 20

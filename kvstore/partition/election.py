@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 import orjson
 
@@ -18,11 +19,24 @@ from kvstore.types import Seq, ServerId
 RANK_DELAY_S = 0.15
 """Long enough for a better candidate's claim to be seen, short enough not to matter when there is none."""
 INCUMBENT_GRACE_S = 3.0
-"""What a leader that serves, but whose znode is gone, gets to put it back."""
-YIELD_OUT_S = 2.0
-"""How long one that yielded the lead leaves it to the others."""
+"""What a leader that serves, but whose znode is gone, gets to put it back, for as long as it says that it serves."""
+SILENT_GRACE_S = 1.0
+"""What a leader gets that neither answers nor refuses: it may only be busy. One that is stopped costs this much."""
+ASK_AGAIN_S = 0.4
+"""Until an incumbent in its grace is asked again."""
 OUT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 """How long one that gave the lead back stays out, by the number of times in a row."""
+
+
+class Incumbent(Enum):
+    """What became of a leader whose znode is gone."""
+
+    GONE = auto()
+    """It refuses connections, or says that it does not serve."""
+    SILENT = auto()
+    """Its link stands, or cannot be made and is not refused; no answer."""
+    SERVES = auto()
+    """It lost its session, not its lead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,11 @@ class LeaderRecord:
             return LeaderRecord(ServerId(doc["server"]), doc["epoch"], doc["nonce"])
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
             raise Corrupted(f"leader znode: {error!r}") from error
+
+
+def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:
+    """The replicas that have published, the one with the highest sequence first."""
+    return sorted(published.keys() - {besides}, key=lambda server: (-published[server].seq, server))
 
 
 def rank_of(me: ServerId, published: Mapping[ServerId, Published], preference: Sequence[ServerId]) -> int:

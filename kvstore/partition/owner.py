@@ -4,6 +4,9 @@
         ^          ^            │                      │                 │                                    │
         └──────────┴── another leads / lost the race ──┴── gave it back ─┴────────────── fenced ──────────────┘
 
+    SERVING ──released for a successor──> YIELDING ──its znode is there──> FOLLOWING
+                                             └───it did not take over──> CLAIMING
+
 The znode never stops a leader: one that serves and finds its znode gone claims it again, and one that finds another's
 name there goes on until it is fenced, because until then nobody else can have acknowledged anything (docs/protocol.md,
 Election).
@@ -11,12 +14,47 @@ Election).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 from math import inf, isinf
 from typing import assert_never
 
-from kvstore.partition.election import INCUMBENT_GRACE_S, OUT_S, RANK_DELAY_S, YIELD_OUT_S, LeaderRecord
+from kvstore.partition.election import (
+    ASK_AGAIN_S,
+    INCUMBENT_GRACE_S,
+    OUT_S,
+    RANK_DELAY_S,
+    SILENT_GRACE_S,
+    Incumbent,
+    LeaderRecord,
+)
+from kvstore.partition.steps import (
+    AbandonOpening,
+    Claim,
+    Claimed,
+    Command,
+    Ended,
+    Event,
+    Follow,
+    GiveBack,
+    LeaderRead,
+    NotClaimed,
+    NotTaken,
+    Offered,
+    Opened,
+    OpenFailed,
+    OpenLog,
+    PeerGone,
+    Prove,
+    PublishAndRank,
+    Ranked,
+    ReadLeader,
+    RemoveStale,
+    Stop,
+    Succeed,
+    Tick,
+    WakeAt,
+    Yielded,
+)
 from kvstore.types import ServerId
 
 
@@ -26,132 +64,11 @@ class Role(Enum):
     CLAIMING = auto()
     OPENING = auto()
     SERVING = auto()
+    YIELDING = auto()
     STOPPED = auto()
 
 
-# ── what happened
-# ─────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class LeaderRead:
-    """The leader znode as just read; None if there is none."""
-
-    record: LeaderRecord | None
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    rank: int
-    incumbent_serves: bool
-    """A replica answered that it still serves its epoch: it lost its session, not its lead."""
-
-
-@dataclass(frozen=True, slots=True)
-class PeerGone:
-    """The leader's machine refuses connections: its process is gone, its session not yet."""
-
-    server: ServerId
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class NotClaimed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Opened:
-    """The log is open, the state is caught up, the first record is acknowledged."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenFailed:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """This leadership is over: fenced, or too few bookies for too long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Yielded:
-    """This leader has released its lease for a better placed one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    pass
-
-
-Event = LeaderRead | Ranked | PeerGone | Claimed | NotClaimed | Opened | OpenFailed | Ended | Yielded | Tick | Stop
-
-# ── what to do about it
-# ───────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass(frozen=True, slots=True)
-class PublishAndRank:
-    """Publish this replica's sequence now, read the others', ask them whether one still serves, report Ranked."""
-
-
-@dataclass(frozen=True, slots=True)
-class WakeAt:
-    """Report Tick at this time."""
-
-    at: float
-
-
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """Create the leader znode; report Claimed or NotClaimed."""
-
-
-@dataclass(frozen=True, slots=True)
-class RemoveStale:
-    """Delete the leader znode if it is still this record's."""
-
-    record: LeaderRecord
-
-
-@dataclass(frozen=True, slots=True)
-class GiveBack:
-    """Delete one's own leader znode, if it is there."""
-
-
-@dataclass(frozen=True, slots=True)
-class OpenLog:
-    """Take the log over; report Opened or OpenFailed."""
-
-
-@dataclass(frozen=True, slots=True)
-class AbandonOpening:
-    pass
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLeader:
-    """Read the leader znode again; report LeaderRead."""
-
-
-@dataclass(frozen=True, slots=True)
-class Follow:
-    """Clients are to be sent to this server."""
-
-    server: ServerId | None
-
-
-Command = PublishAndRank | WakeAt | Claim | RemoveStale | GiveBack | OpenLog | AbandonOpening | ReadLeader | Follow
+_GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SERVES: INCUMBENT_GRACE_S}
 
 
 class Owner:
@@ -165,8 +82,12 @@ class Owner:
         """The leader znode that is being followed."""
         self._gone: LeaderRecord | None = None
         """The last one whose process is known to be gone."""
-        self._deferred = False
-        """An incumbent has had its grace since a leader's znode was last seen."""
+        self._replaces: LeaderRecord | None = None
+        """The leader znode in whose place one's own is being put."""
+        self._graced_from = inf
+        """When an incumbent was first asked since a leader's znode was last seen."""
+        self._asks_again = False
+        """It is to be asked once more before this replica claims."""
         self._stand_at = 0.0
         self._out_until = 0.0
         self._failures = 0
@@ -176,10 +97,10 @@ class Owner:
         if self.role is Role.STOPPED:
             return []
         match event:
-            case LeaderRead(record):
-                return self._read(record, now)
-            case Ranked(rank, incumbent_serves):
-                return self._ranked(rank, incumbent_serves, now)
+            case LeaderRead(record, is_passing):
+                return self._read(record, is_passing, now)
+            case Ranked(rank, incumbent):
+                return self._ranked(rank, incumbent, now)
             case PeerGone(server):
                 return self._peer_gone(server)
             case Tick():
@@ -192,9 +113,12 @@ class Owner:
                 return self._opened()
             case OpenFailed() | Ended():
                 return self._stand_back(now)
-            case Yielded():
-                self._out_until = now + YIELD_OUT_S
-                return self._stand_back(now)
+            case Yielded(successor):
+                return self._yielded(successor)
+            case NotTaken():
+                return self._not_taken()
+            case Offered(record, term):
+                return self._offered(record, term)
             case Stop():
                 return self._stop()
             case _:
@@ -203,23 +127,31 @@ class Owner:
     def check(self) -> None:
         """Raise AssertionError unless the invariants hold: one that serves or opens sends clients nowhere else."""
         assert self.role is not Role.SERVING or self.leader == self._me
+        assert self.role is not Role.YIELDING or self.leader != self._me
         assert self._failures >= 0
 
-    def _read(self, record: LeaderRecord | None, now: float) -> list[Command]:
+    def _read(self, record: LeaderRecord | None, is_passing: bool, now: float) -> list[Command]:
         if record is None:
             return self._no_leader(now)
         if record.nonce == self._nonce:
-            return [] if self.role in (Role.OPENING, Role.SERVING, Role.CLAIMING) else [GiveBack()]
+            return self._own_read(is_passing)
         if record.server == self._me:
             return [RemoveStale(record), ReadLeader()]  # of this server's former process: the directory's lock says so
         if self.role is Role.SERVING:
+            return [Prove()]
+        if self.role is Role.CLAIMING and record == self._replaces:
             return []
         abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
         self.role = Role.FOLLOWING
         if record == self._gone:
             return [*abandoned, RemoveStale(record), ReadLeader()]
-        self._record, self._deferred = record, False
+        self._record, self._graced_from = record, inf
         return abandoned + self._follow(record.server)
+
+    def _own_read(self, is_passing: bool) -> list[Command]:
+        if self.role in (Role.OPENING, Role.SERVING):
+            return [Claim()] if is_passing else []  # before it vanishes: nobody else need see that
+        return [] if self.role in (Role.CLAIMING, Role.YIELDING) else [GiveBack()]
 
     def _no_leader(self, now: float) -> list[Command]:
         if self.role in (Role.SERVING, Role.OPENING):
@@ -233,13 +165,12 @@ class Owner:
         self._stand_at = inf
         return [*commands, PublishAndRank()]
 
-    def _ranked(self, rank: int, incumbent_serves: bool, now: float) -> list[Command]:
+    def _ranked(self, rank: int, incumbent: Incumbent, now: float) -> list[Command]:
         if self.role is not Role.STANDING:
             return []
-        self._stand_at = now + rank * RANK_DELAY_S
-        if incumbent_serves and not self._deferred:
-            self._deferred = True
-            self._stand_at += INCUMBENT_GRACE_S
+        self._graced_from = min(self._graced_from, now)
+        self._asks_again = now < self._graced_from + _GRACE_S[incumbent]
+        self._stand_at = now + (ASK_AGAIN_S if self._asks_again else rank * RANK_DELAY_S)
         return [WakeAt(self._stand_at)]
 
     def _peer_gone(self, server: ServerId) -> list[Command]:
@@ -252,7 +183,10 @@ class Owner:
         if self.role is Role.STANDING:
             if now < self._stand_at:  # the timer's clock is not ours: it may run ahead by a little
                 return [] if isinf(self._stand_at) else [WakeAt(self._stand_at)]
-            self.role = Role.CLAIMING
+            if self._asks_again:
+                self._stand_at = inf
+                return [PublishAndRank()]
+            self.role, self._replaces = Role.CLAIMING, None
             return [Claim()]
         if self.role is Role.FOLLOWING and self.leader is None:
             return [ReadLeader()]
@@ -265,15 +199,35 @@ class Owner:
         return [OpenLog()]
 
     def _not_claimed(self) -> list[Command]:
-        if self.role is Role.CLAIMING:
-            self.role = Role.FOLLOWING
-        return [ReadLeader()]
+        if self.role is not Role.CLAIMING:
+            return [ReadLeader()]
+        self.role = Role.FOLLOWING
+        return [*self._follow(None), ReadLeader()]
 
     def _opened(self) -> list[Command]:
         if self.role is not Role.OPENING:
             return []
-        self.role, self._failures = Role.SERVING, 0
-        return self._follow(self._me)
+        self.role, self._failures, self.leader = Role.SERVING, 0, self._me
+        return [Follow(self._me)]  # also if clients were sent here before: they can be answered now
+
+    def _yielded(self, successor: ServerId) -> list[Command]:
+        """Clients are sent to the successor at once: it lets them wait until it serves."""
+        if self.role is not Role.SERVING:
+            return []
+        self.role, self._record = Role.YIELDING, None
+        return self._follow(successor)
+
+    def _not_taken(self) -> list[Command]:
+        if self.role is not Role.YIELDING:
+            return []
+        self.role, self._replaces = Role.CLAIMING, None
+        return [*self._follow(None), Claim()]
+
+    def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
+        if self.role not in (Role.FOLLOWING, Role.STANDING):
+            return []
+        self.role, self._replaces = Role.CLAIMING, record
+        return [*self._follow(self._me), Succeed(record, term)]
 
     def _stand_back(self, now: float) -> list[Command]:
         if self.role not in (Role.OPENING, Role.SERVING):

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import queries, snapshots
 from kvstore.partition.answers import TurnAway
@@ -17,6 +17,7 @@ from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Code, Level, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
+from kvstore.partition.handover import Turns
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Founded
 from kvstore.partition.mover import Mover
@@ -53,16 +54,18 @@ class Partition:
         engine: Engine,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[PartitionId, ServerId | None], None],
+        turns: Turns | None = None,
         rings: Rings | None = None,
         turn_away: TurnAway | None = None,
     ) -> None:
-        """Without `rings` nothing says what the partition owns, and nothing moves; `turn_away` takes operations on keys
-        that it does not own."""
+        """`turns` are those of the server, all its partitions together. Without `rings` nothing says what the partition
+        owns, and nothing moves; `turn_away` takes operations on keys that it does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
         env = replace(env, nursery=self._nursery)
         self._server, self._engine, self._peers = server, engine, peers
         self._replicas = replicas
+        turns = turns or Turns()
         self._claims = Claims(store, partition, server)
         self.state = State(partition, engine, config)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
@@ -78,6 +81,7 @@ class Partition:
             self._tail,
             replicas,
             lambda leader: on_leader(partition, leader),
+            turns,
             self._leader_of,
         )
         self._turn_away = turn_away
@@ -91,7 +95,7 @@ class Partition:
             )
             self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)
-        self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas)
+        self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas, turns)
         self._answers: list[tuple[Sink, int, Any]] = []
 
     async def start(self) -> None:
@@ -214,9 +218,7 @@ class Partition:
             return self._exports.next(body.decode())
         if method in METHODS:
             return await self._source.answer(method, body)
-        if method in ("serving", "hold"):
-            return await self._replica.answer(method)
-        raise InvalidRequest(f"want a method that replicas have, got {method!r} from {server}")
+        return await self._replica.answer(method, body)
 
     async def _install_snapshot(self) -> None:
         """Raises StoreError if no replica's state could be had."""

@@ -9,15 +9,19 @@ from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from kvstore.env import Env, Task
-from kvstore.errors import MetadataError, PeerRefused, StoreError
-from kvstore.partition import owner
+from kvstore.errors import InvalidRequest, MetadataError, StoreError, Unavailable
+from kvstore.partition import steps
 from kvstore.partition.claim import Claims
+from kvstore.partition.commands import Level, get
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election import RANK_DELAY_S, LeaderRecord, Published, rank_of
+from kvstore.partition.election import RANK_DELAY_S, LeaderRecord, Published, furthest, rank_of
+from kvstore.partition.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.leader import Leader
-from kvstore.partition.owner import Command, Event, Owner, Role
+from kvstore.partition.others import HOLD_S, Nobody, Others
+from kvstore.partition.owner import Owner, Role
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
+from kvstore.partition.steps import Command, Event
 from kvstore.partition.tail import Tail
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog, Logs
@@ -27,9 +31,6 @@ log = logging.getLogger(__name__)
 REREAD_S = 10.0
 """A watch is only a hint; this often the leader's znode is read without one."""
 PUBLISH_S = 1.0
-HOLD_S = 4.0
-"""How long a leader holds a follower's question before it answers it: the follower learns of its death from the
-link."""
 OPEN_PATIENCE_S = 10.0
 """A candidate that applies nothing of the log for so long gives the lead back."""
 WAKE_S_MIN = 0.001
@@ -53,6 +54,7 @@ class Replica:
         tail: Tail,
         replicas: Callable[[], tuple[ServerId, ...]],
         on_leader: Callable[[ServerId | None], None],
+        turns: Turns,
         begin: Callable[[Leader], Awaitable[None]],
     ) -> None:
         self.leader: Leader | None = None
@@ -63,14 +65,15 @@ class Replica:
         """Why this replica applies nothing any more; None while it is well."""
         self.elections = 0
         self._env, self._config, self._partition, self.server = env, config, partition, server
-        self._claims, self._logs, self._peers = claims, logs, peers
-        self._replicas, self._on_leader = replicas, on_leader
+        self._claims, self._logs = claims, logs
+        self._others = Others(env, partition, server, peers, replicas)
+        self._replicas, self._on_leader, self._turns = replicas, on_leader, turns
         self._nonce = env.random.randbytes(8).hex()
         self._owner = Owner(server, self._nonce)
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
         self._reread = asyncio.Event()
         self._role_changed = asyncio.Event()
-        self._published: Published | None = None
+        """Set once, at the next change; then there is another."""
         self._opening: Task | None = None
         self._tailing: Task | None = None
         self._log: LeaderLog | None = None
@@ -97,17 +100,20 @@ class Replica:
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
         spawn(self._perform_metadata(), name=f"{self._partition} election")
         spawn(self._publish(), name=f"{self._partition} publish")
-        spawn(self._hold_leader(), name=f"{self._partition} hold leader")
+        held = self._others.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
+        spawn(held, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
-        """Stop for good; with `hand_over` a leader first drains and releases its lease, so that the next need not
-        wait."""
-        if hand_over and self.leader is not None and self._serves():
+        """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
+        its lease, so that the next need not wait."""
+        if hand_over:
             try:
-                await self.leader.release()
+                await self._hand_over_to_any()
+                if self.leader is not None and self._serves():
+                    await self.leader.release()
             except StoreError as error:
                 log.info("partition=%s was not handed over: %s", self._partition, error)
-        self._feed(owner.Stop())
+        self._feed(steps.Stop())
         if self._log is not None:
             self._log.close_for_good()
         try:
@@ -115,28 +121,99 @@ class Replica:
         except MetadataError as error:
             log.info("partition=%s leader znode not given back: %s", self._partition, error)
 
-    async def yield_lead(self) -> None:
-        """Hand the lead over to another replica. Raises StoreError if it could not be released; the lead is lost then
-        all the same."""
-        if self.leader is None or not self._serves():
-            return
-        try:
-            await self.leader.release()
-        finally:
-            self._drop_lead()
-            self._feed(owner.Yielded())
+    async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
+        """Let the replica on `successor`, the process of this nonce, lead instead of this one. Raises StoreError if the
+        lead was kept; what comes after it was released is the business of elections."""
+        await self._others.prepare(successor, Prepare(self.server, nonce, self.state.seq, is_planned))
+        log.info("partition=%s %s is ready to lead", self._partition, successor)
+        await self.yield_lead(successor)
 
-    async def answer(self, method: str) -> bytes:
-        """Answer another replica: `serving`: whether this one serves; `hold`: the same, once that changes or HOLD_S is
-        over."""
-        if method == "hold" and self._serves():
-            self._role_changed.clear()
+    async def yield_lead(self, successor: ServerId) -> None:
+        """Release the lead and tell `successor`, which is prepared; lead again if it does not take over. Raises
+        StoreError if the lead could not be released: it is kept, unless the log was lost meanwhile."""
+        leader = self.leader
+        if leader is None or not leader.serving:
+            raise Unavailable(f"partition {self._partition}: there is no lead to hand over")
+        take = Take(self._claimed, await self._claims.term())
+        try:
+            await leader.release(DRAIN_S)
+        except StoreError:
+            if not self._serves():
+                self._drop_lead()
+                self._feed(steps.Ended())
+            raise
+        self._drop_lead()
+        self._feed(steps.Yielded(successor))
+        try:
+            await self._others.take(successor, take)
+        except StoreError as error:
+            log.info("partition=%s not taken by %s, leading on: %r", self._partition, successor, error)
+            self._feed(steps.NotTaken())
+        self._reread.set()
+
+    async def _hand_over_to_any(self) -> None:
+        """To the replica that is furthest, or to the next one. Raises StoreError if none takes the lead."""
+        if not self._serves():
+            return
+        published = await self._claims.published()
+        for server in furthest(published, besides=self.server):
             try:
-                async with asyncio.timeout(HOLD_S):
-                    await self._role_changed.wait()
-            except TimeoutError:
+                return await self.hand_over(server, published[server].nonce, is_planned=False)
+            except StoreError as error:
+                log.info("partition=%s not handed to %s: %r", self._partition, server, error)
+                if not self._serves():
+                    return
+
+    async def answer(self, method: str, body: bytes) -> bytes:
+        """Answer another replica: `serving`: whether this one serves; `hold`: the same, once that changes or HOLD_S is
+        over; what handover.py says."""
+        match method:
+            case "prepare":
+                return await self._prepare(Prepare.decode(body))
+            case "take":
+                return await self._take(Take.decode(body))
+            case "hold":
+                if self._serves():
+                    await self._role_change(HOLD_S)
+            case "serving":
                 pass
+            case _:
+                raise InvalidRequest(f"want a method that replicas have, got {method!r}")
         return b"1" if self._serves() else b"0"
+
+    async def _prepare(self, asked: Prepare) -> bytes:
+        """Get ready to lead in a moment. Raises Unavailable if this replica is not the one, or it is not the time."""
+        if self.role is not Role.FOLLOWING or self.failure is not None or asked.nonce != self._nonce:
+            raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
+        if asked.is_planned and not self._turns.take(self._env.clock.now()):
+            raise Unavailable(f"{self.server} has a part in another hand-over")
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                await self.tail.wait_seq(asked.seq)
+                await self._logs.prepare(self._partition)
+        except TimeoutError:
+            raise Unavailable(f"{self.server} has not caught up to sequence {asked.seq}") from None
+        return b"1"
+
+    async def _take(self, offer: Take) -> bytes:
+        """Lead; answers once this replica serves. Raises Unavailable if it does not come to that in time."""
+        self._feed(steps.Offered(offer.record, offer.term))
+        until = self._env.clock.now() + TAKE_S
+        while self.role in (Role.CLAIMING, Role.OPENING) and self._env.clock.now() < until:
+            await self._role_change(TAKE_S)
+        if not self._serves():
+            raise Unavailable(f"partition {self._partition}: {self.server} has not taken the lead: {self.role.name}")
+        return b"1"
+
+    async def _role_change(self, timeout_s: float) -> None:
+        """Return when the role or the leader changes, or in this time."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await self._role_changed.wait()
+
+    def _tell_role_change(self) -> None:
+        self._role_changed.set()
+        self._role_changed = asyncio.Event()
 
     def _serves(self) -> bool:
         return self.leader is not None and self.leader.serving
@@ -149,26 +226,29 @@ class Replica:
             self._perform(command)
         if self._owner.role is not before:
             log.info("partition=%s %s -> %s on %s", self._partition, before.name, self._owner.role.name, event)
-            self._role_changed.set()
+            self._tell_role_change()
 
     def _perform(self, command: Command) -> None:
         match command:
-            case owner.ReadLeader():
+            case steps.ReadLeader():
                 self._reread.set()
-            case owner.WakeAt(at):
+            case steps.WakeAt(at):
                 self._wake_at(at)
-            case owner.Follow(server):
+            case steps.Follow(server):
+                self._others.last_leader = server or self._others.last_leader
                 self._on_leader(server)
-                self._role_changed.set()
-            case owner.OpenLog():
+                self._tell_role_change()
+            case steps.OpenLog():
                 self.elections += 1
                 self._opening = self._env.nursery.spawn(self._open(), name=f"{self._partition} open")
-            case owner.AbandonOpening():
+            case steps.AbandonOpening():
                 if self._opening is not None:
                     self._opening.cancel()
-            case owner.PublishAndRank():
+            case steps.Prove():
+                self._prove()
+            case steps.PublishAndRank():
                 self._env.nursery.spawn(self._rank(), name=f"{self._partition} rank")
-            case owner.Claim() | owner.RemoveStale() | owner.GiveBack():
+            case steps.Claim() | steps.Succeed() | steps.RemoveStale() | steps.GiveBack():
                 self._enqueue(command)
             case _:
                 assert_never(command)
@@ -176,7 +256,7 @@ class Replica:
     def _wake_at(self, at: float) -> None:
         """Tick at that time. The timer's clock may run ahead of ours; then the owner asks again."""
         delay = max(WAKE_S_MIN, at - self._env.clock.now())
-        asyncio.get_running_loop().call_later(delay, self._feed, owner.Tick())
+        asyncio.get_running_loop().call_later(delay, self._feed, steps.Tick())
 
     def _enqueue(self, command: Command) -> None:
         if self._commands.full():
@@ -192,21 +272,25 @@ class Replica:
                 await self._change_metadata(command)
             except StoreError as error:
                 log.info("partition=%s %s: %r", self._partition, command, error)
-                if isinstance(command, owner.Claim):
-                    self._feed(owner.NotClaimed())
+                if isinstance(command, steps.Claim | steps.Succeed):
+                    self._feed(steps.NotClaimed())
                 await asyncio.sleep(RANK_DELAY_S)
                 self._reread.set()
 
     async def _change_metadata(self, command: Command) -> None:
         match command:
-            case owner.Claim():
+            case steps.Claim():
                 self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
                 won = await self._claims.claim(self._claimed)
-                self._feed(owner.Claimed() if won else owner.NotClaimed())
-            case owner.RemoveStale(record):
+                self._feed(steps.Claimed() if won else steps.NotClaimed())
+            case steps.Succeed(record, term):
+                self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
+                won = await self._claims.succeed(record, term, self._claimed)
+                self._feed(steps.Claimed() if won else steps.NotClaimed())
+            case steps.RemoveStale(record):
                 await self._claims.remove_stale(record)
                 self._reread.set()
-            case owner.GiveBack():
+            case steps.GiveBack():
                 await self._claims.release(self._claimed)
                 self._reread.set()
 
@@ -221,7 +305,7 @@ class Replica:
                 if not prepared:
                     await self._claims.prepare()
                     prepared = True
-                self._feed(owner.LeaderRead(await self._claims.leader()))
+                self._feed(steps.LeaderRead(*await self._claims.leader_seen(self._nonce)))
             except MetadataError as error:
                 log.debug("partition=%s leader znode not read: %r", self._partition, error)
             try:
@@ -233,56 +317,24 @@ class Replica:
     async def _publish(self) -> None:
         while True:
             try:
-                await self._publish_now()
+                await self._claims.publish(self._progress)
             except MetadataError as error:
                 log.debug("partition=%s not published: %r", self._partition, error)
-                self._published = None
             await asyncio.sleep(PUBLISH_S)
 
-    async def _publish_now(self, *, always: bool = False) -> None:
-        mine = Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce)
-        if always or mine != self._published:
-            await self._claims.publish(mine)
-            self._published = mine
+    @property
+    def _progress(self) -> Published:
+        return Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce)
 
     async def _rank(self) -> None:
-        others = [server for server in self._replicas() if server != self.server]
-        answers = [self._env.nursery.spawn(self._ask_serving(server), name="ask serving") for server in others]
+        incumbent = self._env.nursery.spawn(self._others.incumbent(), name="ask serving")
         try:
-            await self._publish_now(always=True)
+            await self._claims.publish(self._progress, always=True)
             rank = rank_of(self.server, await self._claims.published(), self._replicas())
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
-            rank = len(others)
-        serves = False
-        for answer in answers:
-            serves |= await answer
-        self._feed(owner.Ranked(rank, serves))
-
-    async def _ask_serving(self, server: ServerId) -> bool:
-        try:
-            return await self._peers.call(server, self._partition, "serving", b"", RANK_DELAY_S) == b"1"
-        except StoreError:
-            return False
-
-    async def _hold_leader(self) -> None:
-        """Keep a question open at the leader: when its process dies, the link breaks, and the next try is refused."""
-        while True:
-            server = self._owner.leader
-            if server is None or server == self.server:
-                self._role_changed.clear()
-                await self._role_changed.wait()
-                continue
-            try:
-                serving = await self._peers.call(server, self._partition, "hold", b"", HOLD_S * 2)
-            except PeerRefused:
-                self._feed(owner.PeerGone(server))
-                await asyncio.sleep(RANK_DELAY_S / 2)
-            except StoreError:
-                await asyncio.sleep(RANK_DELAY_S / 10)
-            else:
-                if serving == b"0":
-                    await asyncio.sleep(RANK_DELAY_S)
+            rank = len(self._others.servers)
+        self._feed(steps.Ranked(rank, await incumbent))
 
     # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -319,7 +371,14 @@ class Replica:
         finally:
             if not opened:
                 self._drop_lead()
-        self._feed(owner.Opened() if opened else owner.OpenFailed())
+        self._feed(steps.Opened() if opened else steps.OpenFailed())
+
+    def _prove(self) -> None:
+        """By a strict read, which is an append: the leader ends if it is fenced. Else another may be about to
+        fence it: look again soon."""
+        if self.leader is not None:
+            self.leader.submit(get(b"-", Level.STRICT), Nobody(), 0)
+        asyncio.get_running_loop().call_later(PUBLISH_S, self._reread.set)
 
     def _next_seq(self) -> Seq:
         return Seq(self.state.seq + 1)
@@ -328,7 +387,7 @@ class Replica:
         log.info("partition=%s leads no more: %r", self._partition, reason)
         if self.role is Role.SERVING:
             self._drop_lead()
-        self._feed(owner.Ended())
+        self._feed(steps.Ended())
 
     def _drop_lead(self) -> None:
         if self._log is not None:

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, StoreError
 from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.state import State
-from kvstore.types import PartitionId, Position
+from kvstore.types import PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, Logs
 
@@ -61,6 +61,12 @@ class Tail:
             self._progress.clear()
             async with asyncio.timeout(patience_s):
                 await self._progress.wait()
+
+    async def wait_seq(self, seq: Seq) -> None:
+        """Wait until the mutation of this sequence is applied."""
+        while self._state.seq < seq:
+            self._progress.clear()
+            await self._progress.wait()
 
     async def _apply(self, entries: Sequence[LogEntry]) -> None:
         for start in range(0, len(entries), ENTRIES_PER_TURN):

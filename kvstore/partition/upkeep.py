@@ -5,13 +5,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
+import zlib
 from collections.abc import Callable
 
 from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError
 from kvstore.partition.claim import Claims
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election import Published
+from kvstore.partition.handover import Steady, Turns
 from kvstore.partition.replica import Replica
 from kvstore.partition.retention import Retention
 from kvstore.partition.state import State
@@ -20,12 +22,8 @@ from kvstore.wal.ports import LeaderLog
 
 log = logging.getLogger(__name__)
 
-LEAD_BACK_S = 3.0
-"""How long the preferred replica must have been up and close behind before it gets the lead. Doubles with each time, so
-that one which cannot keep it does not get it again and again."""
-LEAD_BACK_MAX_S = 600.0
-CLOSE_BEHIND = 10_000
-"""Mutations: applied in well under a second."""
+LOOK_S = 1.0
+"""How often a leader looks whether it is the preferred one."""
 COPIES_MIN = 2
 """Synced states that must hold what is trimmed from the log, on distinct nodes."""
 
@@ -41,12 +39,13 @@ class Upkeep:
         replica: Replica,
         claims: Claims,
         replicas: Callable[[], tuple[ServerId, ...]],
+        turns: Turns,
     ) -> None:
         self.flushes = 0
         self.trimmed = 0
         self.yielded = 0
         self._env, self._config, self._partition = env, config, partition
-        self._replica, self._claims, self._replicas = replica, claims, replicas
+        self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
 
     def start(self) -> None:
         self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
@@ -72,36 +71,43 @@ class Upkeep:
                 await self._trim(leading, retention)
 
     async def _lead_back_now_and_then(self) -> None:
-        patience_s, since = LEAD_BACK_S, math.inf
+        steady = Steady(self._config.lead_back_s)
+        spread = zlib.crc32(self._partition.encode()) / (1 << 32)
+        look_s = min(LOOK_S, self._config.lead_back_s / 3)
         while True:
-            await asyncio.sleep(LEAD_BACK_S / 3)
-            now = self._env.clock.now()
-            if not await self._prefers_another():
-                since = math.inf
-            elif since == math.inf:
-                since = now
-            elif now - since >= patience_s:
-                patience_s, since = min(patience_s * 2, LEAD_BACK_MAX_S), math.inf
-                await self._yield_lead()
+            await asyncio.sleep(look_s)
+            preferred = self._preferred_other()
+            if preferred is None:
+                steady.reset()
+            elif steady.look(await self._said_by(preferred), self._replica.state.seq, self._now(), spread=spread):
+                await self._hand_over(preferred, steady)
 
-    async def _prefers_another(self) -> bool:
-        """Whether this replica leads though the ring prefers another one, which is up and close behind."""
+    def _preferred_other(self) -> ServerId | None:
+        """Who should lead, if this replica does and should not."""
         replicas = self._replicas()
-        if self._replica.leading_log is None or not replicas or replicas[0] == self._replica.server:
-            return False
-        try:
-            preferred = (await self._claims.published()).get(replicas[0])
-        except MetadataError:
-            return False
-        return preferred is not None and preferred.seq + CLOSE_BEHIND >= self._replica.state.seq
+        leads_in_vain = self._replica.leading_log is not None and replicas and replicas[0] != self._replica.server
+        return replicas[0] if leads_in_vain else None
 
-    async def _yield_lead(self) -> None:
-        log.info("partition=%s hands the lead back to %s", self._partition, self._replicas()[0])
+    async def _said_by(self, server: ServerId) -> Published | None:
         try:
-            await self._replica.yield_lead()
+            return (await self._claims.published()).get(server)
+        except MetadataError:
+            return None
+
+    async def _hand_over(self, preferred: ServerId, steady: Steady) -> None:
+        if not self._turns.take(self._now()):
+            return
+        leading = self._replica.leading_log
+        log.info("partition=%s hands the lead back to %s", self._partition, preferred)
+        try:
+            await self._replica.hand_over(preferred, steady.nonce, is_planned=True)
             self.yielded += 1
         except StoreError as error:
             log.info("partition=%s lead not handed back: %r", self._partition, error)
+        steady.tried(self._now(), released=self._replica.leading_log is not leading)
+
+    def _now(self) -> float:
+        return self._env.clock.now()
 
     async def _trim(self, leading: LeaderLog, retention: Retention) -> None:
         now = self._env.clock.now()

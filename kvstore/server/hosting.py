@@ -14,6 +14,7 @@ from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
+from kvstore.partition.handover import Turns
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
 from kvstore.ring import Rings
@@ -50,6 +51,7 @@ class Hosting:
         self._open_engine, self._drop_engine, self._rings = open_engine, drop_engine, rings
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
+        self._turns = Turns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
 
@@ -106,6 +108,7 @@ class Hosting:
             self._open_engine(partition),
             lambda: self._replicas_of(partition),
             self._membership.note_leader,
+            self._turns,
             self._rings,
             partial(self._dispatcher.turn_away, partition),
         )

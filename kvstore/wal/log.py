@@ -76,6 +76,10 @@ class PartitionLogs:
             nursery=nursery,
         )
 
+    async def prepare(self, partition: PartitionId) -> None:
+        """Make a ledger ahead; see Logs."""
+        await self._creator.prepare(partition)
+
     def reader(self, partition: PartitionId, after: Position | None) -> TailReader:
         """Read on after `after`, or from the very first ledger; see Logs."""
         readers = self._readers.setdefault(partition, {})

@@ -92,6 +92,8 @@ class LedgerTakeover:
         """Record the end; if another recovery has, its end holds. Raises VersionConflict if the ledger has changed
         otherwise since, MetadataError, NoSuchLedger."""
         assert self._metadata is not None, "take_over comes first"
+        if self._metadata.state is LedgerState.CLOSED:
+            return self._metadata  # found so, and that never changes
         recorded, _ = await self._ports.ledgers.update(self.ledger, self._closed)
         return recorded
 

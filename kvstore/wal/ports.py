@@ -206,6 +206,11 @@ class Logs(Protocol):
         sequence. Raises NotRecoverable, NotEnoughBookies, MetadataError; the caller may try again from the start."""
         ...
 
+    async def prepare(self, partition: PartitionId) -> None:
+        """Do ahead what `open_as_leader` can find done: it is about to be called. Raises NotEnoughBookies,
+        MetadataError."""
+        ...
+
     def reader(self, partition: PartitionId, after: Position | None) -> LogReader:
         """Read on after `after`, or from the very first ledger."""
         ...

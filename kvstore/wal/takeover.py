@@ -81,15 +81,14 @@ class LogTakeover:
         try:
             if not released:
                 await self._wait_out(listed, taken)
-            for each in taken:
-                await each.close()
+            closed = [await each.close() for each in taken]
             epoch = listed.epoch + 1
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
         except VersionConflict:
             await self._discard(metadata)
             raise
-        end = await self._end(listed)
+        end = await self._end(listed, closed)
         log.info("partition=%s epoch=%d opened ledger=%d after %s", self._partition, epoch, metadata.ledger, end)
         return TakenOver(new, version, metadata, end, waited=bool(taken) and not released)
 
@@ -118,9 +117,12 @@ class LogTakeover:
         except MetadataError as error:
             log.info("ledger=%d was not listed and stays for the sweep: %r", metadata.ledger, error)
 
-    async def _end(self, listed: LedgerList) -> Position:
-        """The last entry of the log before the new ledger; all of its ledgers are closed."""
-        for each in reversed(listed.ledgers):
+    async def _end(self, listed: LedgerList, closed: list[LedgerMetadata]) -> Position:
+        """The last entry of the log before the new ledger; all of its ledgers are closed, and the last ones at hand."""
+        for metadata in reversed(closed):
+            if metadata.last_entry != NO_ENTRY:
+                return Position(metadata.ledger, metadata.last_entry)
+        for each in reversed(listed.ledgers[: -len(closed)] if closed else ()):
             metadata, _ = await self._ports.ledgers.read(each.id)
             if metadata.last_entry != NO_ENTRY:
                 return Position(each.id, metadata.last_entry)

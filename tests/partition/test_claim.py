@@ -127,3 +127,35 @@ async def test_without_a_connection_nothing_is_claimed(tree: MemoryTree) -> None
     store.suspend()
     with pytest.raises(MetadataUnavailable):
         await a.claim(FIRST)
+
+
+async def test_a_successor_takes_the_place_of_who_offers_it_without_a_moment_in_between(tree: MemoryTree) -> None:
+    a, _ = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.claim(FIRST)
+    seen: list[bytes | None] = []
+    tree.observers.append(lambda path, old, new: seen.append(new) if path == a.leader_path else None)
+    assert await b.succeed(FIRST, await a.term(), SECOND)
+    assert await a.leader() == SECOND
+    assert await b.leader_seen(SECOND.nonce) == (SECOND, False)
+
+
+async def test_an_offer_is_void_once_anybody_has_claimed_since(tree: MemoryTree) -> None:
+    a, _ = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.claim(FIRST)
+    offered = await a.term()
+    assert await a.claim(FIRST), "it leads on, and takes the offer back"
+    assert not await b.succeed(FIRST, offered, SECOND)
+    assert await a.leader() == FIRST
+
+
+async def test_a_process_makes_the_znode_of_its_lost_session_its_own_again(tree: MemoryTree) -> None:
+    former, _ = await claims_of(tree, A)
+    await former.claim(FIRST)
+    a, _ = await claims_of(tree, A)
+    assert await a.leader_seen(FIRST.nonce) == (FIRST, True)
+    assert await a.leader_seen("another process") == (FIRST, False)
+    assert await a.claim(FIRST)
+    assert await a.leader_seen(FIRST.nonce) == (FIRST, False)
+    assert not await a.claim(LeaderRecord(A, 1, "another process")), "which is not its own"

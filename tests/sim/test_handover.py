@@ -1,0 +1,312 @@
+"""The lead is handed back to the replica that the ring prefers: what it costs, what may happen at every step of it, and
+when it does not happen. And leaders that lose their session, not their lead."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from statistics import median
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Unavailable
+from kvstore.meta import paths
+from kvstore.partition.election import INCUMBENT_GRACE_S, LeaderRecord
+from kvstore.partition.handover import TAKE_S
+from kvstore.partition.replica import Replica
+from kvstore.types import ServerId
+from tests.sim.knobs import Knobs
+from tests.sim.nodes import Node
+from tests.sim.operations import Status
+from tests.sim.scenarios import P, Stage, Stepped, knobs, play
+
+pytestmark = pytest.mark.sim
+
+STEPS_MAX = 80
+BACK_S = 1.0
+"""How long the preferred replica must be up in these runs."""
+
+
+@pytest.fixture
+def patch() -> Iterator[pytest.MonkeyPatch]:
+    with pytest.MonkeyPatch.context() as context:
+        yield context
+
+
+def handing_back(**more: Any) -> Knobs:
+    return knobs(lead_back_s=BACK_S, **more)
+
+
+def preferred(stage: Stage) -> Node:
+    wanted = stage.cluster.ring.partitions[P].replicas[0]
+    return next(node for node in stage.cluster.nodes if node.id == wanted)
+
+
+def leading(stage: Stage) -> list[Node]:
+    """All that believe they lead."""
+    return [node for node in stage.cluster.nodes if P in node.leads]
+
+
+def epoch(stage: Stage) -> int:
+    replica = stage.leader.replica(P)
+    assert replica is not None
+    return int(replica.statistics()["epoch"])
+
+
+async def led_by_preferred(stage: Stage) -> Node:
+    node = preferred(stage)
+    await stage.until(lambda: P in node.leads)
+    return node
+
+
+async def led_by_another(stage: Stage) -> tuple[Node, Node]:
+    """The preferred node dies and comes back: who leads now, and who should."""
+    first = await led_by_preferred(stage)
+    first.crash()
+    leads = await stage.until_led_by_another(first)
+    await stage.put_until_done(leads)
+    first.start()
+    return leads, first
+
+
+def note_leaders(stage: Stage) -> list[ServerId | None]:
+    """From now on, who holds the leader's znode, one after the other."""
+    seen: list[ServerId | None] = []
+
+    def note(path: str, old: bytes | None, new: bytes | None) -> None:
+        if path == paths.partition_leader(P):
+            seen.append(None if new is None else LeaderRecord.decode(new).server)
+
+    stage.cluster.metadata.tree.observers.append(note)
+    return seen
+
+
+async def unserved_until(stage: Stage, over: Callable[[], bool]) -> float:
+    """The longest time in which no node leads."""
+    loop = asyncio.get_running_loop()
+    last, longest, end = loop.time(), 0.0, loop.time() + 30
+    while not over() and loop.time() < end:
+        await asyncio.sleep(0.001)
+        if stage.cluster.leader(P) is not None:
+            last, longest = loop.time(), max(longest, loop.time() - last)
+    return longest
+
+
+async def write(stage: Stage, asked: Node, seconds: float) -> None:
+    """Write through one node without a pause."""
+    loop = asyncio.get_running_loop()
+    end = loop.time() + seconds
+    while loop.time() < end:
+        await stage.put(asked, attempts=5)
+
+
+def test_a_hand_back_is_one_change_of_leader_and_costs_some_round_trips() -> None:
+    gaps: list[float] = []
+
+    async def story(stage: Stage) -> None:
+        leads, back = await led_by_another(stage)
+        await stage.until(lambda: back.replica(P) is not None)
+        before, seen = epoch(stage), note_leaders(stage)
+        third = next(node for node in stage.cluster.nodes if node not in (leads, back))
+        writing = stage.spawn(write(stage, third, 4 * BACK_S))
+        gaps.append(await unserved_until(stage, lambda: P in back.leads))
+        assert epoch(stage) == before + 1
+        assert seen == [back.id], "at no moment is there no leader's znode"
+        await writing
+
+    for seed in range(1, 8):
+        play(story, handing_back(), seed)
+    assert median(gaps) < 0.1, gaps
+
+
+def test_the_lead_is_not_handed_to_a_process_that_is_gone_or_has_just_started() -> None:
+    """What the former process has published stands until its session ends."""
+
+    async def story(stage: Stage) -> None:
+        first = await led_by_preferred(stage)
+        first.crash()
+        leads = await stage.until_led_by_another(first)
+        at = epoch(stage)
+        await asyncio.sleep(2.5 * BACK_S)  # less than its session
+        assert stage.leader is leads
+        first.start()
+        await stage.until(lambda: first.replica(P) is not None)
+        await asyncio.sleep(0.9 * BACK_S)
+        assert (stage.leader, epoch(stage)) == (leads, at)
+        await led_by_preferred(stage)
+
+    for seed in range(1, 4):
+        play(story, handing_back(), seed)
+
+
+def test_the_lead_is_not_handed_to_another_process_than_was_seen() -> None:
+    async def story(stage: Stage) -> None:
+        leads, back = await led_by_another(stage)
+        await stage.until(lambda: back.replica(P) is not None)
+        replica = leads.replica(P)
+        assert replica is not None
+        with pytest.raises(Unavailable):
+            await replica._replica.hand_over(back.id, "a former process", is_planned=False)
+        assert leading(stage) == [leads]
+
+    play(story, knobs())
+
+
+def test_what_was_seen_before_the_metadata_store_went_away_does_not_count_when_it_is_back() -> None:
+    async def story(stage: Stage) -> None:
+        leads, _ = await led_by_another(stage)
+        at = epoch(stage)
+        await asyncio.sleep(0.5)
+        stage.cluster.metadata.stop()
+        await asyncio.sleep(20)
+        stage.cluster.metadata.start()
+        await asyncio.sleep(2.0)
+        assert (leading(stage), epoch(stage)) == ([leads], at)
+        await led_by_preferred(stage)
+
+    play(story, knobs(lead_back_s=3.0))
+
+
+# ── accidents ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def struck_at(
+    patch: pytest.MonkeyPatch, step: int, method: str, strike: Callable[[Stage, Node], None], *, of_leader: bool
+) -> bool:
+    """Strike a party of a hand-over at the `step`-th wait of `method`. False if that has fewer steps."""
+    struck: list[Node] = []
+
+    async def story(stage: Stage) -> None:
+        leads, back = await led_by_another(stage)
+        original = getattr(Replica, method)
+
+        async def stepped(self: Any, *args: Any, **more: Any) -> Any:
+            def accident(count: int) -> None:
+                if count == step and not struck and self.server == (leads if of_leader else back).id:
+                    struck.append(leads if of_leader else back)
+                    strike(stage, struck[0])
+
+            return await Stepped(original(self, *args, **more), accident)
+
+        patch.setattr(Replica, method, stepped)
+        third = next(node for node in stage.cluster.nodes if node not in (leads, back))
+        try:
+            await stage.until(lambda: bool(struck) or P in back.leads)
+        finally:
+            patch.undo()
+        began = stage.world.loop.time()
+        await stage.put_until_done(third)
+        if struck and not of_leader:
+            assert stage.world.loop.time() - began < TAKE_S + 6.0, "somebody leads again, soon"
+        if struck and struck[0].is_paused:
+            struck[0].resume()
+            await stage.get(struck[0])
+            await stage.put(struck[0])
+        await stage.get(third)
+
+    play(story, handing_back(), seed=step)
+    return bool(struck)
+
+
+def kill(stage: Stage, node: Node) -> None:
+    node.crash()
+
+
+def sleep_long(stage: Stage, node: Node) -> None:
+    node.pause()
+
+
+def lose_session(stage: Stage, node: Node) -> None:
+    stage.unseat(node)
+
+
+@pytest.mark.parametrize("strike", [kill, sleep_long, lose_session])
+@pytest.mark.parametrize(
+    ("method", "of_leader", "least"), [("hand_over", True, 6), ("_prepare", False, 2), ("_open", False, 6)]
+)
+def test_either_party_may_fail_at_every_step_of_a_hand_over(
+    patch: pytest.MonkeyPatch, method: str, of_leader: bool, least: int, strike: Callable[[Stage, Node], None]
+) -> None:
+    steps = 1
+    while struck_at(patch, steps, method, strike, of_leader=of_leader):
+        steps += 1
+        assert steps < STEPS_MAX, "a hand-over without end"
+    assert steps > least, f"{method} of {steps} steps"
+
+
+def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytest.MonkeyPatch) -> None:
+    async def refuse(self: Any, offer: Any) -> bytes:
+        await asyncio.sleep(3600)
+        return b"1"
+
+    async def story(stage: Stage) -> None:
+        leads, _ = await led_by_another(stage)
+        before = epoch(stage)
+        patch.setattr(Replica, "_take", refuse)
+        third = next(node for node in stage.cluster.nodes if node.id not in (leads.id, preferred(stage).id))
+        writing = stage.spawn(write(stage, third, 4 * BACK_S))
+        gap = await unserved_until(stage, lambda: P in leads.leads and epoch(stage) > before)
+        patch.undo()
+        assert stage.leader is leads
+        await writing
+        assert gap < TAKE_S + 0.5
+
+    play(story, handing_back())
+
+
+# ── sessions lost, leads kept ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("away", ["stopped", "frozen"])
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_no_leader_changes_though_the_metadata_store_was_away_and_the_leader_finds_it_last(
+    away: str, seed: int
+) -> None:
+    async def story(stage: Stage) -> None:
+        leader = await led_by_preferred(stage)
+        at = epoch(stage)
+        metadata = stage.cluster.metadata
+        metadata.stop() if away == "stopped" else metadata.freeze()
+        await asyncio.sleep(30)
+        assert (await stage.put(leader)).status is Status.OK
+        metadata.cut(leader.name)
+        metadata.start() if away == "stopped" else metadata.thaw()
+        # The others have their sessions again, and see the leader's end: by SIGCONT at once, else after its whole time.
+        await asyncio.sleep((stage.cluster.knobs.session_s if away == "stopped" else 0) + 0.7 * INCUMBENT_GRACE_S)
+        metadata.mend(leader.name)
+        await asyncio.sleep(10)
+        assert (leading(stage), epoch(stage)) == ([leader], at)
+
+    play(story, knobs(), seed)
+
+
+def test_a_leader_that_nobody_asks_learns_that_another_has_taken_its_place() -> None:
+    async def story(stage: Stage) -> None:
+        old = await led_by_preferred(stage)
+        stage.cluster.metadata.cut(old.name)
+        stage.unseat(old)
+        new = await stage.until_led_by_another(old)
+        assert leading(stage) == sorted([old, new], key=lambda node: node.name), "until it hears of it"
+        stage.cluster.metadata.mend(old.name)
+        await asyncio.sleep(4)
+        assert leading(stage) == [new]
+
+    play(story, knobs())
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_a_leader_that_is_busy_when_its_session_ends_keeps_the_lead(seed: int) -> None:
+    """It answers nobody for longer than a rank's delay."""
+
+    async def story(stage: Stage) -> None:
+        leader = await led_by_preferred(stage)
+        at = epoch(stage)
+        leader.pause()
+        stage.unseat(leader)
+        await asyncio.sleep(0.6)
+        leader.resume()
+        await asyncio.sleep(5)
+        assert (leading(stage), epoch(stage)) == ([leader], at)
+
+    play(story, knobs(), seed)
