@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kvstore.env import Env
@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 
 REREAD_S = 10.0
 RETRY_S = 0.2
+SPREAD_S = 0.002
+"""For each server of the cluster: when the ring changes they do not all read it in the same moment."""
 
 
 class Membership:
@@ -120,8 +122,9 @@ class Membership:
     def learn_ring(self, ring: Ring) -> None:
         """This server has written a later ring, or was given one."""
         if self._topology is not None and ring.version > self._topology.ring.version:
+            for partition in sorted(set(ring.partitions) - set(self._topology.ring.partitions)):
+                self._want(paths.partition_leader(partition))
             self._replace(replace(self._topology, ring=ring))
-            self._want(paths.RING)
 
     def suspect_ring(self) -> None:
         """Somebody has seen a later ring: read again."""
@@ -139,60 +142,87 @@ class Membership:
 
     def _watch(self, path: str) -> None:
         if path not in self._watches:
-            self._watches[path] = self._store.watch(path, lambda: self._want(path))
+            changed = self._want_soon if path == paths.RING else self._want
+            self._watches[path] = self._store.watch(path, lambda: changed(path))
 
     def _want(self, path: str) -> None:
         self._wanted.add(path)
         self._hint.set()
 
+    def _want_soon(self, path: str) -> None:
+        """Read it again after a moment of this server's own. Whoever was told MOVED does not wait for that."""
+        servers = len(self._topology.servers) if self._topology is not None else 0
+        delay_s = self._env.random.random() * SPREAD_S * servers
+        asyncio.get_running_loop().call_later(delay_s, self._want, path)
+
     async def _keep_fresh(self) -> None:
+        everything = True
         while True:
             wanted, self._wanted = sorted(self._wanted), set()
             self._hint.clear()
             try:
-                await self._read_all() if self._is_everything(wanted) else await self._read_leaders(wanted)
-                self._failed = False
+                if everything or self._topology is None:
+                    await self._read_all()
+                else:
+                    await self._read_some(set(wanted))
+                self._failed = everything = False
             except (MetadataError, Corrupted) as error:
                 if not self._failed:
                     log.warning("cannot read the cluster's state, going on with what is known: %s", error)
                 self._failed = True
-                self._wanted.update(wanted or [paths.RING])
+                self._wanted.update(wanted)
                 await asyncio.sleep(RETRY_S)
                 continue
             try:
-                async with asyncio.timeout(REREAD_S):
+                async with asyncio.timeout(REREAD_S * (1 + self._env.random.random() / 4)):
                     await self._hint.wait()
             except TimeoutError:
-                self._wanted.add(paths.RING)
-
-    def _is_everything(self, wanted: list[str]) -> bool:
-        return self._topology is None or paths.RING in wanted or paths.SERVERS in wanted
+                everything = True
 
     async def _read_all(self) -> None:
         try:
-            data, _ = await self._store.get(paths.RING)
+            ring = await self._read_ring()
         except NoSuchNode:
             if self._topology is None:
                 return  # a cluster that is only being made
             raise
-        ring = codec.decode(data)
-        if self._topology is not None and ring.version < self._topology.ring.version:
-            ring = self._topology.ring  # a metadata server that lags behind
         servers = await self._read_servers()
         leaders = {}
         for partition in sorted(ring.partitions):
             found = await self._read_leader(partition)
             if found is not None:
                 leaders[partition] = found
-        self._replace(ClusterTopology(ring, leaders, servers))
+        self._replace(ClusterTopology(self._newer(ring), leaders, servers))
 
-    async def _read_leaders(self, wanted: list[str]) -> None:
-        changed = self.topology
-        for partition in sorted(changed.ring.partitions):
+    async def _read_some(self, wanted: set[str]) -> None:
+        """Read what may have changed, and who leads the partitions that are new."""
+        if paths.RING in wanted:
+            known = self.topology.ring
+            ring = await self._read_ring()
+            wanted |= {paths.partition_leader(each) for each in set(ring.partitions) - set(known.partitions)}
+            self._replace(replace(self.topology, ring=self._newer(ring)))
+            self._unwatch(set(known.partitions) - set(self.topology.ring.partitions))
+        if paths.SERVERS in wanted:
+            self._replace(replace(self.topology, servers=await self._read_servers()))
+        for partition in sorted(self.topology.ring.partitions):
             if paths.partition_leader(partition) in wanted:
                 leader = await self._read_leader(partition)
-                changed = replace(self.topology.with_leader(partition, leader))
-                self._replace(changed)
+                self._replace(self.topology.with_leader(partition, leader))
+
+    async def _read_ring(self) -> Ring:
+        data, _ = await self._store.get(paths.RING)
+        return codec.decode(data)
+
+    def _newer(self, ring: Ring) -> Ring:
+        """The ring read, unless it comes from a metadata server that lags behind."""
+        known = self._topology
+        return ring if known is None or ring.version >= known.ring.version else known.ring
+
+    def _unwatch(self, gone: Iterable[PartitionId]) -> None:
+        for partition in sorted(gone):
+            watch = self._watches.pop(paths.partition_leader(partition), None)
+            if watch is not None:
+                watch.close()
 
     async def _read_leader(self, partition: PartitionId) -> tuple[ServerId, int] | None:
         path = paths.partition_leader(partition)
