@@ -28,7 +28,6 @@ NAMES: dict[str, tuple[str, str]] = {
     "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper."),
     "process_draining": ("process_draining", "1 once the node hands over what it leads."),
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
-    "process_uptime_s": ("process_uptime_seconds", "Since the node began to serve."),
     # The bookie.
     "bookie_adds": ("bookie_adds_total", "Entries stored."),
     "bookie_add_bytes": ("bookie_add_bytes_total", "Bytes of the entries stored."),
@@ -86,11 +85,16 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_peer_operations_in_flight": ("server_peer_operations_in_flight", "Forwarded operations without an answer."),
     "server_peer_sessions": ("server_peer_sessions", "Links from other servers."),
     "server_peer_operations_total": ("server_peer_operations_total", "Operations that other servers sent on to here."),
+    "server_astray": ("server_astray", "Operations of other servers that look for the new owner of their key now."),
+    "server_astray_total": ("server_astray_total", "Operations that came to a server which did not own their key."),
+    "server_steward_changes_total": ("server_steward_changes_total", "Replicas and moves that this node has directed."),
+    "server_servers_missing": ("server_servers_missing", "Servers that hold replicas and are not up."),
     # One partition's replica; `leading` only where it leads.
     "partition_is_leader": ("partition_is_leader", "1 where this node leads the partition and answers for it."),
     "partition_has_failed": ("partition_has_failed", "1 if the replica has stopped; /, role and failure, says why."),
     "partition_seq": ("partition_seq", "Sequence of the last mutation applied here."),
     "partition_durable_seq": ("partition_durable_seq", "Sequence up to which the state is on this disk."),
+    "partition_owns": ("partition_owns", "Ranges of tokens that the partition owns as far as it has applied."),
     "partition_epoch": ("partition_epoch", "Epoch of the last entry applied; it rises with every change of leader."),
     "partition_keys": ("partition_keys", "Keys that are there."),
     "partition_elections": ("partition_elections_total", "Times that this replica stood for leader."),
@@ -109,6 +113,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_leading_queued_bytes": ("partition_leading_queued_bytes", "Their size."),
     "partition_leading_in_flight": ("partition_leading_in_flight", "Log entries sent and not acknowledged; at most 4."),
     "partition_leading_reads_waiting": ("partition_leading_reads_waiting", "Reads that wait for an acknowledgement."),
+    "partition_leading_frozen": ("partition_leading_frozen", "Writes that wait since their range is being moved."),
     "partition_leading_lease_left_s": ("partition_leading_lease_left_seconds", "How long reads may be answered alone."),
     "partition_leading_retry_clients": ("partition_leading_retry_clients", "Clients whose results are remembered."),
     "partition_leading_retry_bytes": ("partition_leading_retry_bytes", "What remembering them takes; at most 64 MiB."),
@@ -154,7 +159,7 @@ def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
 
 def published_name(inner: str) -> tuple[str, str]:
     """The name, without prefix, and the sentence under which a number is published."""
-    return NAMES.get(inner, (inner, f"See docs/operations.md: {inner.replace('_', ' ')}."))
+    return NAMES.get(inner, (inner, f"See docs/metrics.md: {inner.replace('_', ' ')}."))
 
 
 def _with_flags(table: Statistics) -> Statistics:

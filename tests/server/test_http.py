@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -122,6 +123,12 @@ def test_counters_and_units_are_named_as_prometheus_wants() -> None:
     assert all(not name.endswith(("_s", "_ms")) for name, _ in NAMES.values())
     assert all(text.endswith(".") for _, text in NAMES.values())
     assert len({name for name, _ in NAMES.values()}) == len(NAMES)
+
+
+def test_every_metric_stands_in_the_docs_as_it_is_published() -> None:
+    docs = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    rows = [f"| `kvstore_{name}` | {text} |" for name, text in NAMES.values()]
+    assert [row for row in docs.splitlines() if row.startswith("| `")] == rows
 
 
 def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
