@@ -10,6 +10,7 @@ from typing import Any
 
 from kvstore.errors import Corrupted
 from kvstore.partition import entry as entries
+from kvstore.partition import move_records
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
 from kvstore.wal.ledger_list import LedgerList
 
@@ -236,6 +237,7 @@ class Sequences:
         """The log's next entry."""
         try:
             entry = entries.decode(payload)
+            raised_to = _raised_to(entry)
         except Corrupted as error:
             self._report.error(subject, str(error), entry=number)
             return
@@ -246,7 +248,16 @@ class Sequences:
             self._report.error(subject, message, entry=number)
         if entry.epoch < self._epoch:
             self._report.error(subject, f"has epoch {entry.epoch} after epoch {self._epoch}", entry=number)
-        self._next, self._epoch = entry.last_seq + 1, entry.epoch
+        self._next, self._epoch = max(entry.last_seq, raised_to) + 1, entry.epoch
+
+
+def _raised_to(entry: entries.Entry) -> int:
+    """The sequence behind which the log goes on, if the entry says one: who gets a range goes on behind its source.
+    Raises Corrupted."""
+    if entry.kinds != bytes((entries.Kind.OWN,)):
+        return 0
+    record = move_records.decode(entries.Kind.OWN, entry.control)
+    return record.seq if isinstance(record, move_records.Own) else 0
 
 
 def orphans(

@@ -1,6 +1,7 @@
 """What a check of the whole cluster must notice."""
 
 from kvstore.partition.entry import Entry, Kind, control
+from kvstore.partition.move_records import Own, encode
 from kvstore.server.findings import (
     START_BOOKIES,
     TOO_FEW_COPIES,
@@ -14,7 +15,7 @@ from kvstore.server.findings import (
     check_quorum,
     orphans,
 )
-from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
 from kvstore.wal.ledger_list import LedgerList
 
 P = PartitionId("p1")
@@ -133,6 +134,17 @@ def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
     log.begin(5, exact=True)
     log.add("ledger", EntryId(3), puts(5, 2, epoch=2))
     assert report.findings == []
+
+
+def test_sequences_jump_only_where_a_range_is_owned_behind_its_source() -> None:
+    own = encode(Own(7, Position(LedgerId(1), EntryId(4)), Position(LedgerId(1), EntryId(6)), seq=900, time_ms=5))
+    for said, after, errors in ((own, 901, 0), (own, 902, 1), (own, 3, 1), (b"garbage", 901, 2)):
+        report = Report()
+        log = Sequences(report, P)
+        log.add("ledger", EntryId(0), puts(1, 2))
+        log.add("ledger", EntryId(1), control(P, 1, 3, 1, Kind.OWN, said).encode())
+        log.add("ledger", EntryId(2), puts(after, 1))
+        assert report.errors == errors, (said, after)
 
 
 def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
