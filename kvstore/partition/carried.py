@@ -308,6 +308,7 @@ class Carried:
             await leader.append_record(own)
             log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
         elif verdict.differs:
+            self._m.reached("differs", self.move)
             await self._start_over()
         else:
             found = self._import()

@@ -4,19 +4,25 @@ over."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import Context
+from itertools import islice
 from random import Random
 from typing import Any
 
+import pytest
+
 from kvstore.errors import ConditionFailed, StoreError
 from kvstore.meta.store import MetadataStore
-from kvstore.partition import commands, rows
+from kvstore.partition import commands, mover, rows
+from kvstore.partition.carried import Means
 from kvstore.partition.commands import Code, Flag, Level
-from kvstore.ring import Member, Ring, plan
+from kvstore.partition.tokens import Span, spans_of
+from kvstore.ring import Member, Ring, new_ring, plan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.rings import change_ring
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, ServerId
 from tests.sim import history
 from tests.sim.clients import Identity, Worker
 from tests.sim.cluster import Cluster
@@ -29,8 +35,8 @@ from tests.sim.run import all_serve, heal, until_broken
 from tests.sim.versions import check_versions
 from tests.sim.watching import watching
 
-KEYS = 24
-COUNTERS = 6
+SPREAD = tuple(b"k%d" % number for number in range(24))
+COUNTERS = tuple(b"c%d" % number for number in range(6))
 MOVED_S_MAX = 120.0
 SETTLE_S_MAX = 60.0
 
@@ -38,8 +44,11 @@ SETTLE_S_MAX = 60.0
 class Users:
     """Workers on a few keys; each does one thing at a time."""
 
-    def __init__(self, cluster: Cluster, random: Random, count: int, pause_s: float = 0.01) -> None:
-        self._cluster, self._random, self._pause_s = cluster, random, pause_s
+    def __init__(
+        self, cluster: Cluster, random: Random, count: int, keys: Sequence[bytes], counters: Sequence[bytes]
+    ) -> None:
+        self._cluster, self._random, self._pause_s = cluster, random, 0.01
+        self._keys, self._counters = keys, counters
         self._stopping = False
         self._numbers = 0
         self._tasks = [cluster.spawn(self._live(number), name=f"user {number}") for number in range(count)]
@@ -61,7 +70,7 @@ class Users:
 
     async def _do_something(self, worker: Worker) -> None:
         random = worker.random
-        key = b"k%d" % random.randrange(KEYS)
+        key = random.choice(self._keys)
         self._numbers += 1
         value = b"%s-%d" % (worker.name.encode(), self._numbers)
         roll = random.random()
@@ -75,14 +84,16 @@ class Users:
         elif roll < 0.85:
             await worker.do(commands.put(key, value, flags=Flag.IF_ABSENT))
         else:
-            await worker.do(commands.increment(b"c%d" % random.randrange(COUNTERS), 1))
+            await worker.do(commands.increment(random.choice(self._counters), 1))
 
 
 class World:
     """A cluster whose ring changes."""
 
-    def __init__(self, cluster: Cluster, store: MetadataStore) -> None:
-        self.cluster, self.store = cluster, store
+    def __init__(
+        self, cluster: Cluster, store: MetadataStore, keys: Sequence[bytes], counters: Sequence[bytes]
+    ) -> None:
+        self.cluster, self.store, self.keys, self.counters = cluster, store, keys, counters
 
     @property
     def ring(self) -> Ring:
@@ -102,6 +113,10 @@ class World:
         turned = [replicas[turn % 3 :] + replicas[: turn % 3] for turn in range(1, len(names) + 1)]
         members = [Member(PartitionId(name), turn) for name, turn in zip(names, turned, strict=True)]
         await self.change(lambda ring: plan.join(ring, members))
+
+    async def shift(self, span: Span, target: str) -> None:
+        """Plan that one range goes to `target`, in one move."""
+        await self.change(lambda ring: plan.shift_range(ring, span.first, span.last, PartitionId(target)))
 
     async def leave(self, *names: str) -> None:
         await self.change(lambda ring: plan.leave(ring, [PartitionId(name) for name in names]))
@@ -143,14 +158,14 @@ class World:
         await self._settle()
         operations = self.cluster.recorder.operations
         check_versions(history_of(each for each in map(_translated, operations) if each is not None))
-        check_counters(operations)
+        check_counters(operations, self.counters)
         self.check_places()
         self.cluster.check()
 
     async def _read_all(self) -> None:
         random = self.cluster.world.fork("last reads")
         worker = Worker(self.cluster, "last", random, Identity(random))
-        for key in [b"k%d" % number for number in range(KEYS)] + [b"c%d" % number for number in range(COUNTERS)]:
+        for key in [*self.keys, *self.counters]:
             done = await worker.do(commands.get(key))
             assert done.status is Status.OK, f"{key!r} is not answered at the end: {done}"
 
@@ -198,10 +213,9 @@ class World:
         assert following == TOKENS
 
 
-def check_counters(operations: list[Operation]) -> None:
+def check_counters(operations: list[Operation], counters: Sequence[bytes]) -> None:
     """Each increment counted once, those of unknown outcome at most once."""
-    for number in range(COUNTERS):
-        key = b"c%d" % number
+    for key in counters:
         mine = [each for each in operations if each.key == key and each.code is Code.INCREMENT]
         known = [each.result[0] for each in mine if each.status is Status.OK]
         assert len(known) == len(set(known)), f"{key!r}: an increment was answered twice or applied twice: {known}"
@@ -247,44 +261,140 @@ def _translated(operation: Operation) -> history.Operation | None:
 Story = Callable[[World, Users], Coroutine[Any, Any, None]]
 
 
-def play(seed: int, story: Story, knobs: Knobs | None = None, users: int = 6, limit_s: float = 600.0) -> None:
+def play(
+    seed: int,
+    story: Story,
+    knobs: Knobs | None = None,
+    *,
+    users: int = 6,
+    keys: Sequence[bytes] = SPREAD,
+    counters: Sequence[bytes] = COUNTERS,
+) -> None:
     """A cluster comes up, users work, the story happens, users stop, all is judged. Raises whatever is wrong."""
     with SimWorld(seed) as world:
         try:
-            world.run(_guarded(world, knobs or Knobs(), story, users), limit_s=limit_s)
+            world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters), limit_s=600.0)
         except BaseException as error:
             error.add_note(world.trace.tail(40))
             raise
 
 
-async def _guarded(world: SimWorld, knobs: Knobs, story: Story, users: int) -> None:
+async def _guarded(
+    world: SimWorld, knobs: Knobs, story: Story, users: int, keys: Sequence[bytes], counters: Sequence[bytes]
+) -> None:
     cluster = Cluster(world, knobs)
-    with watching(cluster.logbook, cluster.rules), small_journals(knobs):
-        await until_broken(cluster, _scenario(cluster, story, users))
+
+    def reached(means: Means, step: str, move: int) -> None:
+        if step == "differs":
+            cluster.broken(f"M6 move {move}: the copy is not what was frozen")
+
+    with watching(cluster.logbook, cluster.rules), small_journals(knobs), at_each_step(reached):
+        await until_broken(cluster, _scenario(cluster, story, users, keys, counters))
 
 
-async def _scenario(cluster: Cluster, story: Story, count: int) -> None:
+async def _scenario(
+    cluster: Cluster, story: Story, count: int, keys: Sequence[bytes], counters: Sequence[bytes]
+) -> None:
     await cluster.found()
     await all_serve(cluster, 30.0)
-    world = World(cluster, await cluster.metadata.connect())
-    users = Users(cluster, cluster.world.fork("users"), count)
-    await asyncio.sleep(0.5)
+    world = World(cluster, await cluster.metadata.connect(), keys, counters)
+    users = Users(cluster, cluster.world.fork("users"), count, keys, counters)
+    await asyncio.sleep(0.3)
     await story(world, users)
     heal(cluster)
     await world.read_ring()
     await all_serve(cluster, 90.0)
     await world.moved()
-    await asyncio.sleep(0.5)
+    await asyncio.sleep(0.3)
     await users.stop()
     await world.judge()
 
 
-@contextmanager
-def nothing() -> Iterator[None]:
+# ── one range ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def keys_in(span: Span, count: int, prefix: bytes) -> tuple[bytes, ...]:
+    """The first keys with this prefix whose tokens are in the range."""
+    found = (key for number in range(1_000_000) if span.holds(token_of(key := b"%b%d" % (prefix, number))))
+    return tuple(islice(found, count))
+
+
+def first_range(owner: str, partitions: int, nodes: int = 3) -> Span:
+    """A range that `owner` has in a new ring, as large as one move may be."""
+    ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
+    ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes))
+    first, last = max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first)
+    return Span(first, min(last, first + plan.MOVE_TOKENS_MAX - 1))
+
+
+@asynccontextmanager
+async def same_again(world: World) -> AsyncIterator[None]:
+    """A client increments a counter before what is done here, and after it sends the very same request once more, as if
+    the answer had been lost: it must get the same answer."""
+    random = world.cluster.world.fork(f"again/{asyncio.get_running_loop().time()}")
+    worker = Worker(world.cluster, f"again{world.ring.version}", random, Identity(random))
+    while not worker.identity.seen_ms:
+        await worker.do(commands.get(world.counters[0]))
+    key = world.counters[0]
+    request = worker.identity.next()
+    recorder = world.cluster.recorder
+    asked = recorder.begin(worker.name, commands.increment(key, 1, request), world.ring.partition_of(key), 0.0, request)
+    status, first = await worker._attempts(asked)
+    assert status is Status.OK, f"{asked}"
+    recorder.end(asked, status, first, asyncio.get_running_loop().time())
     yield
+    asked.partition = world.ring.partition_of(key)
+    _, second = await worker._attempts(asked)
+    assert tuple(second) == tuple(first), f"a retry of {asked} got {second} after {first}"
 
 
-def token_share(ring: Ring, partition: str) -> float:
-    """How much of the keys used here a partition owns."""
-    keys = [b"k%d" % number for number in range(KEYS)]
-    return sum(ring.owner_of(token_of(key)) == partition for key in keys) / KEYS
+# ── accidents ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Reached = Callable[[Means, str, int], None]
+
+
+@contextmanager
+def at_each_step(reached: Reached) -> Iterator[None]:
+    """Call `reached(means, step, move)` wherever a mover is, in all nodes that start meanwhile."""
+    original = mover.Mover.__init__
+
+    def init(self: Any, means: Any) -> None:
+        original(self, means)
+        before = means.reached
+
+        def tell(step: str, move: int) -> None:
+            before(step, move)
+            reached(means, step, move)
+
+        means.reached = tell
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mover.Mover, "__init__", init)
+        yield
+
+
+class Accident:
+    """Strikes once, when a mover reaches a step for the `nth` time."""
+
+    def __init__(self, step: str, nth: int = 1) -> None:
+        self.step, self._left = step, nth
+        self.has_struck = False
+        self.seen: list[str] = []
+        self.strike: Callable[[], None] = lambda: None
+
+    def reached(self, means: Means, step: str, move: int) -> None:
+        self.seen.append(step)
+        if step == self.step and not self.has_struck:
+            self._left -= 1
+            if not self._left:
+                self.has_struck = True
+                asyncio.get_running_loop().call_soon(self.strike, context=Context())
+
+
+def crash(world: World, partitions: Sequence[str], back_s: float = 0.4) -> None:
+    """kill -9 of the nodes that lead these partitions; each is started again a little later."""
+    nodes = {node.name: node for name in partitions if (node := world.leader_of(PartitionId(name))) is not None}
+    for _, node in sorted(nodes.items()):
+        node.crash()
+        loop = world.cluster.world.loop
+        loop.call_later(back_s, node.start, context=Context())

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
-from tests.sim.moves import Users, World, play
+from kvstore.partition.target import Step
+from kvstore.ring import Pace, steps
+from tests.sim.knobs import Knobs
+from tests.sim.moves import Accident, Users, World, at_each_step, crash, first_range, keys_in, play
 
 pytestmark = pytest.mark.sim
+
+SPAN = first_range("p1", 2)
+KEYS = (*keys_in(SPAN, 8, b"k"), b"k0", b"k1")
+COUNTERS = (*keys_in(SPAN, 3, b"c"), b"c0")
+SPAN_OF_3 = first_range("p1", 3)
+TWO = Knobs(partitions=2)
+
+ON_THE_WAY = [
+    f"{when} {step}"
+    for step in (Step.BEGIN, Step.COPY, Step.FOLLOW, Step.ASK, Step.FLIP)
+    for when in ("before", "after")
+]
+ON_THE_WAY += ["after freeze", "after release", "before drop", "after drop"]
 
 
 async def join_one(world: World, users: Users) -> None:
@@ -14,6 +32,100 @@ async def join_one(world: World, users: Users) -> None:
     await world.moved()
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_partition_joins_under_load(seed: int) -> None:
     play(seed, join_one)
+
+
+@pytest.mark.parametrize("parties", [("p1",), ("p2",), ("p1", "p2")], ids=("source", "target", "both"))
+@pytest.mark.parametrize("step", ON_THE_WAY)
+def test_a_move_survives_a_crash(step: str, parties: tuple[str, ...]) -> None:
+    accident = Accident(step)
+
+    async def move_one(world: World, users: Users) -> None:
+        accident.strike = lambda: crash(world, parties)
+        await world.shift(SPAN, "p2")
+        await world.moved()
+        assert accident.has_struck, f"never {step}: {accident.seen}"
+
+    with at_each_step(accident.reached):
+        play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+
+
+async def chain(world: World, users: Users) -> None:
+    """A range goes from p1 to p2, on to p3, and back, each time as soon as it may."""
+    for target in ("p2", "p3", "p1"):
+        await world.shift(SPAN, target)
+        await world.moved()
+
+
+def test_a_range_goes_on_and_comes_back() -> None:
+    play(3, chain, Knobs(partitions=3), keys=keys_in(SPAN_OF_3, 8, b"k"), counters=keys_in(SPAN_OF_3, 3, b"c"))
+
+
+def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
+    """T1 to T10 of the document that asked for this: B joins and takes keys of A; C joins and takes keys of B before B
+    has them all. No key is left behind, answered by two, or by nobody."""
+
+    async def joins(world: World, users: Users) -> None:
+        await world.change(lambda ring: steps.set_pace(ring, Pace(parallel=1)))
+        await world.join("p2")
+        await asyncio.sleep(0.3)
+        assert world.ring.moves, "B is still joining"
+        await world.join("p3")
+        await asyncio.sleep(0.3)
+        await world.join("p4")
+        await world.moved()
+        assert {str(owner) for owner in world.ring.tokens.values()} == {"p1", "p2", "p3", "p4"}
+
+    play(4, joins)
+
+
+@pytest.mark.parametrize(
+    "step", [each for each in ON_THE_WAY if each.endswith(("begin", "copy", "follow", "freeze", "ask", "release"))]
+)
+def test_a_move_cancelled_on_the_way_leaves_nothing_or_ends(step: str) -> None:
+    """The range is the source's as before, and nothing of the copy is left; or, once released, the target's."""
+    accident = Accident(step)
+
+    async def cancel_one(world: World, users: Users) -> None:
+        def cancel() -> None:
+            world.cluster.spawn(world.change(lambda ring: steps.cancel(ring, list(ring.moves))), name="cancel")
+
+        accident.strike = cancel
+        await world.shift(SPAN, "p2")
+        await world.moved()
+        assert accident.has_struck
+
+    with at_each_step(accident.reached):
+        play(len(step), cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+
+
+def test_a_cancelled_move_that_nobody_released_leaves_the_range_where_it_was() -> None:
+    accident = Accident("after copy")
+
+    async def cancel_one(world: World, users: Users) -> None:
+        def cancel() -> None:
+            world.cluster.spawn(world.change(lambda ring: steps.cancel(ring, list(ring.moves))), name="cancel")
+
+        accident.strike = cancel
+        await world.shift(SPAN, "p2")
+        await world.moved()
+        assert "before give up" in accident.seen
+        assert world.ring.owner_of(SPAN.first) == world.ring.owner_of(SPAN.last) == "p1"
+
+    with at_each_step(accident.reached):
+        play(6, cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+
+
+def test_a_paused_move_waits_and_goes_on() -> None:
+    async def pause(world: World, users: Users) -> None:
+        await world.change(lambda ring: steps.set_pace(ring, Pace(paused=True)))
+        await world.shift(SPAN, "p2")
+        await asyncio.sleep(3.0)
+        assert len((await world.read_ring()).moves) == 1
+        await world.change(lambda ring: steps.set_pace(ring, Pace()))
+        await world.moved()
+        assert world.ring.owner_of(SPAN.first) == "p2"
+
+    play(7, pause, TWO, users=4, keys=KEYS, counters=COUNTERS)
