@@ -1,0 +1,184 @@
+"""What is not the protocol, at every port of a real node: it answers an error or closes, never dies, never grows."""
+
+from __future__ import annotations
+
+import os
+import random
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+
+import grpc
+import psutil
+import pytest
+
+from kvstore.proto import bookkeeper as wire
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+ROUNDS = 150
+GROWTH_BYTES_MAX = 160 << 20
+"""Of the node's memory, over all of a test."""
+Bytes = Callable[[random.Random], bytes]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("fuzz")) as started:
+        yield started
+
+
+@pytest.fixture
+def unharmed(cluster: Cluster) -> Iterator[Cluster]:
+    """The same process serves afterwards, at every port, and is not much larger."""
+    pid = cluster.pid("n1")
+    before = psutil.Process(pid).memory_info().rss
+    yield cluster
+    assert cluster.is_running("n1"), cluster.last_words()
+    assert cluster.pid("n1") == pid
+    assert cluster.redis("n1").set("alive", "yes") is True
+    assert cluster.redis("n2").get("alive") == b"yes"
+    assert cluster.is_ready("n1")
+    with grpc.insecure_channel("{}:{}".format(*cluster.address("n1", "grpc"))) as channel:
+        grpc.channel_ready_future(channel).result(timeout=10)
+    grown = psutil.Process(pid).memory_info().rss - before
+    assert grown < GROWTH_BYTES_MAX, f"{grown >> 20} MiB more than before"
+
+
+def send(address: tuple[str, int], data: bytes, *, wait_s: float = 0.2) -> bytes:
+    """What the port answers before it closes or falls silent."""
+    with socket.create_connection(address, timeout=5) as connection:
+        connection.settimeout(wait_s)
+        answer = b""
+        with suppress(OSError):
+            connection.sendall(data)
+            while len(answer) < 1 << 20 and (part := connection.recv(65536)):
+                answer += part
+        return answer
+
+
+def noise(rng: random.Random) -> bytes:
+    return rng.randbytes(rng.choice((1, 7, 64, 1500, 70_000)))
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """`data` with some of its bytes changed, cut out or doubled."""
+    found = bytearray(data)
+    for _ in range(rng.randint(1, 8)):
+        at = rng.randrange(len(found) + 1)
+        match rng.randrange(4):
+            case 0:
+                found[at : at + 1] = rng.randbytes(1)
+            case 1:
+                del found[at : at + rng.randint(1, 6)]
+            case 2:
+                found[at:at] = found[: rng.randint(1, 20)]
+            case _:
+                found[at:at] = rng.choice((b"\r\n", b"$", b"*", b"-1", b"999999999", b"\0", b"\xff\xff\xff\xff"))
+    return bytes(found)
+
+
+REDIS = b"*3\r\n$3\r\nSET\r\n$3\r\nkey\r\n$5\r\nvalue\r\n*2\r\n$3\r\nGET\r\n$3\r\nkey\r\nPING\r\nHELLO 3\r\n"
+HTTP2 = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+HTTP = b"GET / HTTP/1.1\r\nHost: x\r\nAccept: text/html\r\n\r\n"
+
+
+def bookie_frames(rng: random.Random) -> bytes:
+    """Frames of the bookie's protocol: lengths that lie, requests that are none, requests with wrong bytes in them."""
+    request = wire.encode_read(rng.getrandbits(31), rng.getrandbits(31), rng.getrandbits(31))
+    whole = b"".join(request) if isinstance(request, list | tuple) else bytes(request)
+    lie = struct.pack(">I", rng.choice((0, 1, 0x7FFFFFFF, 0xFFFFFFFF, 5 << 20, len(whole))))
+    body = rng.randbytes(rng.randint(0, 300))
+    return rng.choice((whole + mutated(rng, whole), lie + body, struct.pack(">I", len(body)) + body + whole))
+
+
+KINDS: dict[str, tuple[str, Bytes]] = {
+    "noise at the Redis port": ("resp", noise),
+    "broken commands": ("resp", lambda rng: mutated(rng, REDIS)),
+    "noise at the gRPC port": ("grpc", noise),
+    "broken HTTP/2": ("grpc", lambda rng: HTTP2 + mutated(rng, rng.randbytes(200))),
+    "noise at the HTTP port": ("http", noise),
+    "broken HTTP": ("http", lambda rng: mutated(rng, HTTP)),
+    "noise at the bookie's port": ("bookie", noise),
+    "broken frames for the bookie": ("bookie", bookie_frames),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_not_the_protocol_harms_nobody(unharmed: Cluster, kind: str) -> None:
+    door, make = KINDS[kind]
+    rng = random.Random(kind)
+    address = unharmed.address("n1", door)
+    for _ in range(ROUNDS):
+        send(address, make(rng), wait_s=0.02)
+
+
+def test_what_redis_commands_may_not_be_gets_an_error_and_the_connection_lives(unharmed: Cluster) -> None:
+    def command(*words: bytes) -> bytes:
+        return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
+
+    with socket.create_connection(unharmed.address("n1", "resp"), timeout=10) as connection:
+        for words in (
+            (b"NOSUCH", b"x"),
+            (b"GET",),
+            (b"SET", b"k" * 5000, b"v"),
+            (b"SET", b"k", b"v" * (2 << 20)),
+            (b"SET", b"", b"v"),
+            (b"INCRBY", b"k", b"1e400"),
+            (b"SET", b"k", b"v", b"EX", b"-1"),
+            (b"X" * (1 << 20),),
+        ):
+            connection.sendall(command(*words))
+            answer = connection.recv(65536)
+            assert answer.startswith(b"-"), (words[0][:20], answer[:100])
+            assert len(answer) < 1000, "an error does not repeat what was sent"
+        connection.sendall(b"PING\r\n")
+        assert connection.recv(100) == b"+PONG\r\n"
+
+
+@pytest.mark.parametrize(
+    "frame", [b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$900000000\r\n", b"*2000000000\r\n", b"*1\r\n$-7\r\n", b"x" * 200_000]
+)
+def test_a_redis_frame_that_promises_too_much_ends_its_connection(unharmed: Cluster, frame: bytes) -> None:
+    assert send(unharmed.address("n1", "resp"), frame, wait_s=2).startswith(b"-ERR")
+
+
+def test_many_clients_that_each_send_half_of_something_large_do_not_fill_the_memory(unharmed: Cluster) -> None:
+    with ExitStack() as open_:
+        for _ in range(60):
+            connection = socket.create_connection(unharmed.address("n1", "resp"), timeout=5)
+            open_.callback(connection.close)
+            with suppress(OSError):
+                connection.sendall(b"*3\r\n$3\r\nSET\r\n$1\r\nk\r\n$1048576\r\n" + b"v" * 1_000_000)
+        assert unharmed.redis("n1").set("meanwhile", "served") is True
+
+
+def test_grpc_refuses_what_is_no_message_or_too_large_or_no_method(unharmed: Cluster) -> None:
+    def call(method: str, payload: bytes) -> grpc.StatusCode:
+        stub = channel.unary_unary(
+            method, request_serializer=lambda data: data, response_deserializer=lambda data: data
+        )
+        with pytest.raises(grpc.RpcError) as refused:
+            stub(payload, timeout=10)
+        return refused.value.code()
+
+    options = [("grpc.max_send_message_length", 64 << 20)]
+    with grpc.insecure_channel("{}:{}".format(*unharmed.address("n1", "grpc")), options=options) as channel:
+        assert call("/kvstore.v1.KV/Nothing", b"") is grpc.StatusCode.UNIMPLEMENTED
+        assert call("/kvstore.v1.KV/Put", os.urandom(6 << 20)) is grpc.StatusCode.RESOURCE_EXHAUSTED
+        oversize_key = b"\x0a\x88\x27" + b"k" * 5000
+        assert call("/kvstore.v1.KV/Put", oversize_key) is grpc.StatusCode.INVALID_ARGUMENT
+        rng = random.Random(1)
+        for _ in range(100):
+            malformed = call("/kvstore.v1.KV/Get", b"\xff" + rng.randbytes(rng.randint(1, 200)))
+            assert malformed in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+
+
+def test_http_reads_no_body_and_no_endless_header(unharmed: Cluster) -> None:
+    address = unharmed.address("n1", "http")
+    large = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000000\r\n\r\n" + b"x" * (1 << 20)
+    assert send(address, large, wait_s=1).startswith(b"HTTP/1.1 4")
+    endless = b"GET / HTTP/1.1\r\n" + b"".join(b"X-%d: %s\r\n" % (each, b"y" * 1000) for each in range(2000))
+    assert not send(address, endless, wait_s=1).startswith(b"HTTP/1.1 200")

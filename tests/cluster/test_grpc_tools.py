@@ -1,0 +1,86 @@
+"""Tools that know nothing of our protocol, as grpcurl and load balancers do: reflection, health, requests built from
+fetched descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import grpc
+import pytest
+from google.protobuf.descriptor_pool import DescriptorPool
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.message_factory import GetMessageClass
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
+
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+
+
+class Tool:
+    """Calls methods by name with JSON, knowing only what the server says of itself."""
+
+    def __init__(self, address: str) -> None:
+        self.channel = grpc.insecure_channel(address)
+        self.database = ProtoReflectionDescriptorDatabase(self.channel)
+        self.pool = DescriptorPool(self.database)
+
+    def call(self, service: str, method: str, request: dict[str, Any]) -> dict[str, Any]:
+        found = self.pool.FindServiceByName(service).methods_by_name[method]
+        wanted, answered = GetMessageClass(found.input_type), GetMessageClass(found.output_type)
+        stub = self.channel.unary_unary(
+            f"/{service}/{method}",
+            request_serializer=wanted.SerializeToString,
+            response_deserializer=answered.FromString,
+        )
+        document: dict[str, Any] = MessageToDict(stub(ParseDict(request, wanted()), timeout=10))
+        return document
+
+
+@pytest.fixture(scope="module")
+def tool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tool]:
+    with running_cluster(tmp_path_factory.mktemp("tools")) as cluster:
+        found = Tool(address_of(cluster, "n1"))
+        yield found
+        found.channel.close()
+
+
+def address_of(cluster: Cluster, node: str) -> str:
+    host, port = cluster.address(node, "grpc")
+    return f"{host}:{port}"
+
+
+def test_the_services_are_listed(tool: Tool) -> None:
+    assert {"kvstore.v1.KV", "kvstore.v1.Admin", "grpc.health.v1.Health"} <= set(tool.database.get_services())
+
+
+def test_every_method_of_every_service_is_described_with_its_messages(tool: Tool) -> None:
+    for service in ("kvstore.v1.KV", "kvstore.v1.Admin"):
+        methods = tool.pool.FindServiceByName(service).methods
+        assert methods
+        for method in methods:
+            assert GetMessageClass(method.input_type)().ByteSize() == 0
+            assert GetMessageClass(method.output_type)().ByteSize() == 0
+
+
+def test_put_and_get_are_called_by_what_reflection_says(tool: Tool) -> None:
+    key, value = "aGVsbG8=", "d29ybGQ="  # bytes are base64 in JSON
+    tool.call("kvstore.v1.KV", "Put", {"key": key, "value": value})
+    answer = tool.call("kvstore.v1.KV", "Get", {"key": key})
+    assert value in str(answer), answer
+
+
+def test_admin_answers_by_what_reflection_says(tool: Tool) -> None:
+    assert tool.call("kvstore.v1.Admin", "Status", {})["server"] == "n1"
+
+
+@pytest.mark.parametrize("service", ["", "kvstore.v1.KV", "kvstore.v1.Admin"])
+def test_health_is_asked_as_load_balancers_do(tool: Tool, service: str) -> None:
+    stub = health_pb2_grpc.HealthStub(tool.channel)
+    answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    with pytest.raises(grpc.RpcError) as refused:
+        stub.Check(health_pb2.HealthCheckRequest(service="nothing"), timeout=5)
+    assert refused.value.code() is grpc.StatusCode.NOT_FOUND
