@@ -63,6 +63,7 @@ def _is_expired(result: Any) -> bool:
 
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session")
+RARELY = {"chaos_s": 20.0, "pace_s": 8.0, "load.pause_s": 0.2}
 ROADS: dict[str, Road] = {
     "a takeover begins": Road(LogTakeover, "_attempt"),
     "a lease is waited out": Road(LogTakeover, "_wait_out"),
@@ -79,7 +80,6 @@ ROADS: dict[str, Road] = {
     "a recovery replaces a bookie": Road(
         opener._Run, "_replace", faults=("kill_leader", "isolate", "cut_a_link"), hints={"nodes": 5}
     ),
-    "a takeover begins again": Road(LogTakeover, "_discard", faults=ZOMBIES),
     "a snapshot is installed": Road(
         Import, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
     ),
@@ -87,7 +87,7 @@ ROADS: dict[str, Road] = {
     "an orphan is swept": Road(Trimmer, "_sweep", _is_true, ZOMBIES, {"log.orphan_age_s": 3.0, "log.roll_entries": 8}),
     "a bookie is full": Road(BookieStorage, "_refuse_for_now", faults=("full_disk",), hints={"segment_bytes": 8192}),
     "a bookie doubts a ledger": Road(BookieStorage, "set_limbo", faults=("flip_bits", "kill")),
-    "the lead is handed back": Road(Replica, "yield_lead", faults=("kill_leader",), hints={"chaos_s": 6.0}),
+    "the lead is handed back": Road(Replica, "yield_lead", faults=("kill_leader",), hints=RARELY),
     "a replica answers by itself": Road(Partition, "_answer_here", faults=("cut_a_link",), hints={"load.readers": 2}),
 }
 declare(*(f"road: {name}" for name in ROADS))

@@ -99,6 +99,8 @@ class MetadataRules:
                 f"L2 a fragment with confirmed entries (up to {last}) never changes while the ledger is open",
                 step,
             )
+            early = [each for each in after.fragments[len(kept) :] if each.first <= last]
+            self._expect(not early, f"L4 a new ensemble begins after the last confirmed entry ({last})", step)
 
     # ── a partition's list ────────────────────────────────────────────────────────────────────────────────────────────
 

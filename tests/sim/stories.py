@@ -4,8 +4,16 @@ them; scenarios.py has the stage."""
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
+import pytest
+
+from kvstore.types import BookieId, EntryId
+from kvstore.wal import opener
+from kvstore.wal.recovery import Unknown
+from tests.sim.loop import current_node
 from tests.sim.nodes import Node
 from tests.sim.operations import Status
 from tests.sim.scenarios import Stage
@@ -38,8 +46,8 @@ async def acks_under_way(stage: Stage) -> None:
 
 
 async def wiped_bookie_answers(stage: Stage) -> None:
-    """A write is on the leader's bookie and on one other, whose disk is then lost. With the leader asleep, nobody may
-    say that the write was never there."""
+    """A write is on the leader's bookie and on one other, whose disk is then lost. With the leader asleep and out of
+    the third one's reach, nobody may say that the write was never there."""
     old = stage.leader
     holder, stranger = stage.others(old)
     await stage.put_until_done(old)
@@ -50,12 +58,108 @@ async def wiped_bookie_answers(stage: Stage) -> None:
     holder.crash()
     holder.wipe()
     stage.cluster.lossy = holder
-    stage.world.network.heal()
     stage.unseat(old)
     holder.start()
     await asyncio.sleep(8.0)
     old.resume()
+    stage.world.network.heal()
     await stage.put_until_done(old)
+
+
+async def holder_that_does_not_answer(stage: Stage) -> None:
+    """A write is on the leader's bookie and on one other. With the leader asleep, that other cannot be read, and the
+    third never had it: nobody knows whether the write is there, so nobody may say that it is not."""
+    old = stage.leader
+    stranger = stage.others(old)[-1]
+    await stage.put_until_done(old)
+    stage.world.network.cut(old.name, stranger.name)
+    for _ in range(3):
+        await stage.put_until_done(old)
+    old.pause()
+    stage.unseat(old)
+    until = stage.world.loop.time() + 6.0
+
+    async def ask(run: Any, bookie: BookieId, entry: EntryId | None) -> bool:
+        if entry is None or _is_of(bookie, stranger) or stage.world.loop.time() > until:
+            return True
+        await asyncio.sleep(0.01)
+        run._tell(Unknown(bookie, entry))
+        return False
+
+    with _asking(ask):
+        await asyncio.sleep(6.0)
+        old.resume()
+        stage.world.network.heal()
+        await stage.put_until_done(old)
+
+
+async def late_add_meets_a_recovery(stage: Stage) -> None:
+    """A recovery has fenced two bookies; the third did not hear of it. The old leader's last write is on its own
+    bookie, is refused by the second, whose refusal is late, and comes to the third after the recovery has asked that
+    for the write and found nothing. Then the third must not take it any more."""
+    old = stage.leader
+    network = stage.world.network
+    await stage.put_until_done(old)
+    candidates: list[Node] = []
+    asked, stored = asyncio.Event(), asyncio.Event()
+
+    async def ask(run: Any, bookie: BookieId, entry: EntryId | None) -> bool:
+        process = current_node.get()
+        candidate = next(node for node in stage.others(old) if process and node.name == process.name)
+        if not candidates:
+            candidates.append(candidate)
+        if candidate is not candidates[0] or _is_of(bookie, candidate) or (stored.is_set() and entry is None):
+            return True
+        if entry is None and _is_of(bookie, old):
+            asked.set()
+            await stored.wait()
+            return True
+        if entry is None or _is_of(bookie, old):
+            run._tell(Unknown(bookie, entry))
+            return False
+        return True
+
+    with _asking(ask):
+        _unseat_for_good(stage, old)
+        await asked.wait()
+        (candidate,) = candidates
+        (third,) = (node for node in stage.others(old) if node is not candidate)
+        await asyncio.sleep(0.02)  # the candidate's own bookie is fenced
+        network.slow(old.name, candidate.name, 0.3)
+        network.slow(old.name, third.name, 1.2)
+        under_way = stage.spawn(stage.put(old))
+        await asyncio.sleep(0.01)
+        stored.set()
+        await asyncio.sleep(0.1)
+        network.cut_one_way(candidate.name, old.name)
+        await asyncio.sleep(4.0)
+    network.slow(old.name, candidate.name, 0.0)
+    network.slow(old.name, third.name, 0.0)
+    network.heal()
+    stage.cluster.metadata.mend(old.name)
+    await under_way
+
+
+Ask = Callable[[Any, BookieId, EntryId | None], Awaitable[bool]]
+"""What happens before a recovery asks a bookie for an entry, or for its last; whether it asks at all."""
+
+
+@contextmanager
+def _asking(before: Ask) -> Iterator[None]:
+    """Let accidents befall the questions of recoveries."""
+    original = opener._Run._ask
+
+    async def ask(self: Any, bookie: Any, entry: Any) -> None:
+        if await before(self, bookie, entry):
+            await original(self, bookie, entry)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(opener._Run, "_ask", ask)
+        yield
+
+
+def _is_of(bookie: BookieId, node: Node) -> bool:
+    return bookie.startswith(f"{node.name}-")
 
 
 def _unseat_for_good(stage: Stage, node: Node) -> None:
@@ -70,7 +174,8 @@ async def _read_here_write_there(stage: Stage, old: Node, seconds: float) -> Non
 
     async def reads(node: Node) -> None:
         while loop.time() < end:
-            await stage.get(node, timeout_s=0.1)
+            if node is old or node.leads:  # what the others sent on to the old leader would keep back all that follows
+                await stage.get(node, timeout_s=0.1)
             await asyncio.sleep(0.02)
 
     async def writes(node: Node) -> None:

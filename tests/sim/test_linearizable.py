@@ -65,6 +65,7 @@ RIGHT: dict[str, list[Operation]] = {
     "an unknown write that is seen late": [put(0, inf, A), get(5, 6, None), get(7, 8, A, 1)],
     "an unknown write before a known one": [put(0, inf, A), put(1, 2, B, 2), get(3, 4, B, 2)],
     "an unknown delete that took effect": [put(0, 1, A, 1), delete(2, inf), get(3, 4, A, 1), get(5, 6, None)],
+    "an unknown delete with a condition": [put(0, 1, A, 1), cas(2, inf, A, None), get(3, 4, A, 1), get(5, 6, None)],
     "a delete of nothing has no version": [delete(0, 1), put(2, 3, A, 1)],
     "a condition that held": [put(0, 1, A, 1), cas(2, 3, A, B, 2), get(4, 5, B, 2)],
     "a condition on nothing that held": [cas(0, 1, None, A, 1), get(2, 3, A, 1)],

@@ -168,7 +168,7 @@ class _Key:
             later = bisect_right(ceiling[0], read.ended)
             most = ceiling[1][later] if later < len(ceiling[1]) else inf
             fits = index < len(empty) and empty[index] <= most
-            if not fits and not any(o.kind is Kind.DEL and o.began <= read.ended for o in self._unknown):
+            if not fits and not any(_may_leave(o, None) and o.began <= read.ended for o in self._unknown):
                 raise Violation(f"the key held something all the time: {read}")
 
     # What conditions and counters saw
