@@ -24,7 +24,7 @@ _STATE_OF = {letter: state for state, letter in _STATES.items()}
 def encode(ring: Ring) -> bytes:
     """`{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?}], "tokens": [the first, then each
     one's distance from the one before], "owners": [index of partition], "moves": [[id, index of token, index of source,
-    index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired"}`."""
+    index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed"}`."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
     ends = list(ring.tokens)
@@ -45,6 +45,7 @@ def encode(ring: Ring) -> bytes:
             "journey": ring.journey,
             "draining": ring.draining,
             "retired": ring.retired,
+            "routed": ring.routed,
         }
     )
 
@@ -97,6 +98,7 @@ def _ring(document: dict[str, Any]) -> Ring:
         Journey(**document["journey"]),
         tuple(ServerId(server) for server in document["draining"]),
         tuple(PartitionId(partition) for partition in document["retired"]),
+        document["routed"],
     )
 
 

@@ -83,6 +83,9 @@ class Ring:
     """Servers that shall hold no replicas: theirs go elsewhere, and no new ones come. Sorted."""
     retired: tuple[PartitionId, ...] = ()
     """Ids that were in the ring and are never used again: clients may hold their session tokens. Sorted."""
+    routed: int = 0
+    """The version since which keys go where they go now: what clients and servers compare. 0 at construction: this
+    version."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 
@@ -95,6 +98,7 @@ class Ring:
         first, last = self.tokens.peekitem(0)[0], self.tokens.peekitem(-1)[0]
         if first < 0 or last >= TOKENS:
             raise ValueError(f"ring version {self.version}: want tokens from 0 to {TOKENS - 1}, got {first} to {last}")
+        object.__setattr__(self, "routed", self.routed or self.version)
         # The range that wraps is listed twice, so that a lookup is one bisection without a special case.
         object.__setattr__(self, "_bounds", [*self.tokens.keys(), TOKENS])
         object.__setattr__(self, "_owners", [*self.tokens.values(), self.tokens.peekitem(0)[1]])

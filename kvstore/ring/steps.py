@@ -33,7 +33,8 @@ def flip(ring: Ring, id: MoveId) -> Ring:
     tokens = SortedDict(ring.tokens)
     tokens[move.end] = move.target
     moves = {**ring.moves, id: replace(move, state=_FLIPPED)}
-    return replace(ring, version=ring.version + 1, tokens=tokens, moves=moves)
+    version = ring.version + 1
+    return replace(ring, version=version, routed=version, tokens=tokens, moves=moves)
 
 
 def finish(ring: Ring, id: MoveId) -> Ring:
@@ -85,7 +86,8 @@ def forget(ring: Ring, partition: PartitionId) -> Ring:
         raise ValueError(f"partition {partition} is {ring.partitions[partition].state}; want a retired one")
     partitions = {each: member for each, member in ring.partitions.items() if each != partition}
     retired = tuple(sorted({*ring.retired, partition}))
-    return replace(ring, version=ring.version + 1, partitions=partitions, retired=retired)
+    version = ring.version + 1
+    return replace(ring, version=version, routed=version, partitions=partitions, retired=retired)
 
 
 def _open(ring: Ring, id: MoveId, *states: MoveState) -> Move:

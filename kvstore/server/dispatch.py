@@ -86,7 +86,7 @@ class Dispatcher:
         self._links: Links
         self._topology: ClusterTopology = membership.topology
         self._partition_of: Callable[[bytes], PartitionId] = self._topology.ring.partition_of
-        self._ring_version = self._topology.ring.version
+        self._ring_version = self._topology.ring.routed
         self._waiting: dict[PartitionId, list[Waiting]] = {}
         self._waiting_count = self._waiting_bytes = 0
         self._refused_by: dict[PartitionId, tuple[ServerId, float]] = {}
@@ -146,6 +146,9 @@ class Dispatcher:
         """
         if partition is None:
             partition = self._partition_of(op[1])
+        elif ring_version and ring_version != self._ring_version:
+            self._fail_moved(sink, token, ring_version)
+            return
         local = self._local.get(partition)
         if (
             local is None
@@ -174,7 +177,7 @@ class Dispatcher:
         if local is None:
             self._fail_later(sink, token, self._not_leader(partition))
         elif ring_version != self._ring_version and not self._owns(partition, op):
-            self._fail_later(sink, token, Moved(self._partition_of(op[1]), self._ring_version))
+            self._fail_moved(sink, token, ring_version)
         elif local.serving and partition not in self._waiting:
             local.submit(op, sink, token)
         elif self._leads_soon(partition):
@@ -187,7 +190,7 @@ class Dispatcher:
         """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
         order, op, sink, token, deadline, _ = waiting
         now = self._now()
-        if isinstance(error, Moved) and op[0] not in _KEYLESS:
+        if isinstance(error, Moved):
             self._stray(op, sink, token, deadline)
             return
         if isinstance(error, NotLeader):
@@ -206,7 +209,16 @@ class Dispatcher:
         else:
             self._stray(op, sink, token, 0.0)
 
+    def _fail_moved(self, sink: Sink, token: int, ring_version: int) -> None:
+        """An operation that was thought out with another ring, or with one that does not hold any more."""
+        if ring_version > self._ring_version:
+            self._membership.suspect_ring()
+        self._fail_later(sink, token, Moved("", self._ring_version))
+
     def _stray(self, op: Op, sink: Sink, token: int, deadline: float) -> None:
+        if op[0] in _KEYLESS:
+            self._fail_moved(sink, token, 0)
+            return
         if self._now() - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
             self._suspected_at = self._now()
             self._membership.suspect_ring()
@@ -299,12 +311,12 @@ class Dispatcher:
     def _on_topology(self) -> None:
         before, self._topology = self._topology, self._membership.topology
         self._partition_of = self._topology.ring.partition_of
-        self._ring_version = self._topology.ring.version
+        self._ring_version = self._topology.ring.routed
         for partition in sorted(self._refused_by):
             if self._topology.leaders.get(partition) != before.leaders.get(partition):
                 self._refused_by[partition] = (self._refused_by[partition][0], 0.0)
                 self._ask_again(partition, 0.0)
-        if self._topology.ring.version != before.ring.version:
+        if self._topology.ring.routed != before.ring.routed:
             self._file_again()
             self._strays.send_again()
         if self._waiting:
@@ -344,8 +356,12 @@ class Dispatcher:
         filed, self._waiting = self._waiting, {}
         for partition in sorted(filed):
             for each in filed[partition]:
-                owner = partition if each[1][0] in _KEYLESS else self._partition_of(each[1][1])
-                insort(self._waiting.setdefault(owner, []), each, key=itemgetter(0))
+                if each[1][0] in _KEYLESS:
+                    self._waiting_count -= 1
+                    self._fail_moved(each[2], each[3], 0)
+                else:
+                    owner = self._partition_of(each[1][1])
+                    insort(self._waiting.setdefault(owner, []), each, key=itemgetter(0))
 
     def _nobody(self, partition: PartitionId) -> StoreError:
         leader = self._topology.leaders.get(partition)
@@ -354,7 +370,7 @@ class Dispatcher:
         return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")
 
     def _owns(self, partition: PartitionId, op: Op) -> bool:
-        return op[0] in _KEYLESS or self._partition_of(op[1]) == partition
+        return op[0] not in _KEYLESS and self._partition_of(op[1]) == partition
 
     def _leads_soon(self, partition: PartitionId) -> bool:
         leader = self._topology.leaders.get(partition)

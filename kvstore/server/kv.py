@@ -89,7 +89,7 @@ class KV(kv_pb2_grpc.KVServicer):
         return kv_pb2.GetResponse(
             record=record_message(record) if record is not None else None,
             progress=progress_of(self._backend, self._env.clock, partition),
-            ring_version=self._backend.topology.ring.version,
+            ring_version=self._backend.topology.ring.routed,
         )
 
     async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:
@@ -185,7 +185,7 @@ class KV(kv_pb2_grpc.KVServicer):
     def _seal(self, key: bytes) -> dict[str, Any]:
         ring = self._backend.topology.ring
         progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
-        return {"progress": progress, "ring_version": ring.version}
+        return {"progress": progress, "ring_version": ring.routed}
 
     async def _in_time(self, op: Op, ring_version: int, context: Context) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""

@@ -91,7 +91,7 @@ class PeerLinks:
         return self._env.clock.now()
 
     def ring_version(self) -> int:
-        return self.dispatcher.topology.ring.version
+        return self.dispatcher.topology.ring.routed
 
     def statistics(self) -> dict[str, int]:
         return {

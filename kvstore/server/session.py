@@ -144,7 +144,7 @@ class Session:
         """The answers that have gathered, message by message."""
         partitions, self._partitions = sorted(self._partitions), set()
         progress = [progress_of(self._backend, self._clock, partition) for partition in partitions if partition]
-        version = self._backend.topology.ring.version
+        version = self._backend.topology.ring.routed
         for answers in self._outbox.take():
             answers.ring_version = version
             answers.progress.extend(progress)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from kvstore.env import Clock
 from kvstore.proto import kv_pb2
@@ -19,6 +20,7 @@ class Topologies:
         self._number = 1
         self._message: kv_pb2.TopologyResponse | None = None
         self._changed = asyncio.Event()
+        self._seen = what_clients_see(backend.topology)
         self._unsubscribe = backend.on_topology(self._on_change)
 
     def close(self) -> None:
@@ -44,10 +46,19 @@ class Topologies:
         return self._message
 
     def _on_change(self) -> None:
+        seen = what_clients_see(self._backend.topology)
+        if seen == self._seen:
+            return  # a step of a move that routes nothing
+        self._seen = seen
         self._number += 1
         self._message = None
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+def what_clients_see(topology: Topology) -> tuple[Any, ...]:
+    """What a client's next topology depends on. Pure."""
+    return topology.ring.routed, topology.ring.partitions, topology.leaders, topology.servers
 
 
 def topology_message(topology: Topology) -> kv_pb2.TopologyResponse:
@@ -56,7 +67,7 @@ def topology_message(topology: Topology) -> kv_pb2.TopologyResponse:
     members = [ring.partitions[partition] for partition in sorted(ring.partitions)]
     place = {member.id: index for index, member in enumerate(members)}
     message = kv_pb2.TopologyResponse(
-        ring_version=ring.version,
+        ring_version=ring.routed,
         tokens=ring.tokens.keys(),
         owners=[place[owner] for owner in ring.tokens.values()],
     )

@@ -191,6 +191,16 @@ def test_a_flip_of_a_move_that_nobody_began_is_refused() -> None:
         steps.flip(ring, min(ring.moves))
 
 
+def test_only_what_routes_keys_elsewhere_makes_others_look_again() -> None:
+    ring = grown(3, 1)
+    id = min(ring.moves)
+    assert ring.routed == ring_of(3).routed
+    assert steps.begin(ring, id, 1).routed == ring.routed
+    flipped = steps.flip(steps.begin(ring, id, 1), id)
+    assert flipped.routed == flipped.version
+    assert steps.finish(flipped, id).routed == flipped.version
+
+
 def test_steps_that_are_done_already_change_nothing() -> None:
     ring = grown(3, 1)
     id = min(ring.moves)
@@ -264,13 +274,15 @@ class Changes(RuleBasedStateMachine):
             for id, move in self.ring.moves.items()
             if move.state is MoveState.FLIPPED and self.before.moves[id].state is not MoveState.FLIPPED
         }
-        assert differences(self.before, self.ring) == sum(move.size for move in flipped.values())
+        moved = differences(self.before, self.ring)
+        assert moved == sum(move.size for move in flipped.values())
+        assert self.ring.routed > self.before.routed or not moved, "whoever compares versions must see it"
         self.before = self.ring
 
     @invariant()
     def the_znode_says_all(self) -> None:
         again = decode(encode(self.ring))
-        for name in ("version", "partitions", "tokens", "moves", "next_move", "pace", "journey", "retired"):
+        for name in ("version", "partitions", "tokens", "moves", "next_move", "pace", "journey", "retired", "routed"):
             assert getattr(again, name) == getattr(self.ring, name), name
 
     @invariant()
