@@ -1,9 +1,11 @@
-"""After damage that may concern any ledger: finds out which those are, so that new ledgers are not doubted."""
+"""After damage that may concern any ledger: finds out which those are, so that new ledgers are not doubted, and ends
+the doubt of each when nothing of it can be missing any more."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Iterator, Sequence
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.fencing import names
@@ -11,11 +13,13 @@ from kvstore.bookie.journal import JournalFull
 from kvstore.bookie.record import CLEARED, Kind
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import Corrupted, MetadataError
-from kvstore.types import LedgerId
+from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+SETTLE_S = 10.0
+"""Between two looks at the ledgers in limbo."""
 
 
 async def survey(storage: BookieStorage, authority: Authority) -> None:
@@ -45,3 +49,64 @@ async def _survey(storage: BookieStorage, authority: Authority) -> None:
     await storage.synced()
     inventory.set_limbo(False)
     log.warning("%d ledgers may lack records", len(inventory.ledgers))
+
+
+async def watch(storage: BookieStorage, authority: Authority) -> None:
+    """Survey, then end the doubt of ledger after ledger as it is repaired. Runs for ever: a ledger may come into limbo
+    at any time."""
+    await survey(storage, authority)
+    while True:
+        await asyncio.sleep(SETTLE_S)
+        try:
+            await settle(storage, authority)
+        except (MetadataError, Corrupted, JournalFull) as error:
+            log.warning("the look at ledgers that may lack records stopped: %r", error)
+
+
+async def settle(storage: BookieStorage, authority: Authority) -> list[LedgerId]:
+    """Take every ledger out of limbo of which nothing is missing here; returns them.
+
+    That is certain only of a closed ledger: its metadata says which entries there are. Leaders copy to this bookie what
+    it lacks. A ledger that is gone is dropped by the reclaim, which is certain of that too. Raises MetadataError,
+    Corrupted, JournalFull.
+    """
+    inventory, settled = storage.inventory, []
+    for ledger in sorted(each for each, found in inventory.ledgers.items() if found.is_limbo):
+        metadata = await authority.metadata(LedgerId(ledger))
+        found = inventory.ledgers.get(ledger)
+        if metadata is None or found is None or inventory.is_limbo:
+            continue
+        if is_complete(metadata, storage.bookie, found.index.runs()):
+            storage.set_limbo(found, False)
+            settled.append(LedgerId(ledger))
+            log.info("ledger=%d lacks nothing here any more", ledger)
+    if settled:
+        await storage.synced()
+    return settled
+
+
+def is_complete(metadata: LedgerMetadata, bookie: BookieId, runs: Sequence[tuple[int, int]]) -> bool:
+    """Whether a closed ledger's entries for which the bookie is named are all in `runs`, (first, count) rising."""
+    if metadata.state is not LedgerState.CLOSED:
+        return False
+    ends = [following.first for following in metadata.fragments[1:]] + [metadata.last_entry + 1]
+    for fragment, end in zip(metadata.fragments, ends, strict=True):
+        if bookie not in fragment.ensemble:
+            continue
+        for first, stop in _gaps(runs, fragment.first, end):
+            if any(bookie in fragment.write_set(EntryId(entry), metadata.quorum) for entry in range(first, stop)):
+                return False
+    return True
+
+
+def _gaps(runs: Sequence[tuple[int, int]], first: int, end: int) -> Iterator[tuple[int, int]]:
+    """What of first ≤ entry < end is in no run, as (first, end)."""
+    at = first
+    for begin, count in runs:
+        if begin >= end:
+            break
+        if begin > at:
+            yield at, begin
+        at = max(at, begin + count)
+    if at < end:
+        yield at, end

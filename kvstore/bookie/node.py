@@ -8,7 +8,7 @@ from typing import Any
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.identity import establish
-from kvstore.bookie.limbo import survey
+from kvstore.bookie.limbo import watch
 from kvstore.bookie.reclaim import Reclaimer
 from kvstore.bookie.scrub import Scrubber
 from kvstore.bookie.service import BookieService
@@ -63,7 +63,7 @@ class Bookie:
         await self._registration.start(nursery, readonly=storage.is_readonly)
         self.reclaimer = Reclaimer(env, config, storage, authority)
         self.scrubber = Scrubber(config, storage)
-        nursery.spawn(survey(storage, authority), name="survey")
+        nursery.spawn(watch(storage, authority), name="limbo")
         nursery.spawn(self.reclaimer.run(), name="reclaim")
         nursery.spawn(self.scrubber.run(), name="scrub")
         log.info("bookie=%s serves at %s", self.id, self.address)

@@ -127,11 +127,10 @@ class Reader:
         done(Status.OK, LAST_ENTRY if body is None else entry, body, ledger.lac)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
-        """The entries here, as runs (first, count), rising."""
+        """The entries here, as runs (first, count), rising. Of a ledger in limbo too: who repairs must know what is
+        here, and nobody may conclude from a list that an entry was never written (docs/protocol.md, B7)."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), ())
-        elif found.is_limbo:
-            done(self.absent(found), ())
         else:
             self._journal.after(found.last_group, lambda: done(Status.OK, found.index.runs()))

@@ -1,0 +1,147 @@
+"""A bookie's doubt of a ledger ends when nothing of it can be missing any more, and not before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.bookie.limbo import is_complete, settle
+from kvstore.bookie.reclaim import Reclaimer
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
+from tests.bookie.support import FAST, ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
+from tests.sim.env import SimWorld
+
+L = LedgerId(7)
+LAST = 4
+
+
+@pytest.fixture
+def world(seed: int) -> Iterator[SimWorld]:
+    with SimWorld(seed, disk=FAST) as world:
+        yield world
+
+
+async def doubting(world: SimWorld, meta: Metadata, *entries: int) -> Shelf:
+    """A bookie that has these entries of L and is in doubt about it."""
+    shelf = await Shelf(world.env("b1"), tiny(), meta).start()
+    for entry in entries:
+        assert await shelf.add(L, entry) is Status.OK
+    shelf.storage.set_limbo(shelf.storage.inventory.ledgers[L], True)
+    await shelf.storage.synced()
+    return shelf
+
+
+def knowing(state: LedgerState = LedgerState.OPEN, *, last_entry: int = -1) -> Metadata:
+    meta = Metadata()
+    meta.known = {L: metadata(L, state=state, last_entry=last_entry)}
+    return meta
+
+
+def test_a_closed_ledger_that_is_complete_is_doubted_no_more_also_after_a_crash(world: SimWorld) -> None:
+    meta = knowing()
+
+    async def repair() -> None:
+        shelf = await doubting(world, meta, 0, 1, 3, 4)
+        meta.known[L] = metadata(L, state=LedgerState.CLOSED, last_entry=LAST)
+        assert await settle(shelf.storage, meta) == [], "entry 2 is missing"
+        assert await shelf.status(L, 2) is Status.UNKNOWN_LEDGER_STATE
+        assert (await shelf.entries(L)) == (Status.OK, [(0, 2), (3, 2)])
+        assert await shelf.add(L, 2, recovery=True) is Status.OK
+        assert await settle(shelf.storage, meta) == [L]
+        assert await shelf.status(L, 5) is Status.NO_ENTRY
+        assert shelf.storage.refresh_statistics().limbo_ledgers == 0
+
+    async def again() -> None:
+        shelf = await Shelf(world.env("b1"), tiny(), meta).start()
+        assert await shelf.status(L, 5) is Status.NO_ENTRY
+        assert await shelf.status(L, 2) is Status.OK
+
+    run(world, repair())
+    for power in (True, False):
+        crash(world, power=power)
+        run(world, again())
+
+
+@pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
+def test_a_ledger_that_is_not_closed_stays_in_doubt(world: SimWorld, state: LedgerState) -> None:
+    meta = knowing()
+
+    async def look() -> None:
+        shelf = await doubting(world, meta, 0, 1, 2)
+        meta.known[L] = metadata(L, state=state, last_entry=2)
+        assert await settle(shelf.storage, meta) == []
+        assert await shelf.status(L, 3) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, look())
+
+
+def test_the_writer_of_a_ledger_that_was_doubted_is_still_judged_by_its_metadata(world: SimWorld) -> None:
+    meta = knowing()
+
+    async def look() -> None:
+        shelf = await doubting(world, meta, 0, 1, 2, 3, 4)
+        meta.known[L] = metadata(L, state=LedgerState.CLOSED, last_entry=LAST)
+        assert await settle(shelf.storage, meta) == [L]
+        assert await shelf.add(L, 5) is Status.FENCED
+
+    run(world, look())
+
+
+def test_a_ledger_that_is_gone_is_dropped_with_its_doubt(world: SimWorld) -> None:
+    meta = knowing()
+
+    async def look() -> None:
+        shelf = await doubting(world, meta, 0, 1)
+        meta.known[L] = None
+        assert await settle(shelf.storage, meta) == []
+        reclaimer = Reclaimer(shelf.env, tiny(), shelf.storage, meta)
+        assert await reclaimer.drop_deleted() == [L]
+        assert shelf.storage.refresh_statistics().limbo_ledgers == 0
+        assert await shelf.status(L, 0) is Status.NO_LEDGER
+
+    run(world, look())
+
+
+def test_nothing_is_settled_while_the_metadata_cannot_be_read(world: SimWorld) -> None:
+    meta = knowing()
+
+    async def look() -> None:
+        shelf = await doubting(world, meta, 0)
+        meta.is_away = True
+        with pytest.raises(Exception, match="not connected"):
+            await settle(shelf.storage, meta)
+        assert await shelf.status(L, 1) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, look())
+
+
+B2, B3 = OTHERS
+
+
+PAIRS = Quorum(2, 2, 2)
+
+
+def closed(last: int, *fragments: Fragment, quorum: Quorum = PAIRS) -> LedgerMetadata:
+    return LedgerMetadata(L, quorum, fragments, state=LedgerState.CLOSED, last_entry=EntryId(last))
+
+
+def test_only_entries_for_which_the_bookie_is_named_count() -> None:
+    changed = closed(9, Fragment(EntryId(0), (ME, B2)), Fragment(EntryId(3), (B2, B3)), Fragment(EntryId(7), (ME, B3)))
+    assert is_complete(changed, ME, [(0, 3), (7, 3)])
+    assert is_complete(changed, ME, [(0, 10)])
+    assert not is_complete(changed, ME, [(0, 2), (7, 3)])
+    assert not is_complete(changed, ME, [(0, 3), (7, 2)])
+    assert not is_complete(changed, ME, [(0, 3), (8, 2)])
+    assert not is_complete(changed, ME, [])
+    assert is_complete(closed(9, Fragment(EntryId(0), (B2, B3))), ME, [])
+    assert is_complete(closed(-1, Fragment(EntryId(0), (ME, B2))), ME, [])
+
+
+def test_of_a_striped_ledger_a_bookie_has_every_entry_whose_write_set_names_it() -> None:
+    striped = closed(5, Fragment(EntryId(0), (ME, B2, B3)), quorum=Quorum(3, 2, 2))
+    mine = [entry for entry in range(6) if ME in striped.write_set(EntryId(entry))]
+    assert mine == [0, 2, 3, 5]
+    assert is_complete(striped, ME, [(0, 1), (2, 2), (5, 1)])
+    assert not is_complete(striped, ME, [(0, 1), (2, 1), (5, 1)])
