@@ -147,11 +147,15 @@ class LocalCluster:
 
     def _start(self, cluster: ClusterFile) -> Ring:
         self._save(cluster)
+        # Those that have run before wait for ZooKeeper by themselves, and have loaded their code when it is there.
+        for node in [each for each in cluster.nodes if each.pid is not None and not self._runs(each)]:
+            self._progress(f"starting node {node.id}")
+            self.start_node(node.id)
         if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
             self._progress(f"starting ZooKeeper at {cluster.zookeeper}")
             self.start_zookeeper()
         ring = asyncio.run(_found(cluster))
-        for node in cluster.nodes:
+        for node in self.load().nodes:
             if not self._runs(node):
                 self._progress(f"starting node {node.id}")
                 self.start_node(node.id)
