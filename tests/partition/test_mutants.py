@@ -15,7 +15,7 @@ from kvstore.partition.overlay import UNTOUCHED, Overlay
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
 from kvstore.types import EntryId, LedgerId, Position
-from tests.partition import test_leader, test_operations, test_reads, test_retries
+from tests.partition import test_expiry, test_leader, test_reads, test_retries
 from tests.partition.leading import Partition
 
 Patch = pytest.MonkeyPatch
@@ -175,7 +175,7 @@ def with_two_keys(test: Callable[..., None], *more: Any) -> Callable[[], None]:
     return run
 
 
-leader, reads, retries, operations = test_leader, test_reads, test_retries, test_operations
+leader, reads, retries, expiry = test_leader, test_reads, test_retries, test_expiry
 CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     (apply_before_the_acknowledgement, with_a_key(reads.test_reads_see_acknowledged_entries_only)),
     (apply_before_the_acknowledgement, served(leader.test_what_is_not_acknowledged_is_not_applied)),
@@ -219,11 +219,11 @@ CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
     ),
     (
         call_a_key_absent_by_the_wall_clock,
-        served(operations.test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first),
+        served(expiry.test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first),
     ),
     (
         call_a_key_absent_by_the_wall_clock,
-        served(operations.test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind),
+        served(expiry.test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind),
     ),
     (tell_lost_writes_as_not_done, served(leader.test_stop_answers_everything_at_once_and_tells_nobody)),
     (go_on_after_the_lead_is_lost, served(leader.test_a_log_that_is_lost_ends_the_lead)),

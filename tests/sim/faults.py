@@ -1,101 +1,16 @@
-"""Faults that strike a simulated cluster, each undone a little later. They compose: a plan is any set of them, and
-several may be under way at once. What the promises allow bounds them: at most one disk is wiped or damaged in a run."""
+"""Faults of machines: their processes, disks and clocks. Those around them are in faults_around.py; FAULTS has all."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from random import Random
-from typing import Any
 
-from tests.sim.cluster import Cluster, Node
-from tests.sim.probes import declare, probe
-
-Fault = Callable[["Chaos"], Awaitable[None]]
-FAULTS: dict[str, Fault] = {}
-CLIENTS = tuple(f"{kind}{number}" for kind in ("register", "counter", "bank", "reader") for number in range(2))
-
-
-def fault(work: Fault) -> Fault:
-    """Adds it to FAULTS by its name."""
-    name = work.__name__
-    declare(f"fault.{name}")
-    FAULTS[name] = work
-    return work
-
-
-class Chaos:
-    """Strikes until its time is over, then waits until everything is undone."""
-
-    def __init__(self, cluster: Cluster, random: Random, enabled: list[str], pace_s: float) -> None:
-        self.cluster, self.random = cluster, random
-        self._enabled, self._pace_s = enabled, pace_s
-        self._busy: set[str] = set()
-        """Nodes that a fault has in its hands."""
-        self._is_all_busy = False
-        self.struck: list[tuple[float, str]] = []
-
-    async def run(self, duration_s: float) -> None:
-        """Strike at random moments for so long."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + duration_s
-        tasks = []
-        while self._enabled:
-            await asyncio.sleep(self.random.expovariate(1 / self._pace_s))
-            if loop.time() >= end:
-                break
-            tasks.append(self.cluster.spawn(self._strike(self.random.choice(self._enabled)), name="fault"))
-        for task in tasks:
-            await task
-
-    async def _strike(self, name: str) -> None:
-        self.struck.append((asyncio.get_running_loop().time(), name))
-        self.cluster.world.trace.event("chaos", "fault", name)
-        await FAULTS[name](self)
-
-    # ── what faults use ───────────────────────────────────────────────────────────────────────────────────────────────
-
-    def a_node(self, *, leading: bool | None = None) -> Node | None:
-        """A running node that no other fault has in its hands; with `leading` one that leads, if there is one."""
-        if self._is_all_busy:
-            return None
-        free = [node for node in self.cluster.nodes if node.name not in self._busy and node.is_running]
-        leaders = [node for node in free if node.leads]
-        chosen = leaders if leading and leaders else free
-        return self.random.choice(chosen) if chosen else None
-
-    async def hold(self, node: Node, work: Awaitable[Any]) -> None:
-        """Do `work` on a node while no other fault touches it."""
-        self._busy.add(node.name)
-        try:
-            await work
-        finally:
-            self._busy.discard(node.name)
-
-    async def hold_all(self, work: Awaitable[Any]) -> None:
-        """Do `work` on all nodes while no other fault touches any."""
-        self._is_all_busy = True
-        try:
-            await work
-        finally:
-            self._is_all_busy = False
-
-    def a_pause(self, least: float, most: float) -> Awaitable[None]:
-        """Some time between the two."""
-        return asyncio.sleep(self.random.uniform(least, most))
-
-    def may_lose_data_of(self, node: Node) -> bool:
-        """True for one node in a run: what the store promises is to survive the loss of one disk."""
-        if self.cluster.lossy in (None, node):
-            self.cluster.lossy = node
-        return self.cluster.lossy is node
-
-    @property
-    def is_free(self) -> bool:
-        """Does no fault have a node in its hands?"""
-        return not self._is_all_busy and not self._busy
-
+from tests.sim import faults_around as faults_around
+from tests.sim.chaos import FAULTS as FAULTS
+from tests.sim.chaos import Chaos as Chaos
+from tests.sim.chaos import fault
+from tests.sim.cluster import Node
+from tests.sim.probes import probe
 
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -227,84 +142,6 @@ async def wipe(chaos: Chaos) -> None:
     await chaos.hold_all(replace_disk())
 
 
-# ── network ───────────────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-def _two(chaos: Chaos) -> tuple[str, str]:
-    names = [node.name for node in chaos.cluster.nodes]
-    one = chaos.random.choice(names)
-    others = [*names, *CLIENTS] if chaos.random.random() < 0.3 else names
-    return one, chaos.random.choice([name for name in others if name != one])
-
-
-@fault
-async def cut_a_link(chaos: Chaos) -> None:
-    """Two nodes, or a node and a client, do not reach each other; perhaps in one direction only. All others do."""
-    one, other = _two(chaos)
-    probe("fault.cut_a_link")
-    network = chaos.cluster.world.network
-    if chaos.random.random() < 0.5:
-        network.cut(one, other)
-    else:
-        network.cut_one_way(one, other)
-    await chaos.a_pause(0.1, 8.0)
-    network.heal(one, other)
-
-
-@fault
-async def isolate(chaos: Chaos) -> None:
-    """A node is cut from the others, but neither from clients nor from the metadata store."""
-    node = chaos.random.choice(chaos.cluster.nodes)
-    probe("fault.isolate")
-    network = chaos.cluster.world.network
-    others = [each.name for each in chaos.cluster.nodes if each is not node]
-    network.split([node.name], others)
-    await chaos.a_pause(0.2, 8.0)
-    for other in others:
-        network.heal(node.name, other)
-
-
-@fault
-async def swizzle_clog(chaos: Chaos) -> None:
-    """Links are clogged one by one, and freed in another order."""
-    probe("fault.swizzle_clog")
-    network, random = chaos.cluster.world.network, chaos.random
-    names = [node.name for node in chaos.cluster.nodes]
-    links = [(one, other) for one in names for other in names if one != other]
-    chosen = random.sample(links, random.randint(1, len(links)))
-    for one, other in chosen:
-        network.cut_one_way(one, other)
-        await chaos.a_pause(0.0, 0.3)
-    for one, other in random.sample(chosen, len(chosen)):
-        await chaos.a_pause(0.0, 0.3)
-        network.heal(one, other)
-
-
-@fault
-async def slow_links(chaos: Chaos) -> None:
-    """Everything to and from a node takes longer."""
-    probe("fault.slow_links")
-    node = chaos.random.choice(chaos.cluster.nodes).name
-    others = [each.name for each in chaos.cluster.nodes if each.name != node]
-    network, extra_s = chaos.cluster.world.network, chaos.random.uniform(0.005, 0.3)
-    for other in others:
-        network.slow(node, other, extra_s)
-        network.slow(other, node, extra_s)
-    await chaos.a_pause(0.5, 4.0)
-    for other in others:
-        network.slow(node, other, 0.0)
-        network.slow(other, node, 0.0)
-
-
-@fault
-async def resets(chaos: Chaos) -> None:
-    """A few connections break."""
-    probe("fault.resets")
-    for _ in range(chaos.random.randint(1, 4)):
-        chaos.cluster.world.network.reset_random()
-        await chaos.a_pause(0.0, 0.2)
-
-
 # ── disks and clocks ──────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -376,56 +213,3 @@ async def wall_clock(chaos: Chaos) -> None:
     await chaos.a_pause(0.5, 5.0)
     if chaos.random.random() < 0.5:
         clock.step_wall(-step_ms)
-
-
-# ── the metadata store ────────────────────────────────────────────────────────────────────────────────────────────────
-
-
-@fault
-async def metadata_down(chaos: Chaos) -> None:
-    """The metadata store crashes and comes back; sessions do not age meanwhile."""
-    probe("fault.metadata_down")
-    metadata = chaos.cluster.metadata
-    if metadata.is_up and not metadata.is_frozen:
-        metadata.stop()
-        await chaos.a_pause(0.2, 8.0)
-        metadata.start()
-
-
-@fault
-async def metadata_frozen(chaos: Chaos) -> None:
-    """The metadata store is stopped by SIGSTOP, perhaps for longer than a session."""
-    probe("fault.metadata_frozen")
-    metadata = chaos.cluster.metadata
-    if metadata.is_up and not metadata.is_frozen:
-        metadata.freeze()
-        await chaos.a_pause(0.2, 8.0)
-        metadata.thaw()
-
-
-@fault
-async def metadata_cut(chaos: Chaos) -> None:
-    """One node does not reach the metadata store, perhaps for longer than its session."""
-    if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
-        probe("fault.metadata_cut")
-        chaos.cluster.metadata.cut(node.name, silently=chaos.random.random() < 0.5)
-        await chaos.a_pause(0.2, 10.0)
-        chaos.cluster.metadata.mend(node.name)
-
-
-@fault
-async def session_expiry(chaos: Chaos) -> None:
-    """A session ends at the server, of one node or of all at once."""
-    probe("fault.session_expiry")
-    nodes = chaos.cluster.nodes
-    for node in nodes if chaos.random.random() < 0.3 else [chaos.random.choice(nodes)]:
-        chaos.cluster.metadata.expire(node.name)
-
-
-@fault
-async def metadata_trouble(chaos: Chaos) -> None:
-    """Connections to the metadata store break while calls are under way."""
-    probe("fault.metadata_trouble")
-    chaos.cluster.metadata.trouble(chaos.random.choice((0.02, 0.1, 0.3)))
-    await chaos.a_pause(0.5, 4.0)
-    chaos.cluster.metadata.trouble(0.0)
