@@ -18,12 +18,13 @@ def ask_admin(data_dir: Path, zookeeper: str | None, server: str | None, work: C
     import grpc
 
     from kvstore.proto import admin_pb2_grpc
-    from kvstore.rpc.channels import channel_options
+    from kvstore.rpc.channels import open_channel
     from kvstore.rpc.status import from_rpc_error
 
     failure: StoreError = Unavailable("no server can be reached")
-    for address in config_of(data_dir, zookeeper, server, TIMEOUT_S).endpoints:
-        with grpc.insecure_channel(address, options=channel_options()) as channel:
+    config = config_of(data_dir, zookeeper, server, TIMEOUT_S)
+    for address in config.endpoints:
+        with open_channel(address, config.tls) as channel:
             try:
                 return work(admin_pb2_grpc.AdminStub(channel), TIMEOUT_S)
             except grpc.RpcError as error:

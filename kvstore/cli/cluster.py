@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from kvstore.env import Env
+from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.meta.store import MetadataStore
 
@@ -43,6 +45,18 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None) -> str:
         raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
 
 
+def tls_of_environment() -> Tls | None:
+    """How commands reach a cluster whose doors speak TLS: by the files that KVSTORE_TLS_CA, KVSTORE_TLS_CERT and
+    KVSTORE_TLS_KEY name. None if none is set. Raises ConfigError."""
+    ca, cert, key = (os.environ.get(f"KVSTORE_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+    if not (ca or cert or key):
+        return None
+    try:
+        return Tls(ca=Path(ca) if ca else None, cert=Path(cert) if cert else None, key=Path(key) if key else None)
+    except ValueError as error:
+        raise ConfigError(f"KVSTORE_TLS_…: {error}") from None
+
+
 def with_tools(data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]]) -> T:
     """Run `work` connected to the cluster's metadata. Raises StoreError."""
     from kvstore.env.real import run
@@ -59,7 +73,7 @@ async def _tools(address: str) -> AsyncIterator[Tools]:
     from kvstore.env.real import real_env
     from kvstore.meta.zookeeper import ZooKeeperStore
 
-    env = real_env(Path.cwd(), name="tool")
+    env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
     store = await ZooKeeperStore.connect(address)
     try:
         yield Tools(env, store)

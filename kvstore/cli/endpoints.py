@@ -9,6 +9,7 @@ from typing import Annotated, TypeVar
 
 import typer
 
+from kvstore.cli.cluster import tls_of_environment
 from kvstore.client.config import ClientConfig, parse_url
 from kvstore.errors import ConfigError
 
@@ -20,11 +21,13 @@ def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout
     """How to reach the cluster. Raises ConfigError if nothing names one."""
     if server:
         try:
-            return ClientConfig(endpoints=parse_url(f"kv://{server}").endpoints, timeout_s=timeout_s)
+            return ClientConfig(
+                endpoints=parse_url(f"kv://{server}").endpoints, timeout_s=timeout_s, tls=tls_of_environment()
+            )
         except ValueError as error:
             raise ConfigError(f"--server: {error}") from None
     endpoints = _of_zookeeper(zookeeper) if zookeeper else _of_data_dir(data_dir)
-    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s)
+    return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment())
 
 
 def _of_data_dir(data_dir: Path) -> tuple[str, ...]:

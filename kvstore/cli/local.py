@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper, tls_of_environment
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
@@ -172,10 +172,10 @@ def _drain(address: str, timeout_s: float) -> list[str]:
     import grpc
 
     from kvstore.proto import admin_pb2, admin_pb2_grpc
-    from kvstore.rpc.channels import channel_options
+    from kvstore.rpc.channels import open_channel
     from kvstore.rpc.status import from_rpc_error
 
-    with grpc.insecure_channel(address, options=channel_options()) as channel:
+    with open_channel(address, tls_of_environment()) as channel:
         try:
             request = admin_pb2.DrainRequest(timeout_s=timeout_s)
             answer = admin_pb2_grpc.AdminStub(channel).Drain(request, timeout=timeout_s + 5)

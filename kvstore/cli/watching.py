@@ -7,14 +7,14 @@ import grpc
 from kvstore.client.config import ClientConfig
 from kvstore.client.scanning import scan_bounds
 from kvstore.proto import kv_pb2, kv_pb2_grpc
-from kvstore.rpc.channels import channel_options
+from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
 
 def print_changes(config: ClientConfig, prefix: bytes) -> None:
     """Print changes until interrupted. Raises StoreError."""
     start, end = scan_bounds(b"", b"", prefix)
-    with grpc.insecure_channel(config.endpoints[0], options=channel_options()) as channel:
+    with open_channel(config.endpoints[0], config.tls) as channel:
         try:
             for change in kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=start, end=end)):
                 what = f"= {change.record.value!r}" if change.HasField("record") else "deleted"

@@ -19,9 +19,10 @@ from kvstore.client.batching import cut, frame_of, settled
 from kvstore.client.calls import lost
 from kvstore.client.operations import Operation
 from kvstore.env import Clock
+from kvstore.env.tls import Tls
 from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
-from kvstore.rpc.channels import channel_options
+from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
 GRACE_S = 0.5
@@ -61,14 +62,20 @@ class BlockingLink:
     """The channel to one server, and who waits for it. Thread-safe."""
 
     def __init__(
-        self, address: str, clock: Clock, attempt_s: float, tokens: Mapping[str, int], guard: threading.Lock
+        self,
+        address: str,
+        clock: Clock,
+        attempt_s: float,
+        tokens: Mapping[str, int],
+        guard: threading.Lock,
+        tls: Tls | None,
     ) -> None:
         self.address = address
         self.is_broken = False
         """An answer did not come: use another link."""
         self.frames = 0
         self._clock, self._attempt_s, self._tokens, self._guard = clock, attempt_s, tokens, guard
-        self._channel = grpc.insecure_channel(address, options=channel_options())
+        self._channel = open_channel(address, tls)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         self._lock = threading.Lock()
         self._pending: deque[Operation] = deque()

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
 
+from kvstore.env.tls import Tls
+
 SCHEME = "kv"
+TLS_SCHEME = "kvs"
 DEFAULT_PORT = 7401
 
 
@@ -23,6 +27,9 @@ class ClientConfig:
     """A server that owes answers and has sent none for this long is asked whether it is alive; without an answer in the
     same time again it is given up, and what it owes is asked of others."""
 
+    tls: Tls | None = None
+    """How to verify the servers, and who this client is; None: plain TCP."""
+
     def __post_init__(self) -> None:
         if not self.endpoints:
             raise ValueError("want at least one endpoint")
@@ -33,19 +40,28 @@ class ClientConfig:
 
 
 def parse_url(url: str) -> ClientConfig:
-    """`kv://host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`. Raises ValueError."""
+    """`kv://host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
+    `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. Raises ValueError."""
     parts = urlsplit(url)
-    if parts.scheme != SCHEME:
+    if parts.scheme not in (SCHEME, TLS_SCHEME):
         raise ValueError(f"want a URL like kv://host:port,host:port, got {url!r}")
     if parts.path not in ("", "/") or parts.fragment or "@" in parts.netloc:
         raise ValueError(f"want only hosts and options in a URL, got {url!r}")
     endpoints = tuple(_endpoint(each) for each in parts.netloc.split(",") if each)
-    options = {f"{name}_s": _seconds(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True)}
-    known = {field.name for field in fields(ClientConfig)} - {"endpoints"}
-    unknown = sorted(name.removesuffix("_s") for name in options.keys() - known)
+    pairs = dict(parse_qsl(parts.query, keep_blank_values=True))
+    tls = _tls(pairs) if parts.scheme == TLS_SCHEME else None
+    known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls"}
+    unknown = sorted(name for name in pairs if f"{name}_s" not in known)
     if unknown:
         raise ValueError(f"unknown options {unknown} in {url!r}; want some of {sorted(n[:-2] for n in known)}")
-    return ClientConfig(endpoints=endpoints, **options)
+    options = {f"{name}_s": _seconds(name, value) for name, value in pairs.items()}
+    return ClientConfig(endpoints=endpoints, tls=tls, **options)
+
+
+def _tls(pairs: dict[str, str]) -> Tls:
+    """The files among the options, which are taken out of `pairs`."""
+    ca, cert, key = (Path(pairs.pop(name)) if name in pairs else None for name in ("ca", "cert", "key"))
+    return Tls(ca=ca, cert=cert, key=key)
 
 
 def _endpoint(text: str) -> str:

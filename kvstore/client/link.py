@@ -17,7 +17,7 @@ from kvstore.client.operations import Operation
 from kvstore.env.caller import CallerEnv
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
-from kvstore.rpc.channels import TIMEOUT_MAX_MS, channel_options
+from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
 
 logger = logging.getLogger(__name__)
 
@@ -74,7 +74,7 @@ class Link:
         """One operation under way, and when it was sent."""
         self._answer_s = 0.0
         """How long answers take, about."""
-        self._channel = grpc.aio.insecure_channel(address, options=channel_options())
+        self._channel = open_aio_channel(address, config.tls)
         self._stub = kv_pb2_grpc.KVStub(self._channel)
         env.nursery.spawn(self._run(), name=f"link {address}")
 

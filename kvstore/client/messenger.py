@@ -231,7 +231,9 @@ class Messenger:
         if self.is_closed or self._env.clock.now() < until:
             return None
         attempt_s = 2 * self._config.silence_s
-        link = self._links[address] = BlockingLink(address, self._env.clock, attempt_s, self.tokens, self._lock)
+        config, clock = self._config, self._env.clock
+        link = BlockingLink(address, clock, attempt_s, self.tokens, self._lock, config.tls)
+        self._links[address] = link
         return link
 
     def _hear(self, link: BlockingLink, received: Sequence[kv_pb2.Answers]) -> None:

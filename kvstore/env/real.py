@@ -18,6 +18,7 @@ from kvstore.env.disk import DirectoryDisk
 from kvstore.env.nursery import OnError, TaskNursery
 from kvstore.env.ports import Env
 from kvstore.env.syncs import Syncs, ThreadSyncs
+from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
 from kvstore.env.uring import RingSyncs
 
@@ -30,16 +31,23 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a sync thread that has finished waits at most for a busy event loop to let it report."""
 
 
-def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None) -> Env:
-    """The ports of this process, with its files below `root`. Raises OSError if that cannot be made."""
+def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None, tls: Tls | None = None) -> Env:
+    """The ports of this process, with its files below `root`. Raises OSError if that or the TLS files cannot be
+    used."""
     return Env(
         clock=SystemClock(),
         random=Random(),
-        transport=TcpTransport(),
+        transport=_transport(tls),
         disk=DirectoryDisk(root, best_syncs()),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
     )
+
+
+def _transport(tls: Tls | None) -> TcpTransport:
+    if tls is None:
+        return TcpTransport()
+    return TcpTransport(serving=tls.server_context(), calling=tls.client_context())
 
 
 def best_syncs() -> Syncs:

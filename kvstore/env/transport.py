@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Callable
 from typing import Any
 
@@ -25,13 +26,23 @@ class TcpListener:
 
 
 class TcpTransport:
-    """TCP streams without delay (TCP_NODELAY, which asyncio and uvloop set by themselves)."""
+    """TCP streams without delay (TCP_NODELAY, which asyncio and uvloop set by themselves), inside TLS if there are
+    contexts for it: `serving` for listeners, `calling` for connections to others."""
+
+    def __init__(self, *, serving: ssl.SSLContext | None = None, calling: ssl.SSLContext | None = None) -> None:
+        self._serving, self._calling = serving, calling
 
     async def listen(self, address: str, factory: Callable[[], StreamHandler]) -> Listener:
         """Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
         host, port = split_address(address)
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(factory, host, port, backlog=BACKLOG_MAX)  # type: ignore[arg-type]
+        server = await loop.create_server(
+            factory,  # type: ignore[arg-type]
+            host,
+            port,
+            backlog=BACKLOG_MAX,
+            ssl=self._serving,
+        )
         bound = server.sockets[0].getsockname()[1]
         return TcpListener(server, join_address(host, bound))
 
@@ -40,7 +51,9 @@ class TcpTransport:
         host, port = split_address(address)
         opening = _Opening(handler)
         try:
-            stream, _ = await asyncio.get_running_loop().create_connection(lambda: opening, host, port)
+            stream, _ = await asyncio.get_running_loop().create_connection(
+                lambda: opening, host, port, ssl=self._calling
+            )
         except BaseException:
             opening.give_up()
             raise

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import grpc
+
+from kvstore.env.tls import Tls
+
 MESSAGE_BYTES_MAX = 4 << 20
 """Of one message. Senders stay far below: 1 MiB and one operation."""
 METADATA_BYTES_MAX = 16 << 10
@@ -52,6 +56,20 @@ def channel_options() -> Options:
         ("grpc.enable_retries", 0),  # we retry, with request ids
         ("grpc.enable_http_proxy", 0),
     )
+
+
+def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
+    """A blocking client's channel. Raises OSError if a TLS file cannot be read."""
+    if tls is None:
+        return grpc.insecure_channel(address, options=channel_options())
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=channel_options())
+
+
+def open_aio_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
+    """The same on asyncio."""
+    if tls is None:
+        return grpc.aio.insecure_channel(address, options=channel_options())
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=channel_options())
 
 
 def server_options() -> Options:

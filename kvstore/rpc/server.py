@@ -8,6 +8,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
+from kvstore.env.tls import Tls
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, server_options
 
 Register = Callable[[grpc.aio.Server], None]
@@ -26,17 +27,27 @@ class GrpcServer:
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
-    async def start(self, address: str) -> int:
+    async def start(self, address: str, tls: Tls | None = None) -> int:
         """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. Raises OSError."""
         await self.set_serving(False)
         try:
-            port = self._server.add_insecure_port(address)
+            port = self._bind(address, tls)
         except RuntimeError as error:
             raise OSError(f"cannot listen on {address}: {error}") from error
         if not port:
             raise OSError(f"cannot listen on {address}")
         await self._server.start()
         return port
+
+    def _bind(self, address: str, tls: Tls | None) -> int:
+        if tls is None:
+            return self._server.add_insecure_port(address)
+        ca, key, cert = tls.contents()
+        assert key is not None, "a server has a certificate"
+        assert cert is not None, "a server has a certificate"
+        roots = ca if tls.verify_clients else None
+        credentials = grpc.ssl_server_credentials([(key, cert)], roots, require_client_auth=tls.verify_clients)
+        return self._server.add_secure_port(address, credentials)
 
     async def set_serving(self, serving: bool, *services: str) -> None:
         """What health answers, of all services or of those named."""

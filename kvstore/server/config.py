@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
+from kvstore.env.tls import Tls
 from kvstore.partition.config import PartitionConfig
 from kvstore.wal.config import LogConfig
 
@@ -61,6 +62,8 @@ class NodeConfig:
     """Where log files go and rotate; None: standard error."""
     insecure: bool = False
     """Allow listeners beyond loopback without TLS."""
+    tls: Tls = field(default_factory=Tls)
+    """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
     unsafe: bool = False
     """Allow what can lose acknowledged writes: an acknowledgement by one bookie."""
     repair_after_s: float = 600.0
@@ -79,10 +82,19 @@ class NodeConfig:
             faults.append("roles: want at least one of bookie, server")
         if not self.zookeeper.partition("/")[0]:
             faults.append(f"zookeeper: want host:port/chroot, got {self.zookeeper!r}")
+        if self.tls.ca is not None and not self.tls.serves:
+            faults.append("tls: want cert and key beside ca")
         for name, address in self.listeners().items():
-            faults += [f"{name}: {fault}" for fault in _address_faults(address, insecure=self.insecure)]
+            faults += [
+                f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self.tls.serves)
+            ]
         if faults:
             raise ValueError("; ".join(faults))
+
+    @property
+    def tls_or_none(self) -> Tls | None:
+        """None if nothing is TLS."""
+        return self.tls if self.tls.serves else None
 
     def listeners(self) -> dict[str, str]:
         """The addresses that a node of these roles listens on."""
@@ -94,14 +106,14 @@ class NodeConfig:
         return {name: getattr(self, name) for name in names}
 
 
-def _address_faults(address: str, *, insecure: bool) -> list[str]:
+def _address_faults(address: str, *, is_open: bool) -> list[str]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
         return [f"want host:port, got {address!r}"]
-    if insecure or is_loopback(host):
+    if is_open or is_loopback(host):
         return []
     danger = "anybody who reaches it can read and write every key"
-    return [f"{address} is not loopback and has no TLS: {danger}; refused without insecure"]
+    return [f"{address} is not loopback and has no TLS: {danger}; give [tls] a cert and key, or set insecure"]
 
 
 def is_loopback(host: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from kvstore.env import Env
+from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.admin import Admin, AdminSource
@@ -29,9 +30,9 @@ class GrpcDoor:
             ),
         )
 
-    async def open(self, address: str) -> int:
+    async def open(self, address: str, tls: Tls | None = None) -> int:
         """Listen on `host:port`; returns the port. Raises OSError."""
-        port = await self._server.start(address)
+        port = await self._server.start(address, tls)
         await self._server.set_serving(True)
         return port
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Protocol
 
@@ -41,8 +42,8 @@ class Shown(Protocol):
 class HttpDoor:
     """Listens from `open` to `close`."""
 
-    def __init__(self, shown: Shown) -> None:
-        self._shown = shown
+    def __init__(self, shown: Shown, tls: ssl.SSLContext | None = None) -> None:
+        self._shown, self._tls = shown, tls
         self._registry = CollectorRegistry()
         self._lag = LoopLag()
         self._registry.register(Collected(shown, self._lag))
@@ -69,7 +70,7 @@ class HttpDoor:
         )
         await self._runner.setup()
         host, port = split_address(address)
-        await web.TCPSite(self._runner, host, port).start()
+        await web.TCPSite(self._runner, host, port, ssl_context=self._tls).start()
         self._lag.start()
 
     async def close(self) -> None:

@@ -88,9 +88,9 @@ async def _run(config: NodeConfig) -> None:
     loop.set_exception_handler(_callback_failed)
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
-    env = real_env(config.data_dir, name=config.id, on_error=_task_failed)
+    env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=config.tls_or_none)
     process = Process(config)
-    http = HttpDoor(process)
+    http = HttpDoor(process, config.tls.server_context())
     await http.open(config.http)
     try:
         while not stop.is_set():
@@ -135,7 +135,7 @@ async def _doors(node: Node, stack: AsyncExitStack) -> None:
     if Role.SERVER not in node.config.roles:
         return
     door = GrpcDoor(node.env, node.dispatcher, node.id, node)
-    await door.open(node.config.grpc)
+    await door.open(node.config.grpc, node.config.tls_or_none)
     stack.push_async_callback(door.close)
     node.on_draining.append(lambda: door.set_serving(False))
 

@@ -1,0 +1,61 @@
+"""TLS by certificate files: what a node or a client is told, and the contexts made of it. One node's files serve all of
+its doors, and its connections to other nodes."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tls:
+    """Paths of PEM files. Nothing set: no TLS."""
+
+    cert: Path | None = None
+    """One's own certificate, and the intermediate ones after it. It names the hosts by which others connect."""
+    key: Path | None = None
+    """Its private key, without a passphrase."""
+    ca: Path | None = None
+    """Whose certificates are trusted; for a client, None: those that the system trusts."""
+    verify_clients: bool = False
+    """Refuse whoever connects without a certificate of the same CA."""
+
+    def __post_init__(self) -> None:
+        faults = []
+        if (self.cert is None) != (self.key is None):
+            faults.append("cert and key: want both or neither")
+        if self.verify_clients and self.ca is None:
+            faults.append("verify_clients: want a ca to verify them by")
+        if faults:
+            raise ValueError("; ".join(faults))
+
+    @property
+    def serves(self) -> bool:
+        """Whether listeners speak TLS."""
+        return self.cert is not None
+
+    def server_context(self) -> ssl.SSLContext | None:
+        """For listeners; None: plain TCP. Raises OSError, ssl.SSLError (an OSError too) for files that are none."""
+        if self.cert is None:
+            return None
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        context.load_cert_chain(self.cert, self.key)
+        if self.verify_clients:
+            context.load_verify_locations(self.ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def client_context(self) -> ssl.SSLContext:
+        """For connections to others: verifies them, host name included. Raises OSError."""
+        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        if self.cert is not None:
+            context.load_cert_chain(self.cert, self.key)
+        return context
+
+    def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """CA, key and certificate as read from their files, None for those not set. Raises OSError."""
+        ca, key, cert = (None if path is None else path.read_bytes() for path in (self.ca, self.key, self.cert))
+        return ca, key, cert

@@ -1,0 +1,123 @@
+"""A cluster whose every door, and every connection between nodes, is TLS. Real processes, a CA made for the test."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+import redis
+import trustme
+
+from kvstore.client import Client
+from kvstore.errors import StoreError
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+
+
+class Secured:
+    """A running cluster with TLS, and the files by which to reach it."""
+
+    def __init__(self, cluster: Cluster, directory: Path) -> None:
+        self.cluster = cluster
+        authority = trustme.CA()
+        self.ca, self.cert, self.key = directory / "ca.pem", directory / "cert.pem", directory / "key.pem"
+        authority.cert_pem.write_to_path(str(self.ca))
+        issued = authority.issue_cert("127.0.0.1", "localhost")
+        issued.cert_chain_pems[0].write_to_path(str(self.cert))
+        issued.private_key_pem.write_to_path(str(self.key))
+        self.other_ca = directory / "other.pem"
+        trustme.CA().cert_pem.write_to_path(str(self.other_ca))
+
+    def secure(self) -> None:
+        """Restart every node with TLS, clients' certificates included for the one called n3."""
+        for node in self.cluster.ids:
+            self.cluster.terminate(node)
+        for node in self.cluster.ids:
+            verify = "verify_clients = true\n" if node == "n3" else ""
+            with Path(self.cluster.file.node(node).config).open("a") as config:
+                config.write(f'\n[tls]\ncert = "{self.cert}"\nkey = "{self.key}"\nca = "{self.ca}"\n{verify}')
+            self.cluster.start_node(node)
+        for node in self.cluster.ids:
+            self.cluster.wait_until(lambda node=node: self.https(node, "/readyz") == b"ok\n", f"{node} is ready", 60)
+
+    def https(self, node: str, path: str) -> bytes:
+        context = ssl.create_default_context(cafile=str(self.ca))
+        context.load_cert_chain(self.cert, self.key)
+        host, port = self.cluster.address(node, "http")
+        with suppress(OSError), urlopen(f"https://{host}:{port}{path}", timeout=3, context=context) as answer:
+            found: bytes = answer.read()
+            return found
+        return b""
+
+    def url(self, *nodes: str, ca: Path | None = None) -> str:
+        hosts = ",".join("{}:{}".format(*self.cluster.address(node, "grpc")) for node in nodes)
+        return f"kvs://{hosts}?ca={ca or self.ca}"
+
+
+@pytest.fixture(scope="module")
+def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    directory = tmp_path_factory.mktemp("tls")
+    with running_cluster(directory) as cluster:
+        found = Secured(cluster, directory)
+        found.secure()
+        yield found
+
+
+def test_every_node_serves_every_key_so_nodes_reach_each_other_and_their_bookies(secured: Secured) -> None:
+    with Client(secured.url("n1", "n2", "n3") + f"&cert={secured.cert}&key={secured.key}") as store:
+        for number in range(60):
+            store.put(b"tls-%d" % number, b"value")
+    for node in ("n1", "n2"):
+        client = secured.cluster.redis(node, ssl=True, ssl_ca_certs=str(secured.ca))
+        assert client.mget([f"tls-{number}" for number in range(60)]) == [b"value"] * 60
+
+
+def test_what_is_not_tls_gets_nothing(secured: Secured) -> None:
+    for door in ("resp", "grpc", "http", "bookie"):
+        with socket.create_connection(secured.cluster.address("n1", door), timeout=5) as connection:
+            connection.settimeout(2)
+            answer = b""
+            with suppress(OSError):
+                connection.sendall(b"PING\r\n")
+                answer = connection.recv(100)
+            assert b"PONG" not in answer, door
+
+
+def test_a_server_whose_certificate_is_not_of_the_trusted_ca_is_not_talked_to(secured: Secured) -> None:
+    with pytest.raises(StoreError), Client(secured.url("n1", ca=secured.other_ca)) as client:
+        client.get(b"tls-1")
+
+
+def test_a_node_that_verifies_clients_refuses_those_without_a_certificate(secured: Secured) -> None:
+    with pytest.raises((OSError, redis.ConnectionError)):
+        secured.cluster.redis("n3", ssl=True, ssl_ca_certs=str(secured.ca)).ping()
+    own = {"ssl_certfile": str(secured.cert), "ssl_keyfile": str(secured.key)}
+    assert secured.cluster.redis("n3", ssl=True, ssl_ca_certs=str(secured.ca), **own).ping() is True
+    with pytest.raises(StoreError), Client(secured.url("n3")) as client:
+        client.get(b"tls-1")
+
+
+def test_commands_reach_it_by_the_files_that_the_environment_names(secured: Secured) -> None:
+    files = {
+        "KVSTORE_TLS_CA": str(secured.ca),
+        "KVSTORE_TLS_CERT": str(secured.cert),
+        "KVSTORE_TLS_KEY": str(secured.key),
+    }
+    command = [sys.executable, "-m", "kvstore"]
+    where = ["--data-dir", str(secured.cluster.local.data_dir)]
+    for arguments in (["put", "from", "a shell"], ["get", "from"], ["fsck"]):
+        answer = subprocess.run(
+            [*command, *arguments, *where],
+            capture_output=True, text=True, timeout=100, check=False, env={**os.environ, **files},
+        )  # fmt: skip
+        assert answer.returncode == 0, answer.stdout + answer.stderr
+    assert "All is well" in answer.stdout or "Nothing is lost" in answer.stdout

@@ -1,0 +1,67 @@
+"""What may be said about TLS."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore import config as toml
+from kvstore.client.config import parse_url
+from kvstore.env.tls import Tls
+from kvstore.errors import ConfigError
+from kvstore.server.config import NodeConfig
+
+CERT, KEY, CA = Path("cert.pem"), Path("key.pem"), Path("ca.pem")
+
+
+def node(**table: object) -> NodeConfig:
+    return toml.from_table({"id": "n1", "zookeeper": "zk:2181", "data_dir": "data", **table}, NodeConfig)
+
+
+def test_a_certificate_needs_its_key_and_clients_are_verified_by_a_ca() -> None:
+    for wrong in ({"cert": CERT}, {"key": KEY}):
+        with pytest.raises(ValueError, match="both or neither"):
+            Tls(**wrong)
+    with pytest.raises(ValueError, match="verify_clients"):
+        Tls(cert=CERT, key=KEY, verify_clients=True)
+
+
+def test_listeners_beyond_loopback_need_tls_or_to_be_allowed() -> None:
+    with pytest.raises(ConfigError, match="has no TLS"):
+        node(resp="10.0.0.1:6401")
+    files = {"cert": str(CERT), "key": str(KEY)}
+    assert node(resp="10.0.0.1:6401", tls=files).tls_or_none == Tls(cert=CERT, key=KEY)
+    assert node(resp="10.0.0.1:6401", insecure=True).tls_or_none is None
+
+
+def test_a_ca_alone_makes_no_node_secure() -> None:
+    with pytest.raises(ConfigError, match="cert and key beside ca"):
+        node(tls={"ca": str(CA)})
+
+
+def test_a_node_file_keeps_its_tls_table() -> None:
+    config = node(tls={"cert": str(CERT), "key": str(KEY), "ca": str(CA), "verify_clients": True})
+    assert toml.from_table(_table(toml.to_toml(config)), NodeConfig) == config
+
+
+def _table(text: str) -> dict[str, object]:
+    import tomllib
+
+    return tomllib.loads(text)
+
+
+def test_files_that_cannot_be_used_are_an_os_error() -> None:
+    with pytest.raises(OSError, match="No such file"):
+        Tls(cert=CERT, key=KEY).server_context()
+    assert Tls(ca=CA).server_context() is None
+
+
+def test_a_client_names_its_files_in_its_url() -> None:
+    found = parse_url("kvs://a:1,b:2?ca=/etc/ca.pem&timeout=2s")
+    assert found.tls == Tls(ca=Path("/etc/ca.pem"))
+    assert (found.endpoints, found.timeout_s) == (("a:1", "b:2"), 2.0)
+    assert parse_url("kvs://a:1").tls == Tls()
+    assert parse_url("kv://a:1").tls is None
+    with pytest.raises(ValueError, match="unknown options"):
+        parse_url("kv://a:1?ca=/etc/ca.pem")
