@@ -101,8 +101,12 @@ class AsyncClient:
         No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
         given once."""
         start, end = scan_bounds(start, end, prefix)
-        merge: Merge[Item] = Merge(self._open_conveyor.partitions(), start, limit=limit)
+        conveyor = self._open_conveyor
+        merge: Merge[Item] = Merge(conveyor.partitions(), start, limit=limit)
+        version = conveyor.routing.ring_version
         while not merge.is_done:
+            if version != conveyor.routing.ring_version:
+                version, merge = conveyor.routing.ring_version, merge.anew(conveyor.partitions(), start, limit=limit)
             pages = merge.wanted()
             asked = [
                 operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
@@ -110,13 +114,19 @@ class AsyncClient:
             ]
             for page, (items, next_start) in zip(pages, await self._run_all(asked, timeout_s), strict=True):
                 merge.feed(page.partition, items, next_start)
+            if version != conveyor.routing.ring_version:
+                continue  # pages of two rings may miss keys that have moved
             for found in merge.take():
                 yield found
 
     async def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
-        asked = [operations.count(partition, level) for partition in self._open_conveyor.partitions()]
-        return sum(await self._run_all(asked, timeout_s))
+        while True:
+            version = self._open_conveyor.routing.ring_version
+            asked = [operations.count(partition, level) for partition in self._open_conveyor.partitions()]
+            total: int = sum(await self._run_all(asked, timeout_s))
+            if version == self._open_conveyor.routing.ring_version:
+                return total
 
     # ── writes ──
 

@@ -41,6 +41,17 @@ class Merge(Generic[T]):
         self._held: list[tuple[bytes, T]] = []
         self._left = limit or None
         """How many may still go out; None: all."""
+        self._last: bytes | None = None
+        """The last key that went out."""
+
+    def anew(self, partitions: Sequence[str], start: bytes, *, limit: int = 0) -> Merge[T]:
+        """The same scan from behind the last key that went out, over the partitions of another ring; from `start` if
+        none has."""
+        if self._last is None:
+            return Merge(partitions, start, limit=limit)
+        again: Merge[T] = Merge(partitions, self._last + b"\0")
+        again._left, again._last = self._left, self._last
+        return again
 
     @property
     def is_done(self) -> bool:
@@ -74,6 +85,8 @@ class Merge(Generic[T]):
         if self._left is not None:
             ready = ready[: self._left]
             self._left -= len(ready)
+        if ready:
+            self._last = ready[-1][0]
         return ready
 
     def _unread(self) -> dict[str, bytes]:

@@ -97,8 +97,12 @@ class Client:
         No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
         given once."""
         start, end = scan_bounds(start, end, prefix)
-        merge: Merge[Item] = Merge(self._open_messenger.partitions(), start, limit=limit)
+        messenger = self._open_messenger
+        merge: Merge[Item] = Merge(messenger.partitions(), start, limit=limit)
+        version = messenger.routing.ring_version
         while not merge.is_done:
+            if version != messenger.routing.ring_version:
+                version, merge = messenger.routing.ring_version, merge.anew(messenger.partitions(), start, limit=limit)
             pages = merge.wanted()
             asked = [
                 operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
@@ -106,12 +110,18 @@ class Client:
             ]
             for page, (items, next_start) in zip(pages, self._run_all(asked, timeout_s), strict=True):
                 merge.feed(page.partition, items, next_start)
+            if version != messenger.routing.ring_version:
+                continue  # pages of two rings may miss keys that have moved
             yield from merge.take()
 
     def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
-        asked = [operations.count(partition, level) for partition in self._open_messenger.partitions()]
-        return sum(self._run_all(asked, timeout_s))
+        while True:
+            version = self._open_messenger.routing.ring_version
+            asked = [operations.count(partition, level) for partition in self._open_messenger.partitions()]
+            total: int = sum(self._run_all(asked, timeout_s))
+            if version == self._open_messenger.routing.ring_version:
+                return total
 
     # ── writes ──
 

@@ -19,8 +19,9 @@ import mmh3
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted, Overloaded, RequestExpired
-from kvstore.partition.commands import RequestId
+from kvstore.partition.commands import Op, RequestId
 from kvstore.partition.entry import Requests, requests_message, requests_of
+from kvstore.partition.rows import data_key
 from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import token_of
 
@@ -43,6 +44,16 @@ _Chain = tuple[int, Remembered, int, Any]
 def key_hash(key: bytes) -> int:
     """The key's token and a second hash of the key."""
     return token_of(key) << 32 | mmh3.hash(key, 1, False)
+
+
+def hash_at_hand(key: bytes, row_key: bytes) -> int:
+    """`key_hash` of a key whose token is at hand, in its record key."""
+    return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
+
+
+def touched_tokens(op: Op) -> bytes:
+    """The tokens of all keys of a batch."""
+    return b"".join(sorted({data_key(each[1])[1:5] for each in op[2]}))
 
 
 class _Client:

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import mmh3
-
 from kvstore.errors import InvalidRequest, Moved, Overloaded, RequestExpired, StoreError
 from kvstore.partition import entry as entries
 from kvstore.partition.commands import (
@@ -23,6 +21,7 @@ from kvstore.partition.commands import (
 )
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
+from kvstore.partition.dedup import hash_at_hand, touched_tokens
 from kvstore.partition.draft import Draft
 from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind, Requests
 from kvstore.partition.move_records import KIND_OF, MoveRecord, Own
@@ -33,6 +32,7 @@ from kvstore.partition.queries import keys_in
 from kvstore.partition.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
 from kvstore.partition.results import decode_result, fits
 from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
+from kvstore.partition.scope import ELSEWHERE
 from kvstore.partition.state import State
 from kvstore.partition.tokens import PART, WHOLE
 
@@ -248,7 +248,7 @@ class Evaluator:
         self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None, request: RequestId
     ) -> Result:
         """The same with a request id."""
-        hash_of_key = _hash(key, row_key)
+        hash_of_key = hash_at_hand(key, row_key)
         try:
             known = self._known(request, hash_of_key)
         except StoreError as error:
@@ -300,7 +300,7 @@ class Evaluator:
         try:
             if request is None:
                 return MUTATIONS[op[0]](self, op) if self._is_kept(item, row_key) else UNTOUCHED
-            hash_of_key = _hash(key, row_key)
+            hash_of_key = hash_at_hand(key, row_key)
             known = self._known(request, hash_of_key)
             if known is not UNTOUCHED:
                 return known if fits(op, known) else _misused(request)
@@ -310,7 +310,7 @@ class Evaluator:
             result = MUTATIONS[op[0]](self, op)
             if self.draft.last_seq == before:
                 self.draft.note(key)  # or a late duplicate could still change something
-            touched = b"" if op[0] != _BATCH else _tokens(op)
+            touched = b"" if op[0] != _BATCH else touched_tokens(op)
             self.draft.answer(request, hash_of_key, result, touched)
         except StoreError as error:
             return error
@@ -340,7 +340,11 @@ class Evaluator:
         """How many keys were deleted; UNTOUCHED if the operation goes on in the next batch. Keys go one by one, as
         effects: a range of many is not atomic, and its request id stands with its last key."""
         _, start, end, request, *so_far = op
-        count, hash_of_key = so_far or (0, _hash(start, data_key(start)))
+        count, hash_of_key, assigned = so_far or (
+            0,
+            hash_at_hand(start, data_key(start)),
+            getattr(op, "assigned", None),
+        )
         try:
             known = UNTOUCHED if request is None or so_far else self._known_range(request, hash_of_key)
         except StoreError as error:
@@ -351,7 +355,13 @@ class Evaluator:
         if custody.is_freezing:
             self._frozen.append(item)
             return UNTOUCHED
-        keys, following = cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX, custody.writable))
+        if assigned is not None and not custody.readable.covers_all(assigned):
+            if so_far:
+                return ELSEWHERE
+            self._away.append((item, ELSEWHERE))
+            return UNTOUCHED
+        tokens = assigned or custody.writable
+        keys, following = cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens))
         self._look_up(keys)
         changed = self._changed_between(start, following or end or None)
         for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
@@ -361,7 +371,7 @@ class Evaluator:
                 count += 1
         if following is not None:
             sink = item[1] if so_far else RangeSink(item[1], self._ranges, request, hash_of_key)
-            rest.append(((op[0], following, end, request, count, hash_of_key), sink, item[2]))
+            rest.append(((op[0], following, end, request, count, hash_of_key, assigned), sink, item[2]))
             return UNTOUCHED
         if request is not None:
             self.draft.note(start)
@@ -388,13 +398,3 @@ class Evaluator:
 
 def _misused(request: RequestId) -> InvalidRequest:
     return InvalidRequest(f"request {request[1]} was another operation on this key")
-
-
-def _hash(key: bytes, row_key: bytes) -> int:
-    """dedup.key_hash of a key whose token is at hand."""
-    return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
-
-
-def _tokens(op: Op) -> bytes:
-    """The tokens of all keys of a batch."""
-    return b"".join(sorted({data_key(each[1])[1:5] for each in op[2]}))

@@ -19,6 +19,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.reads import ReadGate
+from kvstore.partition.scope import ELSEWHERE, scope
 from kvstore.partition.state import State
 
 Read = tuple[Op, Sink, int]
@@ -192,8 +193,12 @@ class LeaderReads:
                 give(read[1], read[2], result)
         for read in reads:
             if read[0][0] > _META:
-                self._under_way += 1
-                self._step(read, queries.steps(self._state, read[0], now_ms, readable))
+                tokens = scope(read[0], readable)
+                if tokens is None:
+                    self._answers.turn_away(*read, ELSEWHERE)
+                else:
+                    self._under_way += 1
+                    self._step(read, queries.steps(self._state, read[0], now_ms, tokens))
 
     def _step(self, read: Read, steps: Steps) -> None:
         """One step of a read; the next one in another turn of the event loop. What it reads does not change."""

@@ -23,10 +23,11 @@ from kvstore.partition.move_records import Founded
 from kvstore.partition.mover import Mover
 from kvstore.partition.ports import Peers
 from kvstore.partition.replica import Replica
+from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
 from kvstore.partition.source import FREEZE_S, METHODS, Source
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
-from kvstore.partition.tokens import spans_of
+from kvstore.partition.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.upkeep import Upkeep, flush
 from kvstore.ring import Rings
 from kvstore.types import PartitionId, ServerId
@@ -86,6 +87,7 @@ class Partition:
         )
         self._turn_away = turn_away
         self._rings = rings
+        self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         self.mover: Mover | None = None
         if rings is not None:
@@ -142,10 +144,22 @@ class Partition:
             raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")
         await leader.start(Founded(spans_of(ring, self.id)), self._turn_away)
 
+    @property
+    def _assigned(self) -> Tokens | None:
+        """What the ring gives to the partition."""
+        if self._rings is None:
+            return None
+        ring = self._rings.ring
+        if self._assigned_at != ring.version:
+            self._assigned_at, self._assigned_tokens = ring.version, Tokens(spans_of(ring, self.id))
+        return self._assigned_tokens
+
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         """Carry `op` out, or refuse it: NotLeader unless this replica leads, or the operation is a read that any
         replica may answer. The sink gets the result later, never from inside this call."""
         leader = self._replica.leader
+        if op[0] >= KEYLESS and (assigned := self._assigned) is not None:
+            op = bound(op, assigned)
         if leader is not None and leader.serving:
             leader.submit(op, sink, token)
         elif _level_of(op) >= Level.SESSION:
@@ -192,8 +206,11 @@ class Partition:
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
+        tokens = scope(op, state.territory.owned)
+        if tokens is None:
+            return ELSEWHERE
         try:
-            return queries.answer(state, op, state.record_time_ms, state.territory.owned)
+            return queries.answer(state, op, state.record_time_ms, tokens)
         except StoreError as error:
             return error
 

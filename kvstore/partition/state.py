@@ -77,9 +77,10 @@ class State:
             record = move_records.decode(entry.kinds[0], entry.control)
             changed = territory.after(record, position, self.seq, entry.time_ms)
             territory, last, more = apply_record(self.engine, batch, territory, record, changed, seq)
-            seq, count, crc = Seq(last), count + more, crc32c(entry.control, crc)
+            seq, count, data_keys = Seq(last), count + more, []
             batch.put(rows.TERRITORY_KEY, territory.encode())
-            data_keys = record.keys if isinstance(record, ImportRows) else []
+            if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
+                data_keys, crc = record.keys, crc32c(entry.control, crc)
         elif entry.keys:
             if data_keys is None:
                 data_keys = list(map(data_key, entry.keys))

@@ -71,6 +71,10 @@ class Tokens:
         """Whether all of `span` is held."""
         return any(first <= span.first and span.last <= last for first, last in self.spans)
 
+    def covers_all(self, others: Tokens) -> bool:
+        """Whether all of `others` is held."""
+        return self.spans == others.spans or all(map(self.covers, others.spans))
+
     def meets(self, span: Span) -> bool:
         """Whether any token of `span` is held."""
         return any(span.meets(each) for each in self.spans)

@@ -171,6 +171,13 @@ class Dispatcher:
         else:
             self._local[partition] = replica
 
+    def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool:
+        """Let operations go to `new` instead of `old`, which is behind it or was. False if they go elsewhere by now."""
+        if self._local.get(partition) is not old:
+            return False
+        self._local[partition] = new
+        return True
+
     def submit_here(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
         """An operation that another server sent: done here or refused, never sent on."""
         local = self._local.get(partition)
@@ -210,15 +217,14 @@ class Dispatcher:
             self._stray(op, sink, token, 0.0)
 
     def _fail_moved(self, sink: Sink, token: int, ring_version: int) -> None:
-        """An operation that was thought out with another ring, or with one that does not hold any more."""
+        """It was thought out with another ring."""
         if ring_version > self._ring_version:
             self._membership.suspect_ring()
         self._fail_later(sink, token, Moved("", self._ring_version))
 
     def _stray(self, op: Op, sink: Sink, token: int, deadline: float) -> None:
         if op[0] in _KEYLESS:
-            self._fail_moved(sink, token, 0)
-            return
+            return self._fail_moved(sink, token, 0)
         if self._now() - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
             self._suspected_at = self._now()
             self._membership.suspect_ring()

@@ -3,25 +3,33 @@ DBSIZE."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
+from kvstore.errors import Moved, Unavailable
 from kvstore.partition.commands import Code, Flag, Level, Op
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 
+T = TypeVar("T")
 Ask = Callable[[Op, PartitionId], Awaitable[Any]]
+Rings = Callable[[], Ring]
+"""The ring as it is known now."""
 
 PAGE_KEYS_MAX = 1000
+MOVED_S = 0.02
+"""Before a partition is asked again that did not own what the ring gives it."""
+MOVED_MAX = 100
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
 _SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
 
 
 async def scan(
-    ask: Ask, ring: Ring, cursor: int, count: int, level: int = Level.LINEARIZABLE
+    ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE
 ) -> tuple[int, list[bytes]]:
     """(next cursor, keys): the keys whose tokens are at or after `cursor`, `count` or somewhat more; cursor 0 is the
     start, and the end.
@@ -32,9 +40,13 @@ async def scan(
     keys: list[bytes] = []
     token = cursor
     for _ in range(RANGES_MAX):
-        owner, end = range_at(ring, token)
         limit = max(1, min(count - len(keys), PAGE_KEYS_MAX))
-        items, after = await ask((_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
+
+        async def page(ring: Ring, token: int = token, limit: int = limit) -> tuple[int, Any]:
+            owner, end = range_at(ring, token)
+            return end, await ask((_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
+
+        end, (items, after) = await with_one_ring(rings, page)
         # What the partition holds beyond this range belongs to a later part of the walk.
         keys += [key for key, _ in items if token_of(key) <= end]
         token = after if after is not None and after <= end else end + 1
@@ -52,23 +64,40 @@ def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
     return ring.owner_of(token), int(end)
 
 
-async def all_keys(ask: Ask, ring: Ring, level: int = Level.LINEARIZABLE) -> list[bytes]:
+async def all_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> list[bytes]:
     """Every key. Raises StoreError."""
-    keys: list[bytes] = []
-    for partition in sorted(ring.partitions):
-        token: int | None = 0
-        while token is not None:
-            items, token = await ask((_SCAN_TOKENS, token, PAGE_KEYS_MAX, int(level), _KEYS_ONLY), partition)
-            keys += [key for key, _ in items]
+    cursor, keys = await scan(ask, rings, 0, PAGE_KEYS_MAX, level)
+    while cursor:
+        cursor, more = await scan(ask, rings, cursor, PAGE_KEYS_MAX, level)
+        keys += more
     return keys
 
 
-async def count_keys(ask: Ask, ring: Ring, level: int = Level.LINEARIZABLE) -> int:
+async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> int:
     """How many keys there are. Raises StoreError."""
-    total = 0
-    for partition in sorted(ring.partitions):
-        total += await ask((_COUNT, b"", int(level)), partition)
-    return total
+
+    async def count(ring: Ring) -> int:
+        total = 0
+        for partition in sorted(ring.partitions):
+            total += await ask((_COUNT, b"", int(level)), partition)
+        return total
+
+    return await with_one_ring(rings, count)
+
+
+async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:
+    """What `work` finds out with one ring, begun anew if that did not hold all the time. Raises StoreError, Unavailable
+    if the ring does not come to rest."""
+    for _ in range(MOVED_MAX):
+        ring = rings()
+        try:
+            found = await work(ring)
+        except Moved:
+            await asyncio.sleep(MOVED_S)
+            continue
+        if rings().routed == ring.routed:
+            return found
+    raise Unavailable("keys are on their way between partitions all the time")
 
 
 def matcher(pattern: bytes) -> Callable[[bytes], bool]:

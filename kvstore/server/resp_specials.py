@@ -84,7 +84,7 @@ def _readonly(level: Level) -> Callable[[RespConnection, Words], bytes]:
 def _dbsize(connection: RespConnection, words: Words) -> None:
     async def work() -> bytes:
         server = connection.server
-        return replies.number(await keys.count_keys(server.ask, server.ring, connection.session.level))
+        return replies.number(await keys.count_keys(server.ask, lambda: server.ring, connection.session.level))
 
     connection.run_alone(work())
 
@@ -92,11 +92,11 @@ def _dbsize(connection: RespConnection, words: Words) -> None:
 def _keys(connection: RespConnection, words: Words) -> None:
     async def work() -> bytes:
         server, level = connection.server, connection.session.level
-        there = await keys.count_keys(server.ask, server.ring, level)
+        there = await keys.count_keys(server.ask, lambda: server.ring, level)
         if there > KEYS_MAX:
             raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
         matches = keys.matcher(words[1])
-        return replies.bulks(filter(matches, await keys.all_keys(server.ask, server.ring, level)))
+        return replies.bulks(filter(matches, await keys.all_keys(server.ask, lambda: server.ring, level)))
 
     connection.run_alone(work())
 
@@ -111,7 +111,7 @@ def _scan(connection: RespConnection, words: Words) -> None:
         server = connection.server
         after, found = 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
-            after, found = await keys.scan(server.ask, server.ring, cursor, count, connection.session.level)
+            after, found = await keys.scan(server.ask, lambda: server.ring, cursor, count, connection.session.level)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(filter(matches, found))])
 
     connection.run_alone(work())

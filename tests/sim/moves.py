@@ -348,6 +348,36 @@ async def same_again(world: World) -> AsyncIterator[None]:
     assert tuple(second) == tuple(first), f"a retry of {asked} got {second} after {first}"
 
 
+class _Answer:
+    """The sink of one operation that the test itself asks."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    def complete(self, token: int, result: Any) -> None:
+        if isinstance(result, StoreError):
+            self.done.set_exception(result)
+        else:
+            self.done.set_result(result)
+
+    def flush(self) -> None:
+        """The waiter is woken by itself."""
+
+
+def asker(node: Node) -> Callable[[Any, PartitionId | None], Coroutine[Any, Any, Any]]:
+    """Asks a node as its own doors do."""
+
+    async def ask(op: Any, partition: PartitionId | None) -> Any:
+        assert node.door is not None
+        process, backend = node.door
+        answer = _Answer()
+        loop = asyncio.get_running_loop()
+        loop.call_soon(backend.submit, op, answer, 0, 0, partition, context=process.context.copy())
+        return await answer.done
+
+    return ask
+
+
 # ── accidents ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 Reached = Callable[[Means, str, int], None]

@@ -6,10 +6,13 @@ import asyncio
 
 import pytest
 
+from kvstore.partition import commands
+from kvstore.partition.config import PartitionConfig
 from kvstore.partition.target import Step
 from kvstore.ring import Pace, steps
+from kvstore.server import keys
 from tests.sim.knobs import Knobs
-from tests.sim.moves import Accident, Users, World, at_each_step, crash, first_range, keys_in, play
+from tests.sim.moves import Accident, Users, World, asker, at_each_step, crash, first_range, keys_in, play
 
 pytestmark = pytest.mark.sim
 
@@ -17,7 +20,7 @@ SPAN = first_range("p1", 2)
 KEYS = (*keys_in(SPAN, 8, b"k"), b"k0", b"k1")
 COUNTERS = (*keys_in(SPAN, 3, b"c"), b"c0")
 SPAN_OF_3 = first_range("p1", 3)
-TWO = Knobs(partitions=2)
+TWO = Knobs(partitions=2, partition=PartitionConfig(check_every=3))
 
 ON_THE_WAY = [
     f"{when} {step}"
@@ -129,3 +132,28 @@ def test_a_paused_move_waits_and_goes_on() -> None:
         assert world.ring.owner_of(SPAN.first) == "p2"
 
     play(7, pause, TWO, users=4, keys=KEYS, counters=COUNTERS)
+
+
+def test_scans_that_cross_moves_find_every_key_once() -> None:
+    """By token, in pages of several sizes, while partitions join and ranges flip."""
+    there = [b"always%d" % number for number in range(80)]
+
+    async def scan(world: World, users: Users) -> None:
+        node = world.cluster.nodes[0]
+        ask = asker(node)
+        for key in there:
+            await ask(commands.put(key, b"x"), None)
+        await world.join("p2")
+        rounds = 0
+        while (await world.read_ring()).moves or rounds < 3:
+            found: list[bytes] = []
+            cursor, size = 0, (3, 10, 1000)[rounds % 3]
+            while not found or cursor:
+                cursor, some = await keys.scan(ask, lambda: node.served.topology.ring, cursor, size)  # type: ignore[union-attr]
+                found += some
+            mine = sorted(key for key in found if key.startswith(b"always"))
+            assert mine == sorted(there), f"scan {rounds}: {len(mine)} of {len(there)} keys"
+            rounds += 1
+        assert rounds > 3
+
+    play(8, scan)
