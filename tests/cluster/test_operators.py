@@ -103,3 +103,33 @@ def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_f
         lambda: kvstore(cluster, "fsck", "--strict").returncode == 0, timeout_s=60, what="every copy is there"
     )
     assert cluster.redis("n2").get("k599") == b"x" * 100
+
+
+def test_a_directory_restored_from_an_old_copy_is_doubted_until_it_is_repaired(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    cluster.terminate("n2")
+    directory = Path(cluster.file.node("n2").data_dir) / "bookie"
+    shutil.copytree(directory, tmp_path / "copy")
+    cluster.start_node("n2")
+    cluster.wait_ready()
+    for first in range(0, 300, 10):
+        cluster.redis("n1").mset({f"later{number}": "x" * 100 for number in range(first, first + 10)})
+    cluster.kill("n2")
+    shutil.rmtree(directory)
+    shutil.copytree(tmp_path / "copy", directory)
+    cluster.start_node("n2")
+    cluster.wait_ready()
+    assert limbo(cluster, "n2") > 0, "it has forgotten what it had acknowledged, and knows that"
+    for node in ("n1", "n3"):  # their ledgers are closed by whoever takes over
+        cluster.terminate(node)
+        cluster.start_node(node)
+        cluster.wait_ready()
+    wait_until_blocking(lambda: limbo(cluster, "n2") == 0, timeout_s=90, what="nothing is doubted any more")
+    answer = kvstore(cluster, "fsck", "--strict")
+    assert answer.returncode == 0, answer.stdout
+    assert cluster.redis("n2").get("later299") == b"x" * 100
+
+
+def limbo(cluster: Cluster, node: str) -> int:
+    return int(cluster.status(node)["bookie"]["limbo_ledgers"])
