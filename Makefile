@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim mutants drill bench proto lock format
+.PHONY: help setup up down static check test sim mutants drill bench loadtest proto lock format
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
@@ -38,6 +38,9 @@ drill: setup ## long runs with faults against a real cluster
 
 bench: setup ## the benchmark suite
 	@$(BIN)/kvstore bench suite
+
+loadtest: setup ## two minutes of load with Locust, and a report in reports/loadtest.html
+	@$(BIN)/python -m loadtest.run
 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh

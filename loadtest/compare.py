@@ -1,0 +1,67 @@
+"""Compares a run with a stored baseline, or stores one.
+
+    python -m loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
+
+Exit codes: 0 nothing has fallen, 1 something has, 2 the two cannot be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.output import as_table
+from loadtest.baseline import Line, Tolerance, baseline_of, compare, differences
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("results", type=Path, help="the JSON that a run wrote")
+    parser.add_argument("baseline", type=Path)
+    parser.add_argument("--save", action="store_true", help="make this run the baseline")
+    parser.add_argument("--rate-tolerance", type=float, default=Tolerance.rate, help="fall of rates that is allowed")
+    parser.add_argument("--latency-tolerance", type=float, default=Tolerance.latency, help="rise that is allowed")
+    arguments = parser.parse_args()
+    tolerance = Tolerance(rate=arguments.rate_tolerance, latency=arguments.latency_tolerance)
+    sys.exit(run_compare(arguments.results, arguments.baseline, tolerance, save=arguments.save))
+
+
+def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bool = False) -> int:
+    """The exit code."""
+    try:
+        document = _read(results)
+        if save:
+            baseline.write_text(json.dumps(baseline_of(document), indent=2) + "\n", encoding="utf-8")
+            print(f"baseline stored in {baseline}")
+            return 0
+        stored = _read(baseline)
+        unlike = differences(stored, document)
+    except (OSError, ValueError, KeyError) as error:
+        print(f"cannot compare: {error!r}", file=sys.stderr)
+        return 2
+    if unlike:
+        print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)
+        return 2
+    lines = compare(stored, document, tolerance)
+    print(as_table([_row(line) for line in lines]))
+    fallen = [line.figure for line in lines if line.is_fallen]
+    if fallen:
+        print(f"fallen behind {baseline}: {', '.join(fallen)}", file=sys.stderr)
+    return 1 if fallen else 0
+
+
+def _read(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return found
+
+
+def _row(line: Line) -> dict[str, Any]:
+    shown = "FALLEN" if line.is_fallen else "ok"
+    return {"figure": line.figure, "baseline": line.stored, "now": line.now, "limit": line.limit, "": shown}
+
+
+if __name__ == "__main__":
+    main()

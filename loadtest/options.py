@@ -1,0 +1,139 @@
+"""What a load test is asked to do: Locust's extra options, and the value they become."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from kvstore.client import ClientConfig, Level
+from kvstore.client.config import parse_url
+from loadtest import shapes
+from loadtest.figures import Goals
+from loadtest.workloads import WORKLOADS, Workload, workloads_of
+
+LEVELS = tuple(level.name.lower() for level in Level)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Rates are of the whole run, over all workers. Times are in seconds."""
+
+    workload: str = "ycsb-a"
+    shape: str = "steady"
+    rate: float = 500.0
+    rate_per_user: float = 10.0
+    seconds: float = 60.0
+    warmup: float = 3.0
+    keys: int = 10_000
+    keys_by: str = ""
+    value_size: str = ""
+    level: str = "linearizable"
+    seed: int = 1
+    prefix: str = "load/"
+    preload: bool = True
+    store: str = ""
+    resp: str = ""
+    data_dir: Path = Path("data")
+    errors_max: float = 0.01
+    achieved_min: float = 0.0
+    report: Path = Path("reports/loadtest.html")
+    baseline: Path | None = None
+
+    def __post_init__(self) -> None:
+        wrong = [
+            f"--{name.replace('_', '-')}: want more than 0, got {value}"
+            for name, value in asdict(self).items()
+            if name in ("rate", "rate_per_user", "seconds", "keys") and not value > 0
+        ]
+        if self.warmup < 0 or self.warmup >= self.seconds:
+            wrong.append(f"--warmup: want 0 to less than --seconds, got {self.warmup:g}")
+        if self.shape not in shapes.NAMES:
+            wrong.append(f"--shape: want one of {', '.join(shapes.NAMES)}, got {self.shape!r}")
+        if self.level not in LEVELS:
+            wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
+        if wrong:
+            raise ValueError("; ".join(wrong))
+
+    @property
+    def workloads(self) -> list[Workload]:
+        """Raises ValueError."""
+        return workloads_of(self.workload, keys=self.keys_by, sizes=self.value_size)
+
+    @property
+    def goals(self) -> Goals:
+        return Goals(achieved_min=self.achieved_min, errors_max=self.errors_max)
+
+    @property
+    def read_level(self) -> Level:
+        return Level[self.level.upper()]
+
+    def client_config(self) -> ClientConfig:
+        """Raises ValueError, OSError."""
+        if self.store:
+            return parse_url(self.store)
+        return ClientConfig(endpoints=tuple(node["grpc"] for node in self._nodes()))
+
+    def resp_nodes(self) -> list[str]:
+        """Raises ValueError, OSError."""
+        if self.resp:
+            return self.resp.split(",")
+        return [] if self.store else [node["resp"] for node in self._nodes()]
+
+    def node_ids(self) -> list[str]:
+        return [node["id"] for node in self._nodes()]
+
+    def document(self) -> dict[str, Any]:
+        return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        path = self.data_dir / "cluster.json"
+        try:
+            found: list[dict[str, Any]] = json.loads(path.read_bytes())["nodes"]
+        except FileNotFoundError:
+            raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
+        return found
+
+
+def add_options(parser: ArgumentParser) -> None:
+    """Add ours to Locust's. Defaults are those of Options."""
+    default = Options()
+    group = parser.add_argument_group("kvstore options")
+
+    def option(name: str, help_text: str, **more: Any) -> None:
+        value = getattr(default, name)
+        value = str(value) if isinstance(value, Path) else value  # these travel to workers as text and numbers
+        more.setdefault("type", type(value))
+        group.add_argument(f"--{name.replace('_', '-')}", default=value, help=f"{help_text} Default: {value}", **more)
+
+    option("workload", f"One of {', '.join(WORKLOADS)}, or several, comma-separated, one for each user in turn.")
+    option("shape", f"How the rate moves: {', '.join(shapes.NAMES)}.")
+    option("rate", "Operations per second in all; the knee is looked for from here on.")
+    option("rate_per_user", "Operations per second of each user: more users for fewer.")
+    option("seconds", "How long.")
+    option("warmup", "Of it, seconds that are in no table.")
+    option("keys", "Records that are there from the start.")
+    option("keys_by", "Another key chooser: uniform, zipfian[:constant], latest, hotset[:hot:wanted].")
+    option("value_size", "Other sizes: 100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, mix:100=90,10000=10.")
+    option("level", f"Of reads through gRPC: {', '.join(LEVELS)}.")
+    option("seed", "Of all that is drawn.")
+    option("prefix", "What the keys begin with.")
+    option("preload", "Write all records first.", action=BooleanOptionalAction, type=None)
+    option("store", "The cluster: kv://host:port,host:port, instead of --data-dir.")
+    option("resp", "Its Redis doors, host:port,host:port, with --store.")
+    option("data_dir", "A local cluster's directory; chaos needs one.")
+    option("errors_max", "Errors that are allowed, of all operations.")
+    option("achieved_min", "Operations that must be done, of those due.")
+    option("report", "Where the HTML goes; the figures go beside it as JSON.")
+    group.add_argument("--baseline", default="", help="Compare with this; exit code 1 on a fall.")
+
+
+def options_of(parsed: Namespace) -> Options:
+    """Raises ValueError."""
+    values = {field.name: getattr(parsed, field.name) for field in fields(Options)}
+    for name in ("data_dir", "report"):
+        values[name] = Path(values[name])
+    values["baseline"] = Path(values["baseline"]) if values["baseline"] else None
+    return Options(**values)

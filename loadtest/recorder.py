@@ -1,0 +1,165 @@
+"""What was measured: histograms and a timeline, in deltas that workers send and a master merges. Decides only.
+
+Two latencies of each operation, in microseconds. *Response*: from when it should have begun; that is what a caller with
+a timetable of its own sees. *Service*: from when it did begin. An operation counts as done in the second in which it
+ended, and as due in the second in which it should have begun; its response belongs there, too: a stall shows as what
+callers of each of its seconds met.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hdrh.histogram import HdrHistogram
+
+LATENCY_US_MAX = 600_000_000
+WRONG_MAX = 50
+"""Wrong values that are told in full; all are counted."""
+FINE, COARSE = 3, 2
+"""Significant digits: of the whole run, and of one second."""
+CELLS_MAX = 7_200
+"""Seconds that are kept; of a longer run the latest."""
+
+
+def histogram(digits: int) -> Any:
+    return HdrHistogram(1, LATENCY_US_MAX, digits)
+
+
+@dataclass(slots=True)
+class Cell:
+    """One second, by the wall clock."""
+
+    due: int = 0
+    done: int = 0
+    errors: int = 0
+    responses: Any = field(default_factory=lambda: histogram(COARSE))
+
+
+@dataclass(slots=True)
+class Tally:
+    """One kind of operation through one door, after the warm-up."""
+
+    errors: int = 0
+    bytes: int = 0
+    responses: Any = field(default_factory=lambda: histogram(FINE))
+    services: Any = field(default_factory=lambda: histogram(FINE))
+
+
+class Recorder:
+    """A process's measurements. Times are seconds of the wall clock."""
+
+    def __init__(self, counted_from: float = 0.0) -> None:
+        self.counted_from = counted_from
+        """What should have begun before is in the timeline and nowhere else."""
+        self.cells: dict[int, Cell] = {}
+        self.tallies: dict[tuple[str, str], Tally] = {}
+        self.error_counts: Counter[tuple[str, str, str]] = Counter()
+        self.wrong: list[str] = []
+        self.wrong_count = 0
+
+    def done(
+        self, door: str, operation: str, *, intended: float, ended: float, service_s: float, length: int = 0
+    ) -> None:
+        response_us = _us(ended - intended)
+        begin = self.cell(int(intended))
+        begin.due += 1
+        begin.responses.record_value(response_us)
+        self.cell(int(ended)).done += 1
+        if intended < self.counted_from:
+            return
+        tally = self.tally(door, operation)
+        tally.responses.record_value(response_us)
+        tally.services.record_value(_us(service_s))
+        tally.bytes += length
+
+    def failed(self, door: str, operation: str, error: str, *, intended: float, ended: float) -> None:
+        """It raised. Its time is in no histogram: it says how patient the caller was."""
+        self.cell(int(intended)).due += 1
+        self.cell(int(ended)).errors += 1
+        self.error_counts[door, operation, error] += 1
+        if intended >= self.counted_from:
+            self.tally(door, operation).errors += 1
+
+    def is_wrong(self, what: str) -> None:
+        """A read that no correct store gives."""
+        self.wrong_count += 1
+        if len(self.wrong) < WRONG_MAX:
+            self.wrong.append(what)
+
+    def abandoned(self, intended: Iterable[float]) -> None:
+        """These were due and never begun."""
+        for at in intended:
+            self.cell(int(at)).due += 1
+
+    def cell(self, second: int) -> Cell:
+        found = self.cells.get(second)
+        if found is None:
+            if len(self.cells) >= CELLS_MAX:
+                del self.cells[min(self.cells)]
+            found = self.cells[second] = Cell()
+        return found
+
+    def tally(self, door: str, operation: str) -> Tally:
+        found = self.tallies.get((door, operation))
+        if found is None:
+            found = self.tallies[door, operation] = Tally()
+        return found
+
+    # ── between processes ──
+
+    def take(self) -> dict[str, Any]:
+        """What was measured since the last call, as plain lists and bytes; begins anew."""
+        delta = {
+            "cells": [
+                [second, cell.due, cell.done, cell.errors, cell.responses.encode()]
+                for second, cell in sorted(self.cells.items())
+            ],
+            "tallies": [
+                [door, operation, tally.errors, tally.bytes, tally.responses.encode(), tally.services.encode()]
+                for (door, operation), tally in sorted(self.tallies.items())
+            ],
+            "errors": [[*key, count] for key, count in sorted(self.error_counts.items())],
+            "wrong": self.wrong,
+            "wrong_count": self.wrong_count,
+        }
+        self.cells, self.tallies, self.error_counts, self.wrong, self.wrong_count = {}, {}, Counter(), [], 0
+        return delta
+
+    def merge(self, delta: Mapping[str, Any]) -> None:
+        """Add what another process measured."""
+        for second, due, done, errors, responses in delta["cells"]:
+            cell = self.cell(second)
+            cell.due, cell.done, cell.errors = cell.due + due, cell.done + done, cell.errors + errors
+            cell.responses.decode_and_add(responses)
+        for door, operation, errors, length, responses, services in delta["tallies"]:
+            tally = self.tally(door, operation)
+            tally.errors, tally.bytes = tally.errors + errors, tally.bytes + length
+            tally.responses.decode_and_add(responses)
+            tally.services.decode_and_add(services)
+        for door, operation, error, count in delta["errors"]:
+            self.error_counts[door, operation, error] += count
+        self.wrong = [*self.wrong, *delta["wrong"]][:WRONG_MAX]
+        self.wrong_count += delta["wrong_count"]
+
+    # ── figures ──
+
+    def between(self, first: int, last: int) -> Cell:
+        """The cells of seconds [first, last) as one."""
+        whole = Cell()
+        for second in range(first, last):
+            cell = self.cells.get(second)
+            if cell is not None:
+                whole.due, whole.done, whole.errors = (
+                    whole.due + cell.due,
+                    whole.done + cell.done,
+                    whole.errors + cell.errors,
+                )
+                whole.responses.add(cell.responses)
+        return whole
+
+
+def _us(seconds: float) -> int:
+    return min(max(1, int(seconds * 1e6)), LATENCY_US_MAX)

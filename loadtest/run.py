@@ -1,0 +1,80 @@
+"""`make loadtest`: two minutes of load, headless, on the local cluster if it runs, else on one of its own.
+
+    python -m loadtest.run [--data-dir DIR] [--processes N] [any option of loadtest/locustfile.py]
+
+A cluster of its own lives in a scratch folder and is ended afterwards. The report is reports/loadtest.html. The exit
+code is Locust's: 0 as it must be, 1 not so, 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.server.local import LocalCluster
+from loadtest import peers
+from tests.cluster.harness import running_cluster
+
+FOLDER = Path(__file__).parent
+PROFILE = (
+    *("--workload", "ycsb-a,ycsb-b,hot-reads,cas", "--shape", "steady"),
+    *("--rate", "400", "--seconds", "105", "--warmup", "10", "--keys", "10000"),
+    *("--achieved-min", "0.99", "--baseline", str(FOLDER / "baseline.json")),
+)
+"""With loading the records and writing the report two minutes. What is given on the command line wins."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="use this local cluster if it runs")
+    parser.add_argument("--processes", type=int, default=0, help="Locust workers; 0: one process does it all")
+    arguments, rest = parser.parse_known_args()
+    with peers.scratch() as folder, _cluster(arguments.data_dir, folder) as data_dir:
+        sys.exit(run_locust(data_dir, [*PROFILE, *rest], processes=arguments.processes))
+
+
+def run_locust(data_dir: Path, options: Sequence[str], *, processes: int = 0) -> int:
+    """Run Locust on a local cluster; returns its exit code. Interrupted, it still writes its report."""
+    workers = ["--processes", str(processes)] if processes else []
+    command = [
+        *(sys.executable, "-m", "locust", "-f", str(FOLDER / "locustfile.py"), "--headless", "--only-summary"),
+        *workers,
+        *("--data-dir", str(data_dir)),
+        *options,
+    ]
+    process = subprocess.Popen(command)
+    try:
+        return process.wait()
+    except KeyboardInterrupt:
+        with suppress(ProcessLookupError):
+            process.send_signal(signal.SIGINT)
+        return process.wait()
+
+
+@contextmanager
+def _cluster(data_dir: Path, folder: Path) -> Iterator[Path]:
+    if _serves(data_dir):
+        print(f"loadtest: on the cluster of {data_dir}", file=sys.stderr)
+        yield data_dir
+        return
+    print("loadtest: no cluster runs here; starting one in a scratch folder", file=sys.stderr)
+    with running_cluster(folder) as cluster:
+        yield cluster.local.data_dir
+
+
+def _serves(data_dir: Path) -> bool:
+    try:
+        nodes = LocalCluster(data_dir).status()["nodes"]
+    except ConfigError:
+        return False
+    return all(node["ready"] for node in nodes)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""Locust users with a timetable: each operation is due at a time of its own, and is measured from then.
+
+A user does one operation at a time. What is due meanwhile waits, and its waiting is latency. So a run needs so many
+users that all of them are seldom busy: the rate of one user times the time of an operation stays well below one.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
+from random import Random
+from typing import Any
+
+import gevent
+from locust import User, task
+from redis import RedisError
+
+from kvstore.client import Client, Level
+from kvstore.errors import StoreError
+from loadtest.doors import Contended, Deeds, Door
+from loadtest.expectations import Expectations
+from loadtest.pacing import begins
+from loadtest.recorder import Recorder
+from loadtest.values import WrongValue
+from loadtest.workloads import Draws, Keyspace
+
+OVERDUE_MAX = 100_000
+"""Of a user that ends: so many operations that it never began are told."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Session:
+    """What the users of one process share during a run."""
+
+    client: Client
+    resp: Sequence[str]
+    level: Level
+    draws: Sequence[Draws]
+    keyspace: Keyspace
+    expectations: Expectations
+    recorder: Recorder
+    rate_per_user: float
+    seed: int
+    numbers: Iterator[int] = field(default_factory=count)
+    """Of users."""
+
+
+class Timetable:
+    """A user's begins, by the wall clock; and what it is late with."""
+
+    def __init__(self, begins_at: Iterator[float]) -> None:
+        self._begins = begins_at
+        self.due = next(begins_at)
+
+    def following(self) -> None:
+        self.due = next(self._begins)
+
+    def overdue(self, now: float) -> Iterator[float]:
+        """What should have begun by now; at most OVERDUE_MAX."""
+        for _ in range(OVERDUE_MAX):
+            if self.due > now:
+                return
+            yield self.due
+            self.following()
+
+
+class PacedUser(User):
+    """Draws operations and performs them through its door when they are due."""
+
+    abstract = True
+
+    def open_door(self, session: Session, number: int) -> Door:
+        """The way that this kind of user takes."""
+        raise NotImplementedError
+
+    def on_start(self) -> None:
+        session: Session = self.environment.kvstore_session
+        number = next(session.numbers)
+        random = Random(session.seed * 1_000_003 + number)
+        draws = session.draws[number % len(session.draws)]
+        self._recorder = session.recorder
+        self._deeds = Deeds(self.open_door(session, number), draws, session.keyspace, random)
+        arrivals = draws.workload.arrivals
+        self._timetable = Timetable(begins(arrivals, session.rate_per_user, time.time(), random))
+        gevent.sleep(self.wait_time())
+
+    def on_stop(self) -> None:
+        self._recorder.abandoned(self._timetable.overdue(time.time()))
+        self._deeds.door.close()
+
+    def wait_time(self) -> float:
+        return max(0.0, self._timetable.due - time.time())
+
+    @task
+    def operation(self) -> None:
+        """One operation, however late."""
+        door, operation = self._deeds.door, self._deeds.draw()
+        intended, began = self._timetable.due, time.time()
+        self._timetable.following()
+        error: Exception | None = None
+        length = 0
+        try:
+            length = self._deeds.perform(operation)
+        except (StoreError, RedisError, Contended, WrongValue, OSError) as failure:
+            error = failure
+        ended = time.time()
+        self.environment.events.request.fire(
+            request_type=door.name,
+            name=operation,
+            response_time=(ended - intended) * 1000,
+            response_length=length,
+            exception=error,
+            context={"intended": intended, "ended": ended, "service_s": ended - began},
+        )
+
+
+def record(
+    recorder: Recorder,
+    *,
+    request_type: str,
+    name: str,
+    response_length: int,
+    exception: Exception | None,
+    context: dict[str, Any],
+    **_: Any,
+) -> None:
+    """A listener of Locust's `request` event."""
+    intended, ended = context["intended"], context["ended"]
+    if exception is None:
+        recorder.done(
+            request_type, name, intended=intended, ended=ended, service_s=context["service_s"], length=response_length
+        )
+        return
+    if isinstance(exception, WrongValue):
+        recorder.is_wrong(f"{request_type} {name}: {exception}")
+    recorder.failed(request_type, name, kind_of(exception), intended=intended, ended=ended)
+
+
+def kind_of(error: Exception) -> str:
+    """The error's class, and for the Redis door the first word of what the server said."""
+    name = type(error).__name__
+    return f"{name} {str(error).partition(' ')[0]}" if name == "ResponseError" else name

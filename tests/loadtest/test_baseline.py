@@ -1,0 +1,82 @@
+"""A fall against the stored figures is told from noise, and only like is compared with like."""
+
+from __future__ import annotations
+
+import json
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.baseline import Tolerance, baseline_of, compare, differences
+from loadtest.compare import run_compare
+
+RUN: dict[str, Any] = {
+    "options": {"workload": "ycsb-a", "shape": "steady", "rate": 400.0, "seconds": 105.0, "report": "x.html"},
+    "machine": {"cores": 2, "processor": "one", "load_1m": 0.4},
+    "total": {
+        "per_s": 400.0,
+        "achieved": 1.0,
+        "p50_ms": 4.0,
+        "p95_ms": 10.0,
+        "p99_ms": 20.0,
+        "service_p50_ms": 3.0,
+        "service_p99_ms": 15.0,
+    },
+}
+
+
+def changed(part: str, **figures: Any) -> dict[str, Any]:
+    found = deepcopy(RUN)
+    found[part] |= figures
+    return found
+
+
+def fallen(document: dict[str, Any]) -> list[str]:
+    return [line.figure for line in compare(baseline_of(RUN), document, Tolerance()) if line.is_fallen]
+
+
+def test_the_same_run_has_not_fallen() -> None:
+    assert fallen(RUN) == []
+    assert differences(baseline_of(RUN), RUN) == []
+
+
+@pytest.mark.parametrize(
+    ("figure", "still", "no_more"),
+    [("per_s", 281.0, 279.0), ("achieved", 0.71, 0.69), ("p99_ms", 39.9, 40.1), ("p50_ms", 8.9, 9.1)],
+)
+def test_each_figure_may_fall_so_far_and_no_further(figure: str, still: float, no_more: float) -> None:
+    assert fallen(changed("total", **{figure: still})) == []
+    assert fallen(changed("total", **{figure: no_more})) == [figure]
+
+
+def test_a_better_run_has_not_fallen() -> None:
+    assert fallen(changed("total", per_s=900.0, p99_ms=1.0)) == []
+
+
+@pytest.mark.parametrize(("part", "name"), [("options", "rate"), ("options", "workload"), ("machine", "cores")])
+def test_another_run_or_machine_is_not_compared(part: str, name: str) -> None:
+    (reason,) = differences(baseline_of(RUN), changed(part, **{name: 7}))
+    assert reason.startswith(f"{name} was")
+
+
+def test_where_the_report_goes_makes_no_difference() -> None:
+    assert differences(baseline_of(RUN), changed("options", report="y.html", seconds=60.0)) == []
+
+
+def test_the_command_ends_with_1_on_a_fall_and_2_if_it_cannot_compare(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
+    results.write_text(json.dumps(RUN))
+    assert run_compare(results, baseline, Tolerance()) == 2
+    assert run_compare(results, baseline, Tolerance(), save=True) == 0
+    assert run_compare(results, baseline, Tolerance()) == 0
+    results.write_text(json.dumps(changed("total", per_s=100.0)))
+    assert run_compare(results, baseline, Tolerance()) == 1
+    assert "per_s" in capsys.readouterr().err
+    results.write_text(json.dumps(changed("options", rate=9.0)))
+    assert run_compare(results, baseline, Tolerance()) == 2
+    baseline.write_text('{"format": 99}')
+    assert run_compare(results, baseline, Tolerance()) == 2

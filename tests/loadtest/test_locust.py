@@ -1,0 +1,98 @@
+"""Short headless runs of Locust against a real cluster, through both doors."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import Client
+from loadtest.workloads import Keyspace
+from tests.cluster.harness import Cluster, running_cluster
+from tests.conftest import ROOT
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+KEYS = 200
+COMMAND = (
+    sys.executable,
+    "-m",
+    "locust",
+    "-f",
+    str(ROOT / "loadtest" / "locustfile.py"),
+    "--headless",
+    "--only-summary",
+)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("loadtest")) as started:
+        yield started
+
+
+def run(cluster: Cluster, folder: Path, *options: str) -> tuple[int, dict[str, Any], str, str]:
+    """Exit code, document, page, and what was said."""
+    report = folder / "report.html"
+    answer = subprocess.run(
+        [
+            *COMMAND,
+            *("--data-dir", str(cluster.local.data_dir), "--report", str(report)),
+            *("--keys", str(KEYS), "--rate", "100", "--warmup", "1"),
+            *options,
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = f"{answer.stdout}\n{answer.stderr}"
+    assert report.exists(), said
+    return answer.returncode, json.loads(report.with_suffix(".json").read_text()), report.read_text(), said
+
+
+def test_a_kill_is_marked_in_the_report_of_two_workers_and_no_value_is_wrong(cluster: Cluster, tmp_path: Path) -> None:
+    mixes = ("--workload", "ycsb-a,ycsb-d,ycsb-f,cas,ycsb-e", "--errors-max", "0.2")
+    code, made, page, said = run(cluster, tmp_path, "--shape", "chaos", "--seconds", "18", "--processes", "2", *mixes)
+    assert code == 0, said
+    assert 1_000 < sum(line["count"] for line in made["operations"]) < made["total"]["done"]
+    assert max(point["users"] or 0 for point in made["timeline"]) == 10
+    assert made["total"]["wrong"] == 0
+    doors_and_operations = {(line["door"], line["operation"]) for line in made["operations"]}
+    for operation in ("read", "update", "insert", "read-modify-write", "compare-and-set", "scan"):
+        assert {("grpc", operation), ("resp", operation)} <= doors_and_operations
+    kill, start = made["events"]
+    assert kill["what"].startswith("kill -9 n")
+    assert start["outcome"].startswith("ready after")
+    assert kill["max_ms"] > 2 * made["total"]["p50_ms"]
+    assert page.count('data-event="1"') == page.count('data-event="2"') == 3
+    assert kill["what"] in page
+    cluster.wait_ready()
+
+
+def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster, tmp_path: Path) -> None:
+    keys = [Keyspace(b"load/", KEYS, 1).record(number) for number in range(20)]
+    with Client(cluster.url) as client:
+        for key, found in client.get_many(keys).items():  # loaded by the run before
+            client.put(key, found.value[:-1] + bytes((found.value[-1] ^ 1,)))
+    options = ("--no-preload", "--seconds", "4", "--workload", "ycsb-c", "--keys-by", "uniform", "--errors-max", "1")
+    code, made, page, said = run(cluster, tmp_path, *options)
+    assert code == 1
+    assert made["total"]["wrong"] > 0
+    assert all("load/r/0000000000" in told and "checksum" in told for told in made["wrong"])
+    assert {told.split()[0] for told in made["wrong"]} == {"grpc", "resp"}
+    assert "reads gave wrong values" in page
+    assert "reads gave wrong values" in said
+
+
+def test_an_unreachable_cluster_is_told_in_one_line() -> None:
+    command = [*COMMAND, "--store", "kv://127.0.0.1:9?timeout=500ms", "GrpcUser"]
+    answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert answer.returncode == 2
+    (line,) = [each for each in answer.stderr.splitlines() if each.startswith("loadtest:")]
+    assert "127.0.0.1:9" in line

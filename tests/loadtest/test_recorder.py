@@ -1,0 +1,105 @@
+"""What workers measured adds up to what one process would have measured."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from loadtest.recorder import WRONG_MAX, Recorder
+
+
+def measure(recorder: Recorder, seed: int, count: int = 500) -> None:
+    random = Random(seed)
+    for _ in range(count):
+        intended = 1_000 + random.random() * 10
+        if random.random() < 0.05:
+            recorder.failed("grpc", "read", "Unavailable", intended=intended, ended=intended + 5)
+            continue
+        took = random.lognormvariate(-6, 1)
+        recorder.done("grpc", "read", intended=intended, ended=intended + took, service_s=took / 2, length=10)
+
+
+def figures(recorder: Recorder) -> list[object]:
+    cells = {
+        second: (cell.due, cell.done, cell.errors, cell.responses.get_total_count(), cell.responses.get_max_value())
+        for second, cell in sorted(recorder.cells.items())
+    }
+    tallies = {
+        key: (
+            tally.errors,
+            tally.bytes,
+            [each.get_value_at_percentile(p) for each in (tally.responses, tally.services) for p in (1, 50, 99, 99.9)],
+        )
+        for key, tally in recorder.tallies.items()
+    }
+    return [cells, tallies, recorder.error_counts, recorder.wrong, recorder.wrong_count]
+
+
+def test_merged_workers_are_as_one_process() -> None:
+    one, master = Recorder(), Recorder()
+    for seed in range(4):
+        measure(one, seed)
+        worker = Recorder()
+        measure(worker, seed, 500)
+        worker.is_wrong(f"{seed}")
+        one.is_wrong(f"{seed}")
+        master.merge(worker.take())
+    assert figures(master) == figures(one)
+
+
+def test_each_measurement_is_reported_once() -> None:
+    worker, master, one = Recorder(), Recorder(), Recorder()
+    for seed in (1, 2):
+        measure(worker, seed)
+        measure(one, seed)
+        master.merge(worker.take())
+    master.merge(worker.take())
+    assert figures(master) == figures(one)
+
+
+def test_latencies_below_a_millisecond_are_told_apart() -> None:
+    recorder = Recorder()
+    for number in range(1, 1_001):
+        recorder.done("resp", "read", intended=5.0, ended=5.0 + number * 1e-6, service_s=number * 1e-6)
+    histogram = recorder.tallies["resp", "read"].responses
+    assert histogram.get_value_at_percentile(50) == pytest.approx(500, abs=2)
+    assert histogram.get_value_at_percentile(99) == pytest.approx(990, abs=2)
+
+
+def test_what_began_late_is_measured_from_when_it_should_have_begun() -> None:
+    recorder = Recorder()
+    for number in range(20):  # a stall of two seconds, then all at once
+        recorder.done("grpc", "read", intended=10.0 + number / 10, ended=12.0, service_s=0.001)
+    tally = recorder.tallies["grpc", "read"]
+    assert tally.responses.get_value_at_percentile(50) == pytest.approx(1_000_000, rel=0.01)
+    assert tally.services.get_value_at_percentile(99) == pytest.approx(1_000, rel=0.01)
+    assert [(recorder.cell(second).due, recorder.cell(second).done) for second in (10, 11, 12)] == [
+        (10, 0),
+        (10, 0),
+        (0, 20),
+    ]
+
+
+def test_the_warm_up_is_in_the_timeline_and_in_no_table() -> None:
+    recorder = Recorder(counted_from=11.0)
+    recorder.done("grpc", "read", intended=10.5, ended=11.5, service_s=1)
+    recorder.failed("grpc", "read", "Unavailable", intended=10.6, ended=11.6)
+    assert recorder.tallies == {}
+    assert (recorder.cell(10).due, recorder.cell(11).done, recorder.cell(11).errors) == (2, 1, 1)
+
+
+def test_what_was_never_begun_was_due_all_the_same() -> None:
+    recorder = Recorder()
+    recorder.abandoned([10.1, 10.2, 11.0])
+    assert (recorder.cell(10).due, recorder.cell(11).due) == (2, 1)
+
+
+def test_all_wrong_values_are_counted_and_some_told() -> None:
+    master = Recorder()
+    for _ in range(3):
+        worker = Recorder()
+        for number in range(40):
+            worker.is_wrong(str(number))
+        master.merge(worker.take())
+    assert (master.wrong_count, len(master.wrong)) == (120, WRONG_MAX)

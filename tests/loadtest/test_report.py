@@ -1,0 +1,82 @@
+"""The page holds everything, stands alone, and marks the events on every timeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from loadtest.baseline import Line as Beside
+from loadtest.charts import BOTTOM, HEIGHT, TOP, Line, Mark, timeline
+from loadtest.figures import Event, Goals, Run, document
+from loadtest.recorder import Recorder
+from loadtest.report import page
+
+OPTIONS = {"workload": "ycsb-a", "shape": "chaos"}
+
+
+def made(*, wrong: str = "") -> dict[str, Any]:
+    recorder = Recorder()
+    for number in range(100):
+        at = 1_000 + number / 10
+        recorder.done("resp", "read", intended=at, ended=at + 0.004, service_s=0.003)
+    recorder.failed("grpc", "update", "OutcomeUnknown", intended=1_003, ended=1_004)
+    if wrong:
+        recorder.is_wrong(wrong)
+    events = [Event(1_002, "kill -9 n2"), Event(1_006, "start n2", "ready after 1.5 s", ended=1_007.5)]
+    run = Run(
+        began=1_000,
+        ended=1_010,
+        counted_from=1_001,
+        options=OPTIONS,
+        machine={"cores": 2},
+        goals=Goals(),
+        events=events,
+        users=dict.fromkeys(range(1000, 1010), 5),
+        knee={"carried_per_s": 900.0, "trials": [{"per_s": 900.0, "is_carried": True}]},
+    )
+    return document(recorder, run)
+
+
+def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
+    charts = re.findall(r"<svg.*?</svg>", page(made()), re.DOTALL)
+    assert len(charts) == 3
+    for chart in charts:
+        marks = [each for each in ElementTree.fromstring(chart).iter() if each.get("class") == "mark"]
+        assert [mark.get("data-event") for mark in marks] == ["1", "2"]
+        assert [mark.findtext("title") for mark in marks] == ["kill -9 n2", "start n2 ready after 1.5 s"]
+        assert [mark.find("rect") is not None for mark in marks] == [False, True]
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = page(made())
+    assert not re.search(r"<(script|link|img|iframe)|@import|url\(|https?://", text)
+
+
+def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
+    text = page(made(), [Beside("p99_ms", 3.0, 9.0, 8.0, True)])
+    for told in ("OutcomeUnknown", "kill -9 n2", "ready after 1.5 s", "900/s", "FALLEN", "✓ as it must be"):
+        assert told in text
+
+
+def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
+    text = page(made(wrong="b'k' holds <script>alert(1)</script>"))
+    assert "✗ 1 reads gave wrong values" in text
+    assert "✓" not in text
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.004, 9_000.0], [5.0], [None, 3.0, None, 4.0]])
+def test_curves_stay_inside_the_chart(values: list[float | None], *, is_log: bool) -> None:
+    chart = timeline(
+        "t", [Line("l", list(enumerate(values)), "one")], [Mark(1, 1.0, None, "x")], seconds=3, is_log=is_log
+    )
+    curve = next(each for each in ElementTree.fromstring(chart).iter("path") if each.find("title") is not None)
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.-]+)", curve.get("d", ""))]
+    assert all(TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for y in heights)
+    shown = [value for value in values if value is not None and (value > 0 or not is_log)]
+    assert len(heights) == len(shown)
