@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
+from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -170,11 +171,13 @@ def watch(
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
+    json: Json = False,
 ) -> None:
-    """Print changes of keys as they happen."""
+    """Print changes of keys as they happen; with --json one document on each line."""
     from kvstore.cli.watching import print_changes
 
-    print_changes(config_of(data_dir, zookeeper, server, TREE_TIMEOUT_S), _bytes(prefix))
+    config = config_of(data_dir, zookeeper, server, TREE_TIMEOUT_S)
+    print_changes(config, _bytes(prefix), line_of if json else None)
 
 
 def load_tree(
@@ -255,6 +258,12 @@ def _text(data: bytes) -> str:
 def _brief(value: bytes) -> str:
     shown = _text(value[:60]).replace("\n", "\\n")
     return shown if len(value) <= 60 else f"{shown}…"
+
+
+def line_of(partition: str, sequence: int, key: bytes, value: bytes | None) -> str:
+    """A change as one line of JSON; `value` is None if the key was deleted."""
+    shown = {"deleted": True} if value is None else _exact("value", value)
+    return dumps({"partition": partition, "sequence": sequence, **_shown_key(key), **shown}, ensure_ascii=False)
 
 
 def _shown_key(key: bytes) -> dict[str, str]:

@@ -129,6 +129,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    json: Json = False,
 ) -> None:
     """Delete a ledger that no partition's list names."""
     from kvstore.cli.ring import read_ring
@@ -148,7 +149,8 @@ def delete(
         await ledgers.remove(metadata.ledger, version)
 
     with_tools(data_dir, zookeeper, work)
-    print(f"ledger {ledger} is deleted; its bookies free the space soon")
+    told = f"ledger {ledger} is deleted; its bookies free the space soon"
+    print(as_json({"ledger": ledger, "deleted": True}) if json else told)
 
 
 _SUMMARY = ("id", "partition", "state", "last_entry", "quorum", "bookies")

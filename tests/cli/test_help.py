@@ -1,5 +1,6 @@
 """`--help` of every command, as it is really printed."""
 
+import json
 import re
 from collections.abc import Iterator
 
@@ -8,6 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from kvstore.cli.data import line_of
 from kvstore.cli.main import build
 
 
@@ -39,6 +41,23 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None
     assert command.help or path == ()
     unexplained = [each.name for each in command.params if not getattr(each, "help", None)]
     assert unexplained == []
+
+
+def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own() -> None:
+    leaves = {" ".join(path): command for path, command in TREE.items() if not hasattr(command, "commands")}
+    without = {name for name, each in leaves.items() if not any("--json" in one.opts for one in each.params)}
+    assert without == {"node run", "bench suite"}, "a node logs; the suite writes its figures to --out"
+
+
+def test_a_change_is_one_line_of_json() -> None:
+    assert json.loads(line_of("p1", 7, b"key", b"two\nlines")) == {
+        "partition": "p1",
+        "sequence": 7,
+        "key": "key",
+        "value": "two\nlines",
+    }
+    assert "\n" not in line_of("p1", 7, b"key", b"two\nlines")
+    assert json.loads(line_of("p1", 8, b"key", None))["deleted"] is True
 
 
 def test_what_the_design_promises_is_there() -> None:
