@@ -4,6 +4,7 @@ source."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ from kvstore.partition.target import Step, span_of
 from kvstore.partition.territory import Import
 from kvstore.ring import Rings, steps
 from kvstore.ring.moves import Move, MoveId, MoveState
-from kvstore.types import PartitionId, Position
+from kvstore.types import PartitionId, Position, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import LogEntry, LogReader, Logs
@@ -36,6 +37,7 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
+UNPIN_S = 1.0
 FOLLOW_MS = 100
 CLOSE_BYTES = 64 << 10
 """The target is close when one read of the source's log brings less than this."""
@@ -73,6 +75,8 @@ class Carried:
         self._step: Step | None = None
         self._pin: tuple[PartitionId, str] | None = None
         """The source, and the pin's name."""
+        self._answered: ServerId | None = None
+        """Whoever did what was asked last: the source's leader."""
         self._reader: LogReader | None = None
         self._read_to = BEGINNING
         """Of the source's log; what is behind IMPORT's tail says nothing about the range."""
@@ -82,15 +86,14 @@ class Carried:
     def statistics(self) -> dict[str, Any]:
         return {"step": self._step, "rows": self._rows, "bytes": self._bytes, "failure": self.failure}
 
-    def close(self) -> None:
-        """Give back what is held; the pin ends with the session, or now."""
-        if self._digest is not None:
-            self._m.state.unwatch(self._digest)
-            self._digest = None
-        self._stop_reading()
-        if self._pin is not None:
-            self._m.env.nursery.spawn(self._unpin(*self._pin), name=f"move {self.move} unpin")
-            self._pin = None
+    async def close(self) -> None:
+        """Give back what is held; the pin now, or with the session."""
+        await self._forget_progress()
+        pin, self._pin = self._pin, None
+        if pin is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(UNPIN_S):
+                    await self._unpin(*pin)
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -207,21 +210,20 @@ class Carried:
     async def _start_over(self) -> None:
         """What was copied cannot be completed: drop it, and begin with another pin."""
         log.warning("partition=%s move=%d begins anew", self._m.partition, self.move)
-        self._forget_progress()
+        await self._forget_progress()
         await self._m.source.drop_some(self._lead(), self.move)
         raise Unavailable(f"move {self.move} begins anew")
 
-    def _forget_progress(self) -> None:
+    async def _forget_progress(self) -> None:
         if self._digest is not None:
             self._m.state.unwatch(self._digest)
             self._digest = None
-        self._stop_reading()
+        await self._stop_reading()
 
-    def _stop_reading(self) -> None:
-        if self._reader is not None:
-            self._m.env.nursery.spawn(self._reader.close(), name=f"move {self.move} close")
-            self._reader = None
-        self._read_to = BEGINNING
+    async def _stop_reading(self) -> None:
+        reader, self._reader, self._read_to = self._reader, None, BEGINNING
+        if reader is not None:
+            await reader.close()
 
     async def _follow(self, leader: Leader, move: Move) -> None:
         """Follow the source's log until it is close, then to a freeze, and log that all has come."""
@@ -260,7 +262,7 @@ class Carried:
         try:
             size = await self._log_all(leader, read, found)
         except BaseException:
-            self._stop_reading()  # read again what was not logged
+            await self._stop_reading()  # read again what was not logged
             raise
         return size < CLOSE_BYTES
 
@@ -321,7 +323,7 @@ class Carried:
         if verdict.released is not None:
             await self._ask(leader, move)
         else:
-            self._forget_progress()
+            await self._forget_progress()
             await self._m.source.drop_some(leader, self.move)
 
     # ── as source ─────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -358,10 +360,14 @@ class Carried:
         member = self._m.rings.ring.partitions.get(move.source)
         failure: StoreError = Unavailable(f"partition {move.source} has no replicas")
         replicas = member.replicas if member is not None else ()
-        # The first is mostly the leader, which has other things to do than to give pages.
-        for server in reversed(replicas) if method == source.PAGE else replicas:
+        # The leader has other things to do than to give pages; only it can do the rest.
+        is_page = method == source.PAGE
+        for server in sorted(replicas, key=lambda server: (server == self._answered) is is_page):
             try:
-                return await self._m.peers.call(server, move.source, method, body, CALL_S)
+                answer = await self._m.peers.call(server, move.source, method, body, CALL_S)
+                if not is_page:
+                    self._answered = server
+                return answer
             except StoreError as error:
                 failure = error if not isinstance(error, NotLeader) else Unavailable(str(error))
         raise failure

@@ -107,5 +107,5 @@ class Mover:
                     pause_s = min(2 * pause_s, RETRY_MAX_S)
         finally:
             self._carried.pop(carried.move, None)
-            carried.close()
             self._changed.set()
+            await carried.close()

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import ConditionFailed, StoreError
+from kvstore.errors import ConditionFailed, MetadataUnavailable, MetadataUnknown, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import commands, mover, rows
 from kvstore.partition.carried import Means
@@ -101,8 +101,12 @@ class World:
 
     async def change(self, step: Callable[[Ring], Ring]) -> Ring:
         """Change the ring as an operator would."""
-        self.cluster.ring = await change_ring(self.store, step)
-        return self.cluster.ring
+        while True:
+            try:
+                self.cluster.ring = await change_ring(self.store, step)
+                return self.cluster.ring
+            except (MetadataUnavailable, MetadataUnknown):
+                await asyncio.sleep(0.1)
 
     async def read_ring(self) -> Ring:
         return await self.change(lambda ring: ring)
@@ -302,9 +306,8 @@ async def _scenario(
     await asyncio.sleep(0.3)
     await story(world, users)
     heal(cluster)
-    await world.read_ring()
-    await all_serve(cluster, 90.0)
     await world.moved()
+    await all_serve(cluster, 90.0)
     await asyncio.sleep(0.3)
     await users.stop()
     await world.judge()
