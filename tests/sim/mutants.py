@@ -2,14 +2,16 @@
 name]`, or `make mutants`.
 
 Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. With each come the faults and knobs
-under which it shows soonest: the question is whether the judges notice, and how many seeds they need. Breakages of the
-ledger client alone are in mutants_wal.py, of the bookie alone in tests/bookie/mutants.py.
+under which it shows soonest: the question is whether the judges notice, and how many seeds they need. What whole
+clusters show too rarely is left to narrower suites: breakages of the ledger client are in mutants_wal.py (its table
+follows the one of this file), of a leader in tests/partition/test_mutants.py, of a bookie in tests/bookie/mutants.py.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -19,9 +21,8 @@ from kvstore.bookie import fencing, identity, storage
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.storage import BookieStorage
-from kvstore.errors import NotLeader, OutcomeUnknown
 from kvstore.meta.cookies import encode_cookie
-from kvstore.partition import answers, evaluate, leader, rows, transfer
+from kvstore.partition import evaluate
 from kvstore.partition.dedup import RetryTable
 from kvstore.partition.leader import Leader
 from kvstore.partition.partition import Partition
@@ -33,6 +34,7 @@ from kvstore.types import BookieId, Position, Seq
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
+from tests.sim import mutants_wal
 from tests.sim.catalogue import MUTANTS, from_wal, mutant, noticed
 from tests.sim.stories import (
     acks_under_way,
@@ -95,17 +97,6 @@ def _old_id(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(identity._Identification, "_format", format_as_before)
 
 
-@mutant("a fence is forgotten at a crash", *ZOMBIES, "kill", "power_cut")
-def _volatile_fence(patch: pytest.MonkeyPatch) -> None:
-    note = BookieStorage.note
-
-    def forget_fences(self: Any, kind: Any, flags: int, ledger: Any, entry: int, body: bytes, **rest: Any) -> None:
-        if kind.name != "FENCE":
-            note(self, kind, flags, ledger, entry, body, **rest)
-
-    patch.setattr(BookieStorage, "note", forget_fences)
-
-
 @mutant("a fenced bookie takes ordinary adds", *ZOMBIES)
 def _no_fence(patch: pytest.MonkeyPatch) -> None:
     judge = fencing.judge_add
@@ -123,17 +114,14 @@ from_wal("recovery reads do not fence", story=late_add_meets_a_recovery)
 from_wal("a recovery publishes its ensemble early", "kill_leader", "isolate", "cut_a_link", nodes=5, pace_s=0.2)
 from_wal("unknown counts as absent", story=holder_that_does_not_answer)
 from_wal("acknowledges while the ensemble changes", "kill", "isolate", "metadata_trouble", nodes=5, pace_s=0.2)
-from_wal("the lease is not waited out", story=zombie_reads, lease_ms=1000)
+from_wal("the lease is not waited out", story=zombie_reads, lease_ms=3000)
 from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
 from_wal("the list is written without compare", *ZOMBIES, log__roll_entries=8)
-from_wal("a lease counts from the acknowledgement", *ZOMBIES, "slow_disk", "slow_links", load__pause_s=0.01)
-from_wal("entries go to the next ledger before the last one's are acknowledged", "kill_leader", log__roll_entries=3)
 from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
 from_wal("a rolled ledger is not listed", log__roll_entries=8)
-from_wal("any release record in the last two ledgers saves the wait", *ZOMBIES, "hand_over", load__pause_s=0.02)
 
 
-@mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=1000)
+@mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=3000)
 def _early_reads(patch: pytest.MonkeyPatch) -> None:
     """The list's compare-and-set comes before the wait, and only acknowledgements of writes wait."""
     append, init = OpenLog.append, OpenLog.__init__
@@ -179,11 +167,6 @@ def _no_retry_table(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RetryTable, "find", lambda self, *_: None)
 
 
-@mutant("the retry table is not rebuilt at a start", "kill_all", "kill_leader", "resets", load__counters=2)
-def _no_rebuild(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(State, "_load_retries", lambda self: None)
-
-
 @mutant("applied and shown before it is acknowledged", "kill_leader", "isolate", "cut_a_link")
 def _apply_early(patch: pytest.MonkeyPatch) -> None:
     append, apply_decoded = Leader._append, State.apply_decoded
@@ -207,12 +190,6 @@ def _no_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadGate, "has_lease", lambda self, now: not self._closed)
 
 
-@mutant("a strict read takes any proof", *ZOMBIES, partition__lease_ms=0, load__pause_s=0.01)
-def _old_proof(patch: pytest.MonkeyPatch) -> None:
-    proves = ReadGate.proves
-    patch.setattr(ReadGate, "proves", lambda self, ticket: proves(self, ticket - 1))
-
-
 @mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)
 def _cached_lease(patch: pytest.MonkeyPatch) -> None:
     has_lease = ReadGate.has_lease
@@ -226,64 +203,10 @@ def _cached_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadGate, "has_lease", cached)
 
 
-@mutant("a leader answers on after its release record", "hand_over", "rolling_restart", load__pause_s=0.01)
-def _no_close(patch: pytest.MonkeyPatch) -> None:
-    release = Leader.release
-
-    async def release_and_serve(self: Any) -> None:
-        serving = Leader.__dict__.get("serving")
-        assert serving is None
-        drained = self._drained
-
-        async def drained_and_open() -> None:
-            await drained()
-            self.serving = True
-
-        self._drained = drained_and_open
-        self._gate.close = lambda: None
-        await release(self)
-
-    patch.setattr(Leader, "release", release_and_serve)
-
-
-@mutant("a failed condition is answered before what it saw is acknowledged", "kill_leader", "isolate", "cut_a_link")
-def _early_refusals(patch: pytest.MonkeyPatch) -> None:
-    send = Leader._send
-
-    def send_and_answer(self: Any, items: Any) -> None:
-        flights = len(self._flights)
-        send(self, items)
-        if self._flights and len(self._flights) == flights and self._flights[-1].observed:
-            self._answers.give_all(self._flights[-1].observed)
-            self._flights[-1].observed = []
-
-    patch.setattr(Leader, "_send", send_and_answer)
-
-
-@mutant("unknown is told as refused", *ZOMBIES, "kill_leader", "isolate")
-def _unknown_is_refused(patch: pytest.MonkeyPatch) -> None:
-    lost = answers.lost
-
-    def refuse(replies: Any, partition: Any) -> Any:
-        told = lost(replies, partition)
-        return [(s, t, NotLeader(partition) if isinstance(r, OutcomeUnknown) else r) for s, t, r in told]
-
-    patch.setattr(leader, "lost", refuse)
-
-
 @mutant("a session read ignores its token", "isolate", "cut_a_link", "slow_links", load__readers=2)
 def _no_token(patch: pytest.MonkeyPatch) -> None:
     answer_here = Partition._answer_here
     patch.setattr(Partition, "_answer_here", lambda self, op: answer_here(self, (*op[:3], 0) if len(op) == 4 else op))
-
-
-@mutant("a snapshot leaves the retry table behind", "wipe", "kill_leader", "resets", load__counters=2)
-def _no_table_in_snapshots(patch: pytest.MonkeyPatch) -> None:
-    class Narrow:
-        def __getattr__(self, name: str) -> Any:
-            return (b"q", b"q") if name == "ALL_RETRY" else getattr(rows, name)
-
-    patch.setattr(transfer, "rows", Narrow())
 
 
 @mutant("a replica skips an entry after a reset", "resets", "kill", "isolate")
@@ -314,18 +237,26 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
 
 
 def main(wanted: str) -> None:
-    """Try each breakage until a seed notices, the eleven first, and print the table."""
+    """Try each breakage until something notices, the eleven first, and print the tables."""
     logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
-    names = [name for name in (*ELEVEN, *sorted(MUTANTS.keys() - set(ELEVEN))) if wanted in name]
-    width = max(map(len, names), default=0)
-    missed = []
-    for name in names:
-        found = noticed(name, SEEDS)
-        print(f"{name:{width}}  {f'{found}'[:160] if found else 'MISSED'}", flush=True)
-        missed += [] if found else [name]
-    print(f"{len(names) - len(missed)} of {len(names)} breakages were noticed")
+    clusters = [*ELEVEN, *sorted(MUTANTS.keys() - set(ELEVEN))]
+    missed = table("whole clusters", clusters, wanted, noticed)
+    missed += table("ledgers and logs", sorted(mutants_wal.MUTANTS), wanted, mutants_wal.caught_by)
     if missed:
         raise SystemExit(f"missed: {', '.join(missed)}")
+
+
+def table(suite: str, names: list[str], wanted: str, find: Callable[[str, range], object]) -> list[str]:
+    """Print how each breakage is noticed; returns those that are not."""
+    chosen = [name for name in names if wanted in name]
+    width = max(map(len, chosen), default=0)
+    missed = []
+    for name in chosen:
+        found = find(name, SEEDS)
+        print(f"{name:{width}}  {f'{found}'[:140] if found else 'MISSED'}", flush=True)
+        missed += [] if found else [name]
+    print(f"{suite}: {len(chosen) - len(missed)} of {len(chosen)} breakages were noticed\n", flush=True)
+    return missed
 
 
 if __name__ == "__main__":
