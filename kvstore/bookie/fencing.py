@@ -40,7 +40,8 @@ def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstone
 
 
 def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
-    """May the ledger's writer add to it here? `metadata` was read after the add had arrived; None: there is none."""
+    """May the ledger's writer add to it here? `metadata` was read after a word of its writer had arrived; None: there
+    is none."""
     if metadata is None or metadata.state is not LedgerState.OPEN:
         return Verdict.FENCED
     return Verdict.ADMIT if names(metadata, bookie) else Verdict.UNKNOWN

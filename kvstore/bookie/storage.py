@@ -343,6 +343,17 @@ class BookieStorage:
             return
         found.set_explicit_lac(body)
         self.journal.after(found.last_group, lambda: done(Status.OK), urgent=False)
+        if not (found.is_admitted or found.is_fenced):
+            self._admit_ahead(ledger, key)
+
+    def _admit_ahead(self, ledger: int, key: bytes) -> None:
+        """A writer speaks of its ledger before its first add: that add need not wait for the metadata store then."""
+
+        def resume(answer: Verdict) -> None:
+            if answer is Verdict.ADMIT and self._judge(ledger, key, recovery=False) is Verdict.ASK:
+                self._first_contact(ledger, key, lambda _: None, flags=ADMITTED)
+
+        self.admission.ask(ledger, len(key), resume)
 
     def force(self, ledger: int, *, done: Done) -> None:
         """OK once everything accepted before is on the disk."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import Enum, auto
 
 from kvstore.env import Env
 from kvstore.errors import PeerRefused, StoreError
@@ -16,6 +17,16 @@ from kvstore.types import PartitionId, ServerId
 HOLD_S = 4.0
 """How long a leader holds a follower's question before it answers it: the follower learns of its death from the
 link."""
+
+
+class _Heard(Enum):
+    """What came of asking one of them whether it serves."""
+
+    SERVES = auto()
+    SERVES_NOT = auto()
+    REFUSED = auto()
+    """Its process is gone."""
+    SILENT = auto()
 
 
 class Others:
@@ -39,9 +50,14 @@ class Others:
 
     async def incumbent(self) -> Incumbent:
         """Whether one of them still serves, or may do so. Raises nothing."""
-        asked = [self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers]
-        found = [await each for each in asked]
-        return max(found, key=lambda each: each.value, default=Incumbent.GONE)
+        asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
+        found = {server: await answer for server, answer in asked.items()}
+        if _Heard.SERVES in found.values():
+            return Incumbent.SERVES
+        is_gone = self.last_leader is not None and found.get(self.last_leader) is _Heard.REFUSED
+        if _Heard.SILENT in found.values() and not is_gone:
+            return Incumbent.SILENT  # the last known leader, or one that has followed it unheard of
+        return Incumbent.GONE
 
     async def keep_hold(
         self,
@@ -72,15 +88,14 @@ class Others:
     async def take(self, successor: ServerId, what: Take) -> None:
         await self._peers.call(successor, self._partition, TAKE, what.encode(), TAKE_S)
 
-    async def _ask(self, server: ServerId) -> Incumbent:
+    async def _ask(self, server: ServerId) -> _Heard:
         try:
             serves = await self._peers.call(server, self._partition, "serving", b"", RANK_DELAY_S) == b"1"
-            return Incumbent.SERVES if serves else Incumbent.GONE
+            return _Heard.SERVES if serves else _Heard.SERVES_NOT
         except PeerRefused:
-            return Incumbent.GONE
+            return _Heard.REFUSED
         except StoreError:
-            # One that has not led, as far as is known, has nothing to be silent about.
-            return Incumbent.SILENT if self.last_leader in (None, server) else Incumbent.GONE
+            return _Heard.SILENT
 
 
 class Nobody:

@@ -85,7 +85,7 @@ class Owner:
         self._replaces: LeaderRecord | None = None
         """The leader znode in whose place one's own is being put."""
         self._graced_from = inf
-        """When an incumbent was first asked since a leader's znode was last seen."""
+        """When an incumbent was first asked since there was last a leader."""
         self._asks_again = False
         """It is to be asked once more before this replica claims."""
         self._stand_at = 0.0
@@ -207,7 +207,7 @@ class Owner:
     def _opened(self) -> list[Command]:
         if self.role is not Role.OPENING:
             return []
-        self.role, self._failures, self.leader = Role.SERVING, 0, self._me
+        self.role, self._failures, self.leader, self._graced_from = Role.SERVING, 0, self._me, inf
         return [Follow(self._me)]  # also if clients were sent here before: they can be answered now
 
     def _yielded(self, successor: ServerId) -> list[Command]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from random import Random
 
 from kvstore.env.ports import Clock
@@ -31,13 +31,16 @@ class LedgerCreator:
         *,
         clock: Clock,
         random: Random,
+        greet: Callable[[LedgerMetadata], None] = lambda _: None,
     ) -> None:
+        """`greet` is called for each ledger made."""
         self._ids = ids
         self._ledgers = ledgers
         self._choice = choice
         self._config = config
         self._clock = clock
         self._random = random
+        self._greet = greet
         self._prepared: dict[PartitionId, tuple[LedgerMetadata, float]] = {}
         """Ledgers made ahead, and when."""
 
@@ -81,6 +84,7 @@ class LedgerCreator:
             token=self._random.getrandbits(62) + 1,
         )
         await self._ledgers.create(metadata)
+        self._greet(metadata)
         return metadata
 
 

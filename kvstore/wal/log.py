@@ -8,7 +8,8 @@ from kvstore.env.ports import Env
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerManager
 from kvstore.meta.store import MetadataStore
-from kvstore.types import PartitionId, Position, Seq
+from kvstore.proto.digest import EntryDigest, master_key
+from kvstore.types import NO_ENTRY, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.creator import LedgerCreator
@@ -43,7 +44,13 @@ class PartitionLogs:
         self._readers: dict[PartitionId, dict[TailReader, None]] = {}
         """Told at once when this node itself has changed a log."""
         self._creator = LedgerCreator(
-            LedgerIdGenerator(store), self._ledgers, choice, self._config, clock=env.clock, random=env.random
+            LedgerIdGenerator(store),
+            self._ledgers,
+            choice,
+            self._config,
+            clock=env.clock,
+            random=env.random,
+            greet=self._greet,
         )
 
     async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> OpenLog:
@@ -79,6 +86,14 @@ class PartitionLogs:
     async def prepare(self, partition: PartitionId) -> None:
         """Make a ledger ahead; see Logs."""
         await self._creator.prepare(partition)
+
+    def _greet(self, metadata: LedgerMetadata) -> None:
+        """Tell a new ledger's bookies that nothing is confirmed in it: so they ask the metadata store about it now, and
+        its first entry, for which clients wait, need not wait for that (docs/protocol.md B3)."""
+        digest = EntryDigest(metadata.digest, metadata.password)
+        body, key = digest.lac_packet(metadata.ledger, NO_ENTRY), master_key(metadata.password)
+        for bookie in metadata.fragments[0].ensemble:
+            self._ports.bookies.write_lac(bookie, metadata.ledger, key, body, NO_ENTRY)
 
     def reader(self, partition: PartitionId, after: Position | None) -> TailReader:
         """Read on after `after`, or from the very first ledger; see Logs."""

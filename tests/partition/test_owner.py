@@ -131,6 +131,11 @@ def test_an_incumbents_grace_begins_again_only_after_its_znode_was_back() -> Non
     assert owner.handle(Ranked(0, SERVES), until + 2) == [WakeAt(until + 2 + ASK_AGAIN_S)]
 
 
+def test_one_that_has_led_grants_its_successor_the_whole_grace() -> None:
+    owner = owner_after(*SERVING, Yielded(OTHER), LeaderRead(None), now=100)
+    assert owner.handle(Ranked(0, SERVES), 100 + INCUMBENT_GRACE_S) == [WakeAt(100 + INCUMBENT_GRACE_S + ASK_AGAIN_S)]
+
+
 def test_the_winner_opens_the_log_and_leads_only_when_it_is_open() -> None:
     owner = owner_after(*CLAIMING)
     assert owner.handle(Claimed(), 0) == [OpenLog()]

@@ -1,0 +1,67 @@
+"""From the moment in which a new leader has listed its ledger it waits for nothing but its bookies' disks."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.partition.leader import Leader
+from tests.sim.scenarios import Stage, knobs, play
+from tests.sim.test_handover import handing_back, led_by_another, led_by_preferred, write
+
+pytestmark = pytest.mark.sim
+
+START_S_MAX = 0.3
+
+
+def starts_without_the_metadata_store(stage: Stage, patch: pytest.MonkeyPatch) -> list[float]:
+    """From now on the metadata store stands still from the moment in which a leader has its log until it serves. How
+    long each of them took."""
+    took: list[float] = []
+    start = Leader.start
+
+    async def start_while_it_stands_still(self: Leader, *args: Any) -> None:
+        loop, metadata = asyncio.get_running_loop(), stage.cluster.metadata
+        began = loop.time()
+        metadata.freeze()
+        stage.world.network.at(began + 2.0, metadata.thaw)
+        await start(self, *args)
+        took.append(loop.time() - began)
+
+    patch.setattr(Leader, "start", start_while_it_stands_still)
+    return took
+
+
+@pytest.mark.parametrize("seed", range(1, 6))
+def test_after_a_leaders_death_the_next_one_serves_though_the_metadata_store_stands_still(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def story(stage: Stage) -> None:
+        first = await led_by_preferred(stage)
+        third = next(node for node in stage.cluster.nodes if node is not first)
+        writing = stage.spawn(write(stage, third, 4.0))
+        await asyncio.sleep(0.5)
+        with monkeypatch.context() as patch:
+            took = starts_without_the_metadata_store(stage, patch)
+            first.crash()
+            await stage.until_led_by_another(first)
+        assert took[-1] < START_S_MAX
+        await asyncio.sleep(2.0)
+        await writing
+
+    play(story, knobs(), seed)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_a_successor_serves_though_the_metadata_store_stands_still(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(stage: Stage) -> None:
+        await led_by_another(stage)
+        with monkeypatch.context() as patch:
+            took = starts_without_the_metadata_store(stage, patch)
+            await led_by_preferred(stage)
+        assert took[-1] < START_S_MAX
+        await asyncio.sleep(2.0)
+
+    play(story, handing_back(), seed)
