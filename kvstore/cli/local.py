@@ -125,7 +125,7 @@ def undrain(
 ) -> None:
     """Let a drained node hold replicas again. Start it anew so that it takes operations."""
     from kvstore.cli.replicas import change_replicas
-    from kvstore.cli.ring_changes import status_document, status_text
+    from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     answer = change_replicas(ChangeReplicasRequest(undrain=node), data_dir, zookeeper, None)

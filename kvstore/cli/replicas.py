@@ -12,7 +12,8 @@ from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
 from kvstore.cli.output import as_json
-from kvstore.cli.ring_changes import LOOK_S, ring_status, status_document, status_text
+from kvstore.cli.ring_changes import LOOK_S, ring_status
+from kvstore.cli.ring_views import status_document, status_text
 from kvstore.errors import Unavailable
 
 if TYPE_CHECKING:

@@ -9,12 +9,16 @@ import typer
 
 from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
-from kvstore.cli.ring_changes import register_changes
-from kvstore.errors import ConfigError, NoSuchNode
+from kvstore.cli.ring_changes import read_loads, register_changes
+from kvstore.cli.ring_views import loads_document
+from kvstore.errors import ConfigError, NoSuchNode, StoreError
 from kvstore.meta import paths
 from kvstore.partition.claim import Claims
 from kvstore.ring import Ring, decode, token_of
 from kvstore.types import PartitionId, ServerId
+
+HOT_SHOWN = 3
+KEY_SHOWN = 40
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +31,7 @@ def register(app: typer.Typer) -> None:
 
 
 def show(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
-    """Show the partitions: state, leader, replicas, share of the hash space."""
+    """Show the partitions: state, leader, replicas, share of the hash space, operations per second, hottest keys."""
 
     async def read(tools: Tools) -> dict[str, Any]:
         ring = await read_ring(tools)
@@ -45,10 +49,33 @@ def show(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Js
         return {"version": ring.version, "partitions": partitions}
 
     document = with_tools(data_dir, zookeeper, read)
+    loads = _loads(data_dir, zookeeper)
+    for row in document["partitions"]:
+        load = loads.get(row["id"])
+        row["ops_per_s"] = round(load["ops_per_s"], 1) if load else None
+        row["hot_keys"] = load["hot_keys"] if load else []
     if json:
         print(as_json(document))
-    else:
-        print(f"ring version {document['version']}\n\n{as_table(document['partitions'])}")
+        return
+    shown = [
+        {**row, "hot_keys": [f"{as_text(hot['key'])} {hot['share']:.0%}" for hot in row["hot_keys"][:HOT_SHOWN]]}
+        for row in document["partitions"]
+    ]
+    print(f"ring version {document['version']}\n\n{as_table(shown)}")
+
+
+def as_text(key: bytes) -> str:
+    """A key for a table: text as it is, other bytes escaped, long ones cut."""
+    text = key.decode("utf-8", "backslashreplace")
+    return text if len(text) <= KEY_SHOWN else f"{text[:KEY_SHOWN]}…"
+
+
+def _loads(data_dir: Path, zookeeper: str | None) -> dict[str, dict[str, Any]]:
+    """What the leaders tell of their load; nothing while no server is up."""
+    try:
+        return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, None))["loads"]}
+    except StoreError:
+        return {}
 
 
 def locate(

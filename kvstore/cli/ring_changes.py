@@ -5,14 +5,22 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
-from kvstore.cli.output import as_json, as_table
+from kvstore.cli.output import as_json
+from kvstore.cli.ring_views import (
+    loads_document,
+    plan_document,
+    plan_text,
+    progress_line,
+    status_document,
+    status_text,
+)
 from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,7 +30,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would mo
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all moves are through; show how far they are.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Partition ids.")]
 LOOK_S = 0.5
-MOVES_SHOWN_MAX = 40
 
 
 def register_changes(ring: typer.Typer) -> None:
@@ -54,7 +61,13 @@ def plan(
         )
     elif remove:
         request.MergeFrom(ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=remove))
-    _show_plan(_change(request, data_dir, zookeeper, server), json=json)
+    answer, loads = _change(request, data_dir, zookeeper, server), read_loads(data_dir, zookeeper, server)
+    if json:
+        print(as_json({**plan_document(answer), **loads_document(loads)}))
+        return
+    print(plan_text(answer))
+    for suggestion in loads.suggestions:
+        print(f"\n{suggestion.text}")
 
 
 def add(
@@ -212,6 +225,16 @@ def ring_status(data_dir: Path, zookeeper: str | None, server: str | None) -> ad
     return answer
 
 
+def read_loads(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.LoadsResponse:
+    """Raises StoreError."""
+    from kvstore.proto.admin_pb2 import LoadsRequest
+
+    answer: admin_pb2.LoadsResponse = ask_admin(
+        data_dir, zookeeper, server, lambda stub, timeout_s: stub.Loads(LoadsRequest(), timeout=timeout_s)
+    )
+    return answer
+
+
 def _plan_and_follow(
     request: admin_pb2.ChangeRingRequest,
     data_dir: Path,
@@ -260,110 +283,3 @@ def _show_plan(answer: admin_pb2.ChangeRingResponse, *, json: bool) -> None:
 
 def _show_status(answer: admin_pb2.RingStatusResponse, *, json: bool) -> None:
     print(as_json(status_document(answer)) if json else status_text(answer))
-
-
-def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
-    """A plan, as --json shows it."""
-    return {
-        "version_before": answer.version_before,
-        "version": answer.version or None,
-        "moves": [_move_row(each) for each in answer.moves],
-        "keys": answer.keys,
-        "bytes": answer.bytes,
-        "balance_before": round(answer.balance_before, 4),
-        "balance": round(answer.balance, 4),
-        "partitions": [
-            {
-                "id": each.id,
-                "state": each.state,
-                "share_before": round(each.share_before, 6),
-                "share": round(each.share, 6),
-                "keys": each.keys if each.HasField("keys") else None,
-            }
-            for each in answer.partitions
-        ],
-    }
-
-
-def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
-    """A plan, for people."""
-    document = plan_document(answer)
-    parts = []
-    if answer.moves:
-        parts += [_table(document["moves"]), ""]
-        what = f"{len(answer.moves)} moves, about {answer.keys:,} keys and {answer.bytes / (1 << 20):,.1f} MiB"
-        done = f"planned as ring version {answer.version}" if answer.version else "nothing is changed yet"
-        parts += [f"{what}; {done}"]
-    parts += [f"largest share / mean: {answer.balance_before:.3f} now, {answer.balance:.3f} then", ""]
-    return "\n".join([*parts, as_table(document["partitions"])])
-
-
-def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
-    """The state of all moves, as --json shows it."""
-    return {
-        "version": answer.version,
-        "paused": answer.paused,
-        "bytes_per_s": answer.bytes_per_s,
-        "parallel": answer.parallel,
-        "moves_planned": answer.moves_planned,
-        "moves_done": answer.moves_done,
-        "progress": round(answer.progress, 4),
-        "eta_s": round(answer.eta_s, 1) if answer.HasField("eta_s") else None,
-        "moves": [_move_row(each, "keys", "bytes") for each in answer.moves],
-        "replacing": [
-            {
-                "partition": each.partition,
-                "newcomer": each.newcomer,
-                "leaving": each.leaving,
-                "sequence": each.newcomer_sequence,
-                "leader_sequence": each.leader_sequence,
-            }
-            for each in answer.replacing
-        ],
-        "draining": list(answer.draining),
-        "homeless": list(answer.homeless),
-    }
-
-
-def status_text(answer: admin_pb2.RingStatusResponse) -> str:
-    """The state of all moves, for people."""
-    document = status_document(answer)
-    limit = f"{answer.bytes_per_s / (1 << 20):g} MiB/s" if answer.bytes_per_s else "no limit"
-    parts = [f"ring version {answer.version}; each target copies {answer.parallel} moves at once, {limit}"]
-    parts += [progress_line(answer), ""] if answer.moves else ["no moves"]
-    if answer.moves:
-        parts += [_table(document["moves"])]
-    if answer.replacing:
-        parts += ["", "replicas being replaced:", as_table(document["replacing"])]
-    if answer.draining:
-        parts += ["", f"drained servers: {', '.join(answer.draining)}"]
-    if answer.homeless:
-        parts += [f"no other server can take the replicas of {', '.join(answer.homeless)}: start one more"]
-    return "\n".join(parts)
-
-
-def progress_line(answer: admin_pb2.RingStatusResponse) -> str:
-    """How far the moves are, in one line."""
-    eta = f", about {answer.eta_s:.0f} s left" if answer.HasField("eta_s") else ""
-    paused = " (paused)" if answer.paused else ""
-    return f"{answer.progress:.0%} moved, {answer.moves_done} of {answer.moves_planned} moves done{eta}{paused}"
-
-
-def _move_row(move: admin_pb2.MoveStatus, *without: str) -> dict[str, Any]:
-    row = {
-        "id": move.id,
-        "source": move.source,
-        "target": move.target,
-        "first": move.first,
-        "last": move.last,
-        "state": move.state,
-        "keys": move.keys,
-        "bytes": move.bytes,
-    }
-    return {name: value for name, value in row.items() if name not in without}
-
-
-def _table(rows: list[dict[str, Any]]) -> str:
-    shown = as_table(rows[:MOVES_SHOWN_MAX])
-    more = len(rows) - MOVES_SHOWN_MAX
-    return f"{shown}\n… and {more} more (--json shows all)" if more > 0 else shown

@@ -562,6 +562,137 @@ class ReplicaMove(_message.Message):
 Global___ReplicaMove: _TypeAlias = ReplicaMove  # noqa: Y015
 
 @_typing.final
+class LoadsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadsRequest: _TypeAlias = LoadsRequest  # noqa: Y015
+
+@_typing.final
+class LoadsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PARTITIONS_FIELD_NUMBER: _builtins.int
+    SUGGESTIONS_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionLoad]:
+        """Of those whose leaders answered."""
+
+    @_builtins.property
+    def suggestions(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveSuggestion]: ...
+    def __init__(
+        self,
+        *,
+        partitions: _abc.Iterable[Global___PartitionLoad] | None = ...,
+        suggestions: _abc.Iterable[Global___MoveSuggestion] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "suggestions", b"suggestions"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LoadsResponse: _TypeAlias = LoadsResponse  # noqa: Y015
+
+@_typing.final
+class PartitionLoad(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    OPS_PER_S_FIELD_NUMBER: _builtins.int
+    WRITES_PER_S_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_PER_S_FIELD_NUMBER: _builtins.int
+    HOT_KEYS_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    ops_per_s: _builtins.float
+    writes_per_s: _builtins.float
+    written_bytes_per_s: _builtins.float
+    @_builtins.property
+    def hot_keys(self) -> _containers.RepeatedCompositeFieldContainer[Global___HotKey]: ...
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        ops_per_s: _builtins.float = ...,
+        writes_per_s: _builtins.float = ...,
+        written_bytes_per_s: _builtins.float = ...,
+        hot_keys: _abc.Iterable[Global___HotKey] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hot_keys", b"hot_keys", "id", b"id", "ops_per_s", b"ops_per_s", "writes_per_s", b"writes_per_s", "written_bytes_per_s", b"written_bytes_per_s"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PartitionLoad: _TypeAlias = PartitionLoad  # noqa: Y015
+
+@_typing.final
+class HotKey(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    KEY_FIELD_NUMBER: _builtins.int
+    SHARE_FIELD_NUMBER: _builtins.int
+    key: _builtins.bytes
+    share: _builtins.float
+    """Of the partition's operations, at least."""
+    def __init__(
+        self,
+        *,
+        key: _builtins.bytes = ...,
+        share: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "share", b"share"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HotKey: _TypeAlias = HotKey  # noqa: Y015
+
+@_typing.final
+class MoveSuggestion(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SOURCE_FIELD_NUMBER: _builtins.int
+    TARGET_FIELD_NUMBER: _builtins.int
+    FIRST_FIELD_NUMBER: _builtins.int
+    LAST_FIELD_NUMBER: _builtins.int
+    OPS_PER_S_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    source: _builtins.str
+    target: _builtins.str
+    """Empty: no move helps, `text` says why."""
+    first: _builtins.int
+    last: _builtins.int
+    ops_per_s: _builtins.float
+    text: _builtins.str
+    def __init__(
+        self,
+        *,
+        source: _builtins.str = ...,
+        target: _builtins.str = ...,
+        first: _builtins.int = ...,
+        last: _builtins.int = ...,
+        ops_per_s: _builtins.float = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first", b"first", "last", b"last", "ops_per_s", b"ops_per_s", "source", b"source", "target", b"target", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___MoveSuggestion: _TypeAlias = MoveSuggestion  # noqa: Y015
+
+@_typing.final
 class ChangeReplicasRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

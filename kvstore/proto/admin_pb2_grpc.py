@@ -54,6 +54,11 @@ class AdminStub:
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.RingStatusRequest.SerializeToString,
                 response_deserializer=kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.FromString,
                 _registered_method=True)
+        self.Loads = channel.unary_unary(
+                '/kvstore.v1.Admin/Loads',
+                request_serializer=kvstore_dot_proto_dot_admin__pb2.LoadsRequest.SerializeToString,
+                response_deserializer=kvstore_dot_proto_dot_admin__pb2.LoadsResponse.FromString,
+                _registered_method=True)
         self.ChangeReplicas = channel.unary_unary(
                 '/kvstore.v1.Admin/ChangeReplicas',
                 request_serializer=kvstore_dot_proto_dot_admin__pb2.ChangeReplicasRequest.SerializeToString,
@@ -111,6 +116,13 @@ class AdminServicer:
 
     def RingStatus(self, request, context):
         """The moves that are not done, how far they are, and which replicas are being replaced.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Loads(self, request, context):
+        """What each partition has to do, its hottest keys, and moves that would even the load out.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -177,6 +189,11 @@ def add_AdminServicer_to_server(servicer, server):
                     servicer.RingStatus,
                     request_deserializer=kvstore_dot_proto_dot_admin__pb2.RingStatusRequest.FromString,
                     response_serializer=kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.SerializeToString,
+            ),
+            'Loads': grpc.unary_unary_rpc_method_handler(
+                    servicer.Loads,
+                    request_deserializer=kvstore_dot_proto_dot_admin__pb2.LoadsRequest.FromString,
+                    response_serializer=kvstore_dot_proto_dot_admin__pb2.LoadsResponse.SerializeToString,
             ),
             'ChangeReplicas': grpc.unary_unary_rpc_method_handler(
                     servicer.ChangeReplicas,
@@ -317,6 +334,33 @@ class Admin:
             '/kvstore.v1.Admin/RingStatus',
             kvstore_dot_proto_dot_admin__pb2.RingStatusRequest.SerializeToString,
             kvstore_dot_proto_dot_admin__pb2.RingStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Loads(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/kvstore.v1.Admin/Loads',
+            kvstore_dot_proto_dot_admin__pb2.LoadsRequest.SerializeToString,
+            kvstore_dot_proto_dot_admin__pb2.LoadsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -38,6 +38,8 @@ class AdminStub:
     """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
     RingStatus: _grpc.UnaryUnaryMultiCallable[_admin_pb2.RingStatusRequest, _admin_pb2.RingStatusResponse]
     """The moves that are not done, how far they are, and which replicas are being replaced."""
+    Loads: _grpc.UnaryUnaryMultiCallable[_admin_pb2.LoadsRequest, _admin_pb2.LoadsResponse]
+    """What each partition has to do, its hottest keys, and moves that would even the load out."""
     ChangeReplicas: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]
     """Move one replica to another server, or all replicas off a server."""
     Partitions: _grpc.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]
@@ -58,6 +60,8 @@ class AdminAsyncStub(AdminStub):
     """Plan, cancel, pause or throttle moves of token ranges; with dry_run only tell what would happen."""
     RingStatus: _aio.UnaryUnaryMultiCallable[_admin_pb2.RingStatusRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
     """The moves that are not done, how far they are, and which replicas are being replaced."""
+    Loads: _aio.UnaryUnaryMultiCallable[_admin_pb2.LoadsRequest, _admin_pb2.LoadsResponse]  # type: ignore[assignment]
+    """What each partition has to do, its hottest keys, and moves that would even the load out."""
     ChangeReplicas: _aio.UnaryUnaryMultiCallable[_admin_pb2.ChangeReplicasRequest, _admin_pb2.RingStatusResponse]  # type: ignore[assignment]
     """Move one replica to another server, or all replicas off a server."""
     Partitions: _aio.UnaryUnaryMultiCallable[_admin_pb2.PartitionsRequest, _admin_pb2.PartitionsResponse]  # type: ignore[assignment]
@@ -99,6 +103,14 @@ class AdminServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_admin_pb2.RingStatusResponse, _abc.Awaitable[_admin_pb2.RingStatusResponse]]:
         """The moves that are not done, how far they are, and which replicas are being replaced."""
+
+    @_abc_1.abstractmethod
+    def Loads(
+        self,
+        request: _admin_pb2.LoadsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.LoadsResponse, _abc.Awaitable[_admin_pb2.LoadsResponse]]:
+        """What each partition has to do, its hottest keys, and moves that would even the load out."""
 
     @_abc_1.abstractmethod
     def ChangeReplicas(

@@ -19,6 +19,7 @@ from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.ring import Rings
 from kvstore.rpc.status import abort
 from kvstore.server.backend import Backend, Topology
+from kvstore.server.heat import Load
 from kvstore.server.ring_admin import RingAdmin
 from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.creator import owner_of
@@ -50,6 +51,10 @@ class AdminSource(Protocol):
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """Numbers by part of the node."""
+        ...
+
+    async def loads(self) -> dict[PartitionId, Load]:
+        """What every partition has to do, as far as its leader answers."""
         ...
 
     async def drain(self) -> list[PartitionId]:
@@ -118,6 +123,9 @@ class Admin(admin_pb2_grpc.AdminServicer):
 
     async def RingStatus(self, request: admin_pb2.RingStatusRequest, context: Context) -> admin_pb2.RingStatusResponse:
         return await _answer(self._ring.status(), context)
+
+    async def Loads(self, request: admin_pb2.LoadsRequest, context: Context) -> admin_pb2.LoadsResponse:
+        return await _answer(self._ring.loads(), context)
 
     async def ChangeReplicas(
         self, request: admin_pb2.ChangeReplicasRequest, context: Context

@@ -19,6 +19,7 @@ from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.entry import is_release
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
+from kvstore.server.heat import Load
 from kvstore.server.hosting import DropEngine, Hosting, OpenEngine
 from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
@@ -28,6 +29,7 @@ from kvstore.server.resp import RespServer
 from kvstore.server.resp_session import Facts
 from kvstore.server.rings import RingStore
 from kvstore.server.steward import Steward
+from kvstore.server.taps import LOADS, Taps, loads_of_cluster
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
@@ -61,6 +63,7 @@ class Node:
         self.hosting: Hosting
         self.rings: RingStore
         self.steward: Steward
+        self.taps: Taps
         self.resp: RespServer
         self.links: PeerLinks
         self.peers: PeerServer
@@ -96,7 +99,11 @@ class Node:
                 **self.peers.statistics(),
                 **self.steward.statistics(),
             }
-            found["partitions"] = {str(each): table for each, table in self.hosting.statistics().items()}
+            heat = self.taps.numbers()
+            found["partitions"] = {
+                str(each): {**table, "load": heat.get(each)} if each in heat else table
+                for each, table in self.hosting.statistics().items()
+            }
         return found
 
     def facts_of_process(self) -> dict[str, float]:
@@ -120,6 +127,10 @@ class Node:
     @property
     def topology(self) -> ClusterTopology:
         return self.dispatcher.topology
+
+    async def loads(self) -> dict[PartitionId, Load]:
+        """What every partition has to do, as far as its leader answers."""
+        return await loads_of_cluster(self.links, self.taps, self.id, sorted(self.topology.servers))
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         """What each replica here says of itself."""
@@ -275,6 +286,10 @@ async def _host(
     )
     await node.hosting.start()
     stack.push_async_callback(node.hosting.stop)
+    node.taps = Taps(node.env, node.hosting, node.dispatcher)
+    node.taps.start()
+    node.peers.serve(LOADS, node.taps.answer)
+    stack.push_async_callback(node.taps.close)
     repair_after_s = node.config.repair_after_s
     node.steward = Steward(node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s)
     node.steward.start()

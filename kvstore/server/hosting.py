@@ -80,6 +80,10 @@ class Hosting:
         """The partitions that this server leads and answers for."""
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
 
+    def leading(self) -> dict[PartitionId, Partition]:
+        """The replicas that lead and answer."""
+        return {partition: replica for partition, replica in self._hosted.items() if replica.serving}
+
     async def _follow(self) -> None:
         while True:
             await self._changed.wait()

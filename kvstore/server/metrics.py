@@ -117,6 +117,30 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_leading_lease_left_s": ("partition_leading_lease_left_seconds", "How long reads may be answered alone."),
     "partition_leading_retry_clients": ("partition_leading_retry_clients", "Clients whose results are remembered."),
     "partition_leading_retry_bytes": ("partition_leading_retry_bytes", "What remembering them takes; at most 64 MiB."),
+    "partition_load_ops_per_s": (
+        "partition_load_operations_per_second",
+        "Operations answered by this leader, over the last ten seconds or so.",
+    ),
+    "partition_load_writes_per_s": ("partition_load_writes_per_second", "Mutations among them."),
+    "partition_load_written_bytes_per_s": (
+        "partition_load_written_bytes_per_second",
+        "Their keys and values, by a sample.",
+    ),
+    "partition_load_hottest_key_share": (
+        "partition_load_hottest_key_share",
+        "Part of the operations that one key has; `kvstore ring show` names it.",
+    ),
+    "partition_log_ledgers": ("partition_log_ledgers", "Ledgers in the partition's list; only its leader says it."),
+    "partition_log_ledgers_lacking_copies": (
+        "partition_log_ledgers_lacking_copies",
+        "Those that lack copies, or whose bookies are not all up, as its leader last saw.",
+    ),
+    "partition_log_copies_made": (
+        "partition_log_copies_made_total",
+        "Missing copies that were made again in this lead.",
+    ),
+    "partition_log_open_ledger_bytes": ("partition_log_open_ledger_bytes", "Size of the ledger that is being written."),
+    "partition_log_trimmed_seq": ("partition_log_trimmed_seq", "Sequence below which the log was trimmed."),
     # Histograms.
     "bookie_sync_s": ("bookie_sync_seconds", "How long a sync of the journal takes."),
     "bookie_group_records": ("bookie_group_records", "Records confirmed by one sync."),

@@ -18,6 +18,7 @@ from kvstore.server import proposal
 from kvstore.server.ask import Asks
 from kvstore.server.assign import homeless
 from kvstore.server.backend import Backend, Topology
+from kvstore.server.heat import Load, suggest
 from kvstore.types import PartitionId, ServerId
 
 ASK_S = 2.0
@@ -39,6 +40,7 @@ class RingSource(Protocol):
     def topology(self) -> Topology: ...
     @property
     def rings(self) -> Rings: ...
+    async def loads(self) -> dict[PartitionId, Load]: ...
 
 
 class RingAdmin:
@@ -99,6 +101,31 @@ class RingAdmin:
         for member in ring.partitions.values():
             if member.replacing:
                 await self._tell_replacing(member, answer)
+        return answer
+
+    async def loads(self) -> admin_pb2.LoadsResponse:
+        """What each partition has to do, and what to move where."""
+        loads = await self._source.loads()
+        answer = admin_pb2.LoadsResponse()
+        for partition in sorted(loads):
+            load = loads[partition]
+            row = answer.partitions.add(
+                id=partition,
+                ops_per_s=load.ops_per_s,
+                writes_per_s=load.writes_per_s,
+                written_bytes_per_s=load.written_bytes_per_s,
+            )
+            for hot in load.hot:
+                row.hot_keys.add(key=hot.key, share=hot.share)
+        for each in suggest(self._source.rings.ring, loads):
+            answer.suggestions.add(
+                source=each.source,
+                target=each.target,
+                first=each.first,
+                last=each.last,
+                ops_per_s=each.ops_per_s,
+                text=each.text,
+            )
         return answer
 
     async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:

@@ -20,6 +20,7 @@ from kvstore.partition.election import Published
 from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, MoveState, Ring, new_ring, plan, steps
 from kvstore.server import proposal
+from kvstore.server.heat import HotKey, Load
 from kvstore.server.ring_admin import RingAdmin
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.client.model import Endpoint, View
@@ -54,6 +55,10 @@ class Node:
 
     def have(self, ring: Ring) -> None:
         self.topology = replace(self.topology, ring=ring)
+
+    async def loads(self) -> dict[PartitionId, Load]:
+        hot = (HotKey(b"k1", 0.2),)
+        return {P1: Load(P1, 9_000.0, 4_000.0, 1e6, hot, tuple(range(0, 1 << 32, 1 << 24)))}
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
@@ -205,6 +210,16 @@ async def test_a_server_is_drained_only_if_its_replicas_have_somewhere_to_go(adm
     node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
     assert (await admin.change_replicas(admin_pb2.ChangeReplicasRequest(drain="n1"))).draining == ["n1"]
     assert (await admin.change_replicas(admin_pb2.ChangeReplicasRequest(undrain="n1"))).draining == []
+
+
+async def test_loads_show_hot_keys_and_what_to_move_where(admin: RingAdmin, node: Node) -> None:
+    answer = await admin.loads()
+    [row] = answer.partitions
+    assert (row.id, row.ops_per_s, [(hot.key, hot.share) for hot in row.hot_keys]) == ("p1", 9_000, [(b"k1", 0.2)])
+    [suggestion] = answer.suggestions
+    assert (suggestion.source, suggestion.target) == ("p1", "p2")
+    request = Action(action=Action.MOVE, target="p2", first=suggestion.first, last=suggestion.last, dry_run=True)
+    assert {(move.source, move.target) for move in (await admin.change(request)).moves} == {("p1", "p2")}
 
 
 def test_new_names_follow_the_largest_that_was_ever_used() -> None:

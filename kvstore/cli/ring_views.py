@@ -1,0 +1,146 @@
+"""Plans, moves and loads of the ring as documents and as text for people. Decides only: prints nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvstore.cli.output import as_table
+
+if TYPE_CHECKING:
+    from kvstore.proto import admin_pb2
+
+MOVES_SHOWN_MAX = 40
+
+
+def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
+    """A plan, as --json shows it."""
+    return {
+        "version_before": answer.version_before,
+        "version": answer.version or None,
+        "moves": [_move_row(each) for each in answer.moves],
+        "keys": answer.keys,
+        "bytes": answer.bytes,
+        "balance_before": round(answer.balance_before, 4),
+        "balance": round(answer.balance, 4),
+        "partitions": [
+            {
+                "id": each.id,
+                "state": each.state,
+                "share_before": round(each.share_before, 6),
+                "share": round(each.share, 6),
+                "keys": each.keys if each.HasField("keys") else None,
+            }
+            for each in answer.partitions
+        ],
+    }
+
+
+def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
+    """A plan, for people."""
+    document = plan_document(answer)
+    parts = []
+    if answer.moves:
+        parts += [_table(document["moves"]), ""]
+        what = f"{len(answer.moves)} moves, about {answer.keys:,} keys and {answer.bytes / (1 << 20):,.1f} MiB"
+        done = f"planned as ring version {answer.version}" if answer.version else "nothing is changed yet"
+        parts += [f"{what}; {done}"]
+    parts += [f"largest share / mean: {answer.balance_before:.3f} now, {answer.balance:.3f} then", ""]
+    return "\n".join([*parts, as_table(document["partitions"])])
+
+
+def loads_document(answer: admin_pb2.LoadsResponse) -> dict[str, Any]:
+    """What partitions have to do, as --json shows it."""
+    return {
+        "loads": [
+            {
+                "id": each.id,
+                "ops_per_s": round(each.ops_per_s, 1),
+                "writes_per_s": round(each.writes_per_s, 1),
+                "written_bytes_per_s": round(each.written_bytes_per_s),
+                "hot_keys": [{"key": hot.key, "share": round(hot.share, 4)} for hot in each.hot_keys],
+            }
+            for each in answer.partitions
+        ],
+        "suggestions": [
+            {
+                "source": each.source,
+                "target": each.target or None,
+                "first": each.first,
+                "last": each.last,
+                "ops_per_s": round(each.ops_per_s),
+                "text": each.text,
+            }
+            for each in answer.suggestions
+        ],
+    }
+
+
+def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
+    """The state of all moves, as --json shows it."""
+    return {
+        "version": answer.version,
+        "paused": answer.paused,
+        "bytes_per_s": answer.bytes_per_s,
+        "parallel": answer.parallel,
+        "moves_planned": answer.moves_planned,
+        "moves_done": answer.moves_done,
+        "progress": round(answer.progress, 4),
+        "eta_s": round(answer.eta_s, 1) if answer.HasField("eta_s") else None,
+        "moves": [_move_row(each, "keys", "bytes") for each in answer.moves],
+        "replacing": [
+            {
+                "partition": each.partition,
+                "newcomer": each.newcomer,
+                "leaving": each.leaving,
+                "sequence": each.newcomer_sequence,
+                "leader_sequence": each.leader_sequence,
+            }
+            for each in answer.replacing
+        ],
+        "draining": list(answer.draining),
+        "homeless": list(answer.homeless),
+    }
+
+
+def status_text(answer: admin_pb2.RingStatusResponse) -> str:
+    """The state of all moves, for people."""
+    document = status_document(answer)
+    limit = f"{answer.bytes_per_s / (1 << 20):g} MiB/s" if answer.bytes_per_s else "no limit"
+    parts = [f"ring version {answer.version}; each target copies {answer.parallel} moves at once, {limit}"]
+    parts += [progress_line(answer), ""] if answer.moves else ["no moves"]
+    if answer.moves:
+        parts += [_table(document["moves"])]
+    if answer.replacing:
+        parts += ["", "replicas being replaced:", as_table(document["replacing"])]
+    if answer.draining:
+        parts += ["", f"drained servers: {', '.join(answer.draining)}"]
+    if answer.homeless:
+        parts += [f"no other server can take the replicas of {', '.join(answer.homeless)}: start one more"]
+    return "\n".join(parts)
+
+
+def progress_line(answer: admin_pb2.RingStatusResponse) -> str:
+    """How far the moves are, in one line."""
+    eta = f", about {answer.eta_s:.0f} s left" if answer.HasField("eta_s") else ""
+    paused = " (paused)" if answer.paused else ""
+    return f"{answer.progress:.0%} moved, {answer.moves_done} of {answer.moves_planned} moves done{eta}{paused}"
+
+
+def _move_row(move: admin_pb2.MoveStatus, *without: str) -> dict[str, Any]:
+    row = {
+        "id": move.id,
+        "source": move.source,
+        "target": move.target,
+        "first": move.first,
+        "last": move.last,
+        "state": move.state,
+        "keys": move.keys,
+        "bytes": move.bytes,
+    }
+    return {name: value for name, value in row.items() if name not in without}
+
+
+def _table(rows: list[dict[str, Any]]) -> str:
+    shown = as_table(rows[:MOVES_SHOWN_MAX])
+    more = len(rows) - MOVES_SHOWN_MAX
+    return f"{shown}\n… and {more} more (--json shows all)" if more > 0 else shown
