@@ -24,7 +24,7 @@ class Options:
     workload: str = "ycsb-a"
     shape: str = "steady"
     rate: float = 500.0
-    rate_per_user: float = 10.0
+    rate_per_user: float = 5.0
     seconds: float = 60.0
     warmup: float = 3.0
     keys: int = 10_000
