@@ -193,6 +193,7 @@ class Partition:
             "moves": self.mover.statistics() if self.mover is not None else {},
             "failure": str(replica.failure) if replica.failure else None,
             "leading": leader.statistics() if leader is not None else None,
+            "log": led.statistics() if (led := replica.leading_log) is not None else None,
         }
 
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -47,6 +47,8 @@ class Copier:
         self._wake = asyncio.Event()
         self._complete: set[LedgerId] = set()
         """Closed ledgers whose copies were all seen."""
+        self.lacking: set[LedgerId] = set()
+        """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at."""
 
     def look(self) -> None:
         """Look at the ledgers soon: something may lack copies."""
@@ -81,8 +83,10 @@ class Copier:
                     is_done &= await self._repair(ledger, last)
                 except (LedgerError, MetadataError) as error:
                     log.info("ledger=%d not repaired now: %r", ledger, error)
+                    self.lacking.add(ledger)
                     is_done = False
         self._complete.intersection_update(ledger for ledger, _ in wanted)
+        self.lacking.intersection_update(ledger for ledger, _ in wanted)
         return is_done
 
     async def _repair(self, ledger: LedgerId, last: EntryId | None) -> bool:
@@ -92,13 +96,18 @@ class Copier:
         if last is None:
             return False  # being closed
         there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
+        are_all_there = len(there) == len(bookies_of(metadata))
         held = {}
         for bookie in there:
             held[bookie] = await self._ports.bookies.entries(bookie, ledger)
         missing = missing_copies(metadata, last, held)
+        if missing or not are_all_there:
+            self.lacking.add(ledger)
         if missing:
             await self._copy(metadata, missing)
-        if metadata.state is LedgerState.CLOSED and len(there) == len(bookies_of(metadata)):
+        if are_all_there:
+            self.lacking.discard(ledger)
+        if metadata.state is LedgerState.CLOSED and are_all_there:
             self._complete.add(ledger)
         return True
 

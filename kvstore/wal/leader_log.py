@@ -217,6 +217,16 @@ class OpenLog:
             listener(error)
         self._wake.set()
 
+    def statistics(self) -> dict[str, int]:
+        """Numbers for operators."""
+        return {
+            "ledgers": len(self.listed.ledgers),
+            "ledgers_lacking_copies": len(self.copier.lacking),
+            "copies_made": self.copier.copied,
+            "open_ledger_bytes": self._handle.writer.length,
+            "trimmed_seq": self.listed.trimmed_seq,
+        }
+
     # Upkeep.
 
     async def _keep(self) -> None:

@@ -167,6 +167,10 @@ class LeaderLog(Protocol):
         OutcomeUnknown."""
         ...
 
+    def statistics(self) -> dict[str, int]:
+        """Numbers for operators."""
+        ...
+
     async def seal(self) -> None:
         """After the last append is acknowledged: close the ledger, so that the next leader has nothing to recover."""
         ...

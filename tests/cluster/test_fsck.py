@@ -66,3 +66,21 @@ def test_a_cluster_that_cannot_be_read_is_no_sound_cluster(cluster: Cluster) -> 
     assert "not checked" in answer.stderr
     cluster.wait_ready()
     assert fsck(cluster).returncode == 0
+
+
+def lacking(cluster: Cluster) -> int:
+    """Ledgers that lack copies, as their leaders count them."""
+    page = "".join(cluster.http(node, "/metrics").decode() for node in cluster.ids if cluster.is_running(node))
+    rows = [line for line in page.splitlines() if line.startswith("kvstore_partition_log_ledgers_lacking_copies{")]
+    assert rows, "some node leads"
+    return sum(int(float(row.rpartition(" ")[2])) for row in rows)
+
+
+def test_leaders_count_the_ledgers_that_lack_copies(cluster: Cluster) -> None:
+    wait_until_blocking(lambda: lacking(cluster) == 0, timeout_s=60, what="all copies are there")
+    cluster.kill("n3")
+    cluster.wait_led(by_other_than="n3")
+    wait_until_blocking(lambda: lacking(cluster) > 0, timeout_s=60, what="copies lack")
+    cluster.start_node("n3")
+    cluster.wait_ready()
+    wait_until_blocking(lambda: lacking(cluster) == 0, timeout_s=60, what="all copies are there again")

@@ -68,6 +68,9 @@ class FakeLog:
     def close_for_good(self) -> None:
         self.closed = True
 
+    def statistics(self) -> dict[str, int]:
+        return {}
+
     async def seal(self) -> None:
         assert not self.under_way
         self.sealed = True

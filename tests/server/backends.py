@@ -55,6 +55,9 @@ class MemoryLog:
     def close_for_good(self) -> None:
         self._held.clear()
 
+    def statistics(self) -> dict[str, int]:
+        return {}
+
     async def seal(self) -> None:
         """Nothing to close."""
 
