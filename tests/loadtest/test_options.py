@@ -11,6 +11,7 @@ import pytest
 
 from kvstore.client import Level
 from loadtest.options import Options, add_options, options_of
+from loadtest.pacing import BURSTS, EVEN, POISSON
 
 
 def parsed(*words: str) -> Options:
@@ -31,6 +32,12 @@ def test_options_are_what_was_given() -> None:
     )
     assert (given.rate, given.preload, given.read_level, given.baseline) == (50.0, False, Level.STALE, Path("b.json"))
     assert [each.name for each in given.workloads] == ["cas", "scans"]
+
+
+def test_the_knee_is_looked_for_with_even_begins_and_bursts_stay_bursts() -> None:
+    found = [each.arrivals for each in parsed("--shape", "knee", "--workload", "ycsb-a,write-bursts").workloads]
+    assert found == [EVEN, BURSTS]
+    assert parsed("--workload", "ycsb-a").workloads[0].arrivals == POISSON
 
 
 def test_all_that_is_wrong_is_told_at_once() -> None:
