@@ -107,10 +107,10 @@ class Replica:
         """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
         its lease, so that the next need not wait."""
         if hand_over:
+            await self._hand_over_to_any()
+        if hand_over and self.leader is not None and self._serves():
             try:
-                await self._hand_over_to_any()
-                if self.leader is not None and self._serves():
-                    await self.leader.release()
+                await self.leader.release()
             except StoreError as error:
                 log.info("partition=%s was not handed over: %s", self._partition, error)
         self._feed(steps.Stop())
@@ -152,17 +152,19 @@ class Replica:
         self._reread.set()
 
     async def _hand_over_to_any(self) -> None:
-        """To the replica that is furthest, or to the next one. Raises StoreError if none takes the lead."""
-        if not self._serves():
+        """To the replica that is furthest, or to the next one; it is kept if none takes it."""
+        try:
+            published = await self._claims.published() if self._serves() else {}
+        except MetadataError as error:
+            log.info("partition=%s not handed to anybody: %r", self._partition, error)
             return
-        published = await self._claims.published()
         for server in furthest(published, besides=self.server):
+            if not self._serves():
+                return
             try:
-                return await self.hand_over(server, published[server].nonce, is_planned=False)
+                await self.hand_over(server, published[server].nonce, is_planned=False)
             except StoreError as error:
                 log.info("partition=%s not handed to %s: %r", self._partition, server, error)
-                if not self._serves():
-                    return
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Answer another replica: `serving`: whether this one serves; `hold`: the same, once that changes or HOLD_S is

@@ -14,6 +14,7 @@ from kvstore.errors import Unavailable
 from kvstore.meta import paths
 from kvstore.partition.election import INCUMBENT_GRACE_S, LeaderRecord
 from kvstore.partition.handover import TAKE_S
+from kvstore.partition.leader import Leader
 from kvstore.partition.replica import Replica
 from kvstore.types import ServerId
 from tests.sim.knobs import Knobs
@@ -253,6 +254,39 @@ def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytes
         assert gap < TAKE_S + 0.5
 
     play(story, handing_back())
+
+
+def test_a_node_that_stops_hands_over_to_another_without_an_election() -> None:
+    async def story(stage: Stage) -> None:
+        first = await led_by_preferred(stage)
+        before, seen = epoch(stage), note_leaders(stage)
+        stopping = stage.spawn(first.stop())
+        assert await unserved_until(stage, lambda: leading(stage) not in ([], [first])) < 1.0
+        await stopping
+        assert (len(seen), None in seen, epoch(stage)) == (1, False, before + 1)
+
+    for seed in range(1, 4):
+        play(story, knobs(), seed)
+
+
+def test_a_node_that_stops_while_the_metadata_store_is_away_still_says_in_the_log_that_it_leads_no_more() -> None:
+    async def story(stage: Stage) -> None:
+        first = await led_by_preferred(stage)
+        released: list[bool] = []
+        release = Leader.release
+
+        async def noted(self: Leader, *args: Any) -> None:
+            released.append(True)
+            await release(self, *args)
+
+        stage.cluster.metadata.stop()
+        with pytest.MonkeyPatch.context() as context:
+            context.setattr(Leader, "release", noted)
+            await first.stop()
+        assert released
+        stage.cluster.metadata.start()
+
+    play(story, knobs())
 
 
 # ── sessions lost, leads kept ─────────────────────────────────────────────────────────────────────────────────────────
