@@ -92,6 +92,7 @@ def _number(value: float) -> str:
 
 def _mark(mark: Mark, across: Callable[[float], float]) -> str:
     x, bottom = across(mark.at_s), HEIGHT - BOTTOM
+    y = TOP + 17 * (mark.number % 2)  # neighbours do not hide each other
     band = ""
     if mark.ended_s is not None and mark.ended_s > mark.at_s:
         width = across(mark.ended_s) - x
@@ -99,8 +100,8 @@ def _mark(mark: Mark, across: Callable[[float], float]) -> str:
     return (
         f'<g class="mark" data-event="{mark.number}"><title>{escape(mark.text)}</title>{band}'
         f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{TOP}" y2="{bottom}"/>'
-        f'<circle cx="{x:.1f}" cy="{TOP}" r="8"/>'
-        f'<text x="{x:.1f}" y="{TOP + 4}" text-anchor="middle">{mark.number}</text></g>'
+        f'<circle cx="{x:.1f}" cy="{y}" r="8"/>'
+        f'<text x="{x:.1f}" y="{y + 4}" text-anchor="middle">{mark.number}</text></g>'
     )
 
 

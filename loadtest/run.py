@@ -40,7 +40,7 @@ def main() -> None:
 
 
 def run_locust(data_dir: Path, options: Sequence[str], *, processes: int = 0) -> int:
-    """Run Locust on a local cluster; returns its exit code. Interrupted, it still writes its report."""
+    """Run Locust on a local cluster; returns its exit code. Interrupted or asked to end, it still writes its report."""
     workers = ["--processes", str(processes)] if processes else []
     command = [
         *(sys.executable, "-m", "locust", "-f", str(FOLDER / "locustfile.py"), "--headless", "--only-summary"),
@@ -48,7 +48,8 @@ def run_locust(data_dir: Path, options: Sequence[str], *, processes: int = 0) ->
         *("--data-dir", str(data_dir)),
         *options,
     ]
-    process = subprocess.Popen(command)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    process = subprocess.Popen(command, start_new_session=True)  # an interrupt reaches it by us, and once
     try:
         return process.wait()
     except KeyboardInterrupt:
