@@ -321,6 +321,11 @@ def _early_removal() -> None:
     replace(reclaim.Reclaimer, "_free", make)
 
 
+@mutant("takes a segment for empty whose last sync is under way")
+def _uncounted() -> None:
+    journal.Journal.synced_file = property(lambda self: self.open_group.segment.file)  # type: ignore[method-assign,assignment]
+
+
 @mutant("puts a rewritten entry over a newer one")
 def _stale_rewrite() -> None:
     def make(original: Any) -> Any:
