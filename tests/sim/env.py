@@ -231,6 +231,8 @@ class SimWorld:
         text: TextIO | None = None,
     ) -> None:
         self.seed = seed
+        self.replay = f"make sim SEED={seed}"
+        """The command that a failure names."""
         self.disk_config = disk or DiskConfig()
         self.clock_config = clock or ClockConfig()
         self.loop = SimLoop(self.fork("loop"))
@@ -334,4 +336,4 @@ class SimWorld:
         return TimeUp(f"not over after {limit_s} virtual seconds; waiting:\n{self.loop.describe()}")
 
     def _note(self, error: BaseException) -> None:
-        error.add_note(f"seed {self.seed} at {self.loop.time():.6f} s: make sim SEED={self.seed}")
+        error.add_note(f"seed {self.seed} at {self.loop.time():.6f} s: {self.replay}")

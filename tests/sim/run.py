@@ -1,4 +1,4 @@
-"""One simulated run of a whole cluster: `python -m tests.sim.run SEED…`, or `make sim SEED=n`.
+"""One simulated run of a whole cluster: `python -m tests.sim.run NAME…`, or `make sim SEED=n`.
 
 A run goes through phases: the cluster comes up and serves; users work while faults strike; the faults end, and within
 a bounded time every partition must serve again through every node; perhaps the power of all machines is cut once
@@ -23,10 +23,10 @@ from tests.sim.clients import Identity, Worker
 from tests.sim.cluster import Cluster
 from tests.sim.env import SimWorld
 from tests.sim.faults import FAULTS, Chaos
-from tests.sim.knobs import Knobs, draw
+from tests.sim.knobs import Knobs, draw, hinted
 from tests.sim.nodes import small_journals
 from tests.sim.operations import Status
-from tests.sim.roads import counting
+from tests.sim.roads import ROADS, counting
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
 
@@ -59,10 +59,24 @@ class Outcome:
     handles: int = 0
 
 
-def run(seed: int, knobs: Knobs | None = None) -> Outcome:
+def play(name: str) -> Outcome:
+    """Play a run by its name: `17` is seed 17; `fault:kill:17` and `road:a_ledger_is_rolled:17` are seeds with knobs
+    under which that fault strikes alone or that road is likely. Raises whatever is wrong."""
+    kind, _, rest = name.partition(":")
+    of, _, number = rest.rpartition(":")
+    if kind == "fault":
+        return run(int(number), hinted(int(number), (of,), {}), name=name)
+    if kind == "road":
+        road = ROADS[of.replace("_", " ")]
+        return run(int(number), hinted(int(number), road.faults, road.hints) if road.is_rare else None, name=name)
+    return run(int(name))
+
+
+def run(seed: int, knobs: Knobs | None = None, *, name: str = "") -> Outcome:
     """Play `seed`; with the knobs it draws, unless others are given. Raises whatever is wrong."""
     began = process_time()
     with SimWorld(seed) as world:
+        world.replay = f"make sim SEED={name or seed}"
         chosen = knobs or draw(world.fork("knobs"), sorted(FAULTS))
         outcome = Outcome(seed, chosen)
         try:
@@ -180,13 +194,13 @@ class Only:
         self.doors = [node]
 
 
-def main(seeds: list[int]) -> None:
-    """Play seeds one after the other, and say what they were like."""
+def main(names: list[str]) -> None:
+    """Play one run after the other, and say what they were like."""
     logging.getLogger("kvstore").setLevel(logging.DEBUG if "TRACE" in os.environ else logging.CRITICAL)
-    for seed in seeds:
-        outcome = run(seed)
+    for name in names:
+        outcome = play(name)
         print(
-            f"seed {seed}: {outcome.virtual_s:.1f} s in {outcome.cpu_s:.2f} s of CPU, {outcome.handles} callbacks, "
+            f"seed {name}: {outcome.virtual_s:.1f} s in {outcome.cpu_s:.2f} s of CPU, {outcome.handles} callbacks, "
             f"answered {outcome.answered}, recovery {outcome.recovery_s:.1f} s, {dict(outcome.statuses)}, "
             f"{outcome.mutations} mutations, faults {dict(outcome.struck)}, trace {outcome.digest[:16]}"
         )
@@ -194,4 +208,4 @@ def main(seeds: list[int]) -> None:
 
 
 if __name__ == "__main__":
-    main([int(each) for each in sys.argv[1:]] or [1])
+    main(sys.argv[1:] or ["1"])

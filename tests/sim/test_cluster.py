@@ -12,9 +12,8 @@ import pytest
 
 from tests.sim import probes
 from tests.sim.faults import FAULTS
-from tests.sim.knobs import hinted
 from tests.sim.roads import ROADS
-from tests.sim.run import Outcome, run
+from tests.sim.run import Outcome, play, run
 
 pytestmark = pytest.mark.sim
 
@@ -57,12 +56,10 @@ def _refuse_idle_runs(outcomes: list[Outcome]) -> None:
 def test_every_road_is_taken(name: str) -> None:
     """By a few seeds with the faults and knobs that lead there: chunks may run in several processes, so that none of
     them knows what all have met."""
-    road = ROADS[name]
-    probe = f"road: {name}"
-    before = probes.hits[probe]
+    before = probes.hits[f"road: {name}"]
     for seed in range(ROAD_SEEDS_MAX):
-        run(seed, hinted(seed, road.faults, road.hints) if road.is_rare else None)
-        if probes.hits[probe] > before:
+        play(f"road:{name.replace(' ', '_')}:{seed}")
+        if probes.hits[f"road: {name}"] > before:
             return
     pytest.fail(f"{ROAD_SEEDS_MAX} seeds did not take it")
 
@@ -73,7 +70,7 @@ def test_every_fault_strikes_by_itself(name: str) -> None:
     """And its blow is survived, without any other."""
     before = probes.hits[f"fault.{name}"]
     for seed in range(ROAD_SEEDS_MAX):
-        run(seed, hinted(seed, (name,), {}))
+        play(f"fault:{name}:{seed}")
         if probes.hits[f"fault.{name}"] > before:
             return
     pytest.fail(f"{ROAD_SEEDS_MAX} seeds were not struck by it")
