@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
 from kvstore.meta.bookies import BookieView
@@ -41,7 +41,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(autorecovery, name="autorecovery")
 
 
-def list_bookies(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def list_bookies(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
     """List all bookies that ever were: address, whether they are there, how many ledgers name them."""
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
@@ -67,12 +69,16 @@ def list_bookies(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, 
             for bookie in sorted(known | set(named))
         ]
 
-    rows = with_tools(data_dir, zookeeper, work)
+    rows = with_tools(data_dir, zookeeper, work, server)
     print(as_json(rows) if json else as_table(rows))
 
 
 def cookie(
-    bookie: BookieName, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False
+    bookie: BookieName,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
 ) -> None:
     """Show a bookie's cookie: its identity, which its directories must carry too."""
 
@@ -82,7 +88,7 @@ def cookie(
         except NoSuchNode:
             raise InvalidRequest(f"no bookie {bookie!r} has a cookie; see `kvstore bookie list`") from None
 
-    found, version = with_tools(data_dir, zookeeper, work)
+    found, version = with_tools(data_dir, zookeeper, work, server)
     print(
         as_json(asdict(found) | {"version": version}) if json else f"{encode_cookie(found).decode()}version: {version}"
     )
@@ -94,6 +100,7 @@ def scrub(
     bytes_per_s: Pace = BYTES_PER_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Read every entry that a bookie is to have, and verify it. Exit code 1 if a copy is not good and was not repaired.
@@ -108,7 +115,7 @@ def scrub(
         found = await recopier.scrub(BookieId(bookie), repair=repair)
         return [{"ledger": ledger, "entry": entry, "fault": fault} for ledger, entry, fault in found]
 
-    rows = _with_recopier(data_dir, zookeeper, work)
+    rows = _with_recopier(data_dir, zookeeper, server, work)
     print(as_json(rows) if json else as_table(rows) if rows else f"every copy at {bookie} is good")
     if any(not row["fault"].endswith("copied there again") for row in rows):
         raise typer.Exit(1)
@@ -120,6 +127,7 @@ def decommission(
     bytes_per_s: Pace = BYTES_PER_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Give up a bookie that is down for good: its copies are made again on other bookies, then its id is forgotten.
@@ -137,11 +145,13 @@ def decommission(
             await recopier.forget(BookieId(bookie))
         return moved
 
-    moved = _with_recopier(data_dir, zookeeper, work)
+    moved = _with_recopier(data_dir, zookeeper, server, work)
     _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
 
 
-def status(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def status(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
     """Show the bookies that are away, and how many ledgers lack a copy for that. Exit code 1 if any ledger does."""
 
     async def work(recopier: Recopier) -> list[dict[str, Any]]:
@@ -155,7 +165,7 @@ def status(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: 
             for name, states in sorted(lacking.items())
         ]
 
-    rows = _with_recopier(data_dir, zookeeper, work)
+    rows = _with_recopier(data_dir, zookeeper, server, work)
     if json:
         print(as_json(rows))
     elif rows:
@@ -172,6 +182,7 @@ def recover_copies(
     bytes_per_s: Pace = BYTES_PER_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Make the copies of a bookie that is down again on other bookies. It may come back, empty-handed.
@@ -184,7 +195,7 @@ def recover_copies(
         recopier.bytes_per_s = int(bytes_per_s)
         return await recopier.replace(BookieId(bookie))
 
-    _show_moved(bookie, _with_recopier(data_dir, zookeeper, work), "is needed by no ledger", json=json)
+    _show_moved(bookie, _with_recopier(data_dir, zookeeper, server, work), "is needed by no ledger", json=json)
 
 
 async def _refuse_if_up_or_unknown(recopier: Recopier, bookie: BookieId) -> None:
@@ -205,7 +216,9 @@ def _show_moved(bookie: str, moved: list[Moved], done: str, *, json: bool) -> No
     raise typer.Exit(1 if blocked else 0)
 
 
-def _with_recopier(data_dir: Path, zookeeper: str | None, work: Callable[[Recopier], Awaitable[T]]) -> T:
+def _with_recopier(
+    data_dir: Path, zookeeper: str | None, server: str | None, work: Callable[[Recopier], Awaitable[T]]
+) -> T:
     """Run `work` with a progress bar on standard error, if that is a terminal."""
     from rich.console import Console
     from rich.progress import Progress
@@ -223,7 +236,7 @@ def _with_recopier(data_dir: Path, zookeeper: str | None, work: Callable[[Recopi
             async with recopying(tools.env, tools.store, show) as recopier:
                 return await work(recopier)
 
-        return with_tools(data_dir, zookeeper, main)
+        return with_tools(data_dir, zookeeper, main, server)
 
 
 def _state(view: BookieView, bookie: BookieId) -> str:

@@ -14,14 +14,16 @@ import typer
 
 from kvstore.env import Env
 from kvstore.env.tls import Tls
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.store import MetadataStore
 
 DataDir = Annotated[Path, typer.Option(help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")]
 ZooKeeper = Annotated[str | None, typer.Option(help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT].")]
+Server = Annotated[str | None, typer.Option(help="gRPC address of a server, or several: HOST:PORT,...")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 T = TypeVar("T")
+SERVER_TIMEOUT_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +34,13 @@ class Tools:
     store: MetadataStore
 
 
-def zookeeper_of(data_dir: Path, zookeeper: str | None) -> str:
-    """The connection string of the cluster's ZooKeeper. Raises ConfigError if neither names one."""
+def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = None) -> str:
+    """The connection string of the cluster's ZooKeeper. Raises ConfigError if nothing names one, Unavailable if the
+    server does not answer."""
     if zookeeper:
         return zookeeper
+    if server:
+        return _as_told_by(server)
     path = data_dir / "cluster.json"
     try:
         return str(json.loads(path.read_bytes())["zookeeper"])
@@ -43,6 +48,25 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None) -> str:
         raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with --zookeeper") from None
     except (ValueError, KeyError) as error:
         raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
+
+
+def _as_told_by(servers: str) -> str:
+    """What the first of the servers that answers says; `host:port,…`."""
+    import grpc
+
+    from kvstore.proto import admin_pb2, admin_pb2_grpc
+    from kvstore.rpc.channels import open_channel
+    from kvstore.rpc.status import from_rpc_error
+
+    failure = "want HOST:PORT,..."
+    for address in filter(None, servers.split(",")):
+        with open_channel(address, tls_of_environment()) as channel:
+            try:
+                stub = admin_pb2_grpc.AdminStub(channel)
+                return stub.Status(admin_pb2.StatusRequest(), timeout=SERVER_TIMEOUT_S).zookeeper
+            except grpc.RpcError as error:
+                failure = str(from_rpc_error(error))
+    raise Unavailable(f"--server {servers}: {failure}")
 
 
 def tls_of_environment() -> Tls | None:
@@ -57,12 +81,16 @@ def tls_of_environment() -> Tls | None:
         raise ConfigError(f"KVSTORE_TLS_…: {error}") from None
 
 
-def with_tools(data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]]) -> T:
+def with_tools(
+    data_dir: Path, zookeeper: str | None, work: Callable[[Tools], Awaitable[T]], server: str | None = None
+) -> T:
     """Run `work` connected to the cluster's metadata. Raises StoreError."""
     from kvstore.env.real import run
 
+    address = zookeeper_of(data_dir, zookeeper, server)
+
     async def main() -> T:
-        async with _tools(zookeeper_of(data_dir, zookeeper)) as tools:
+        async with _tools(address) as tools:
             return await work(tools)
 
     return run(main())

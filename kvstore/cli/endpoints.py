@@ -5,16 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import TypeVar
 
-import typer
-
+from kvstore.cli.cluster import Server as Server
 from kvstore.cli.cluster import tls_of_environment
 from kvstore.client.config import ClientConfig, parse_url
 from kvstore.errors import ConfigError
 
 T = TypeVar("T")
-Server = Annotated[str | None, typer.Option(help="gRPC address of a server, or several: HOST:PORT,...")]
 
 
 def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:

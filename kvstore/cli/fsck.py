@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json
 from kvstore.errors import StoreError
 
@@ -27,6 +27,7 @@ UNCHECKED = 3
 def fsck(
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings too.")] = False,
     notes: Annotated[bool, typer.Option("--notes", help="Show notes too: what is as it should be.")] = False,
     json: Json = False,
@@ -60,7 +61,7 @@ def fsck(
 
     try:
         with bar:
-            report = with_tools(data_dir, zookeeper, check)
+            report = with_tools(data_dir, zookeeper, check, server)
     except StoreError as error:
         print(f"kvstore: not checked: {error or type(error).__name__}", file=sys.stderr)
         raise typer.Exit(UNCHECKED) from None

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
@@ -31,7 +31,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ledger, name="ledger")
 
 
-def list_ledgers(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def list_ledgers(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
     """List all ledgers: whose log they belong to, their state, their bookies."""
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
@@ -48,11 +50,17 @@ def list_ledgers(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, 
             rows.append(_summary(metadata))
         return rows
 
-    rows = with_tools(data_dir, zookeeper, work)
+    rows = with_tools(data_dir, zookeeper, work, server)
     print(as_json(rows) if json else as_table(rows, list(_SUMMARY)))
 
 
-def show(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def show(
+    ledger: Ledger,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
     """Show a ledger's metadata."""
 
     async def work(tools: Tools) -> dict[str, Any]:
@@ -66,7 +74,7 @@ def show(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper 
         }
         return _summary(metadata) | details
 
-    found = with_tools(data_dir, zookeeper, work)
+    found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else as_table([{"what": name, "value": value} for name, value in found.items()]))
 
 
@@ -77,6 +85,7 @@ def read(
     bookie: Annotated[str | None, typer.Option(help="Read this bookie's copies only.")] = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Read entries without fencing: what they hold, and which bookies have a good copy."""
@@ -99,11 +108,17 @@ def read(
             rows.append(_entry_row(entry, {name: await copies.read(name, entry) for name in named}))
         return rows
 
-    rows = with_tools(data_dir, zookeeper, work)
+    rows = with_tools(data_dir, zookeeper, work, server)
     print(as_json(rows) if json else as_table(rows, ("entry", "bytes", "epoch", "first_seq", "mutations", "copies")))
 
 
-def recover(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def recover(
+    ledger: Ledger,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
     """Fence a ledger, find its end, and close it. Its writer, if it lives, loses the lead of its partition."""
 
     from kvstore.wal.choice import BookieChoice
@@ -120,7 +135,7 @@ def recover(ledger: Ledger, data_dir: DataDir = Path("data"), zookeeper: ZooKeep
         await takeover.take_over()
         return _summary(await takeover.close())
 
-    found = with_tools(data_dir, zookeeper, work)
+    found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else as_table([found], list(_SUMMARY)))
 
 
@@ -129,6 +144,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Delete a ledger that no partition's list names."""
@@ -148,7 +164,7 @@ def delete(
             )
         await ledgers.remove(metadata.ledger, version)
 
-    with_tools(data_dir, zookeeper, work)
+    with_tools(data_dir, zookeeper, work, server)
     told = f"ledger {ledger} is deleted; its bookies free the space soon"
     print(as_json({"ledger": ledger, "deleted": True}) if json else told)
 

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper, tls_of_environment
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, tls_of_environment
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
     from kvstore.server.layout import ClusterFile
+
+Where = tuple[Path, str | None, str | None]
+"""--data-dir, --zookeeper, --server."""
 
 
 def register(app: typer.Typer) -> None:
@@ -101,14 +104,15 @@ def drain(
     node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     leads_only: Annotated[bool, typer.Option("--leads-only", help="Keep its replicas: it will be back soon.")] = False,
     timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.")] = 600,
     json: Json = False,
 ) -> None:
     """Take a node out of service, to replace its machine: its replicas move to other servers, and it hands over what it
     leads. Replicas that no other server can take stay, and it says so."""
-    kept = "" if leads_only else _move_replicas_off(node, data_dir, zookeeper, timeout)
-    handed_over = _hand_over(node, data_dir, zookeeper, timeout, may_be_down=not leads_only and not kept)
+    kept = "" if leads_only else _move_replicas_off(node, (data_dir, zookeeper, server), timeout)
+    handed_over = _hand_over(node, (data_dir, zookeeper, server), timeout, may_be_down=not leads_only and not kept)
     if json:
         print(as_json({"node": node, "handed_over": handed_over, "replicas_left": kept or None}))
         return
@@ -121,6 +125,7 @@ def undrain(
     node: Annotated[str, typer.Argument(help="The node's id, for example n1.")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Let a drained node hold replicas again. Start it anew so that it takes operations."""
@@ -128,27 +133,27 @@ def undrain(
     from kvstore.cli.ring_views import status_document, status_text
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
-    answer = change_replicas(ChangeReplicasRequest(undrain=node), data_dir, zookeeper, None)
+    answer = change_replicas(ChangeReplicasRequest(undrain=node), data_dir, zookeeper, server)
     print(as_json(status_document(answer)) if json else status_text(answer))
 
 
-def _move_replicas_off(node: str, data_dir: Path, zookeeper: str | None, timeout_s: float) -> str:
+def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
     """Empty once it is done; else why its replicas cannot go."""
     from kvstore.cli.replicas import change_replicas, wait_until_empty
     from kvstore.errors import InvalidRequest
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
     try:
-        change_replicas(ChangeReplicasRequest(drain=node), data_dir, zookeeper, None)
+        change_replicas(ChangeReplicasRequest(drain=node), *where)
     except InvalidRequest as error:
         if "no other server can take" in str(error):
             return str(error)
         raise
-    wait_until_empty(node, data_dir, zookeeper, None, timeout_s=timeout_s)
+    wait_until_empty(node, *where, timeout_s=timeout_s)
     return ""
 
 
-def _hand_over(node: str, data_dir: Path, zookeeper: str | None, timeout_s: float, *, may_be_down: bool) -> list[str]:
+def _hand_over(node: str, where: Where, timeout_s: float, *, may_be_down: bool) -> list[str]:
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import ConfigError, NoSuchNode
     from kvstore.meta import paths
@@ -164,7 +169,8 @@ def _hand_over(node: str, data_dir: Path, zookeeper: str | None, timeout_s: floa
             raise ConfigError(f"no node {node!r} is up") from None
         return Member.decode(data).grpc
 
-    found = with_tools(data_dir, zookeeper, address)
+    data_dir, zookeeper, server = where
+    found = with_tools(data_dir, zookeeper, address, server)
     return _drain(found, timeout_s) if found else []
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring import read_ring
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
@@ -27,7 +27,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(partition, name="partition")
 
 
-def list_partitions(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def list_partitions(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
     """List all partitions: leader, epoch, how many replicas are up, how far the slowest is behind, ledgers."""
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
@@ -36,7 +38,7 @@ def list_partitions(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = Non
             await _details(tools, partition, member.replicas) for partition, member in sorted(ring.partitions.items())
         ]
 
-    found = with_tools(data_dir, zookeeper, work)
+    found = with_tools(data_dir, zookeeper, work, server)
     print(as_json(found) if json else as_table([_row(each) for each in found]))
 
 
@@ -44,6 +46,7 @@ def show(
     partition: Annotated[str, typer.Argument(help="The partition's id, for example p1.")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Show a partition's replicas, each with the sequence that it has published, and its ledgers.
@@ -58,7 +61,7 @@ def show(
             raise InvalidRequest(f"no partition {partition!r}; want one of {', '.join(sorted(ring.partitions))}")
         return await _details(tools, PartitionId(partition), member.replicas)
 
-    found = with_tools(data_dir, zookeeper, work)
+    found = with_tools(data_dir, zookeeper, work, server)
     if json:
         print(as_json(found))
         return

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Tools, ZooKeeper, with_tools
+from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring_changes import read_loads, register_changes
 from kvstore.cli.ring_views import loads_document
@@ -30,7 +30,9 @@ def register(app: typer.Typer) -> None:
     app.add_typer(ring, name="ring")
 
 
-def show(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Json = False) -> None:
+def show(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
     """Show the partitions: state, leader, replicas, share of the hash space, operations per second, hottest keys."""
 
     async def read(tools: Tools) -> dict[str, Any]:
@@ -48,8 +50,8 @@ def show(data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, json: Js
         ]
         return {"version": ring.version, "partitions": partitions}
 
-    document = with_tools(data_dir, zookeeper, read)
-    loads = _loads(data_dir, zookeeper)
+    document = with_tools(data_dir, zookeeper, read, server)
+    loads = _loads(data_dir, zookeeper, server)
     for row in document["partitions"]:
         load = loads.get(row["id"])
         row["ops_per_s"] = round(load["ops_per_s"], 1) if load else None
@@ -70,10 +72,10 @@ def as_text(key: bytes) -> str:
     return text if len(text) <= KEY_SHOWN else f"{text[:KEY_SHOWN]}…"
 
 
-def _loads(data_dir: Path, zookeeper: str | None) -> dict[str, dict[str, Any]]:
+def _loads(data_dir: Path, zookeeper: str | None, server: str | None) -> dict[str, dict[str, Any]]:
     """What the leaders tell of their load; nothing while no server is up."""
     try:
-        return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, None))["loads"]}
+        return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, server))["loads"]}
     except StoreError:
         return {}
 
@@ -82,6 +84,7 @@ def locate(
     key: Annotated[str, typer.Argument(help="The key, as UTF-8.")],
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
+    server: Server = None,
     json: Json = False,
 ) -> None:
     """Show where a key stands: its token, its partition, that partition's leader."""
@@ -91,7 +94,7 @@ def locate(
         partition = (await read_ring(tools)).owner_of(token)
         return {"token": token, "partition": partition, "leader": await _leader(tools, partition)}
 
-    found = with_tools(data_dir, zookeeper, read)
+    found = with_tools(data_dir, zookeeper, read, server)
     print(as_json(found) if json else as_table([found]))
 
 

@@ -66,6 +66,7 @@ class StatusResponse(_message.Message):
     UPTIME_S_FIELD_NUMBER: _builtins.int
     NODES_FIELD_NUMBER: _builtins.int
     STATISTICS_FIELD_NUMBER: _builtins.int
+    ZOOKEEPER_FIELD_NUMBER: _builtins.int
     server: _builtins.str
     version: _builtins.str
     ring_version: _builtins.int
@@ -73,6 +74,8 @@ class StatusResponse(_message.Message):
     """Whether the node has its metadata session."""
     draining: _builtins.bool
     uptime_s: _builtins.float
+    zookeeper: _builtins.str
+    """The connection string of the cluster's ZooKeeper, by which tools find everything else."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property
@@ -90,10 +93,11 @@ class StatusResponse(_message.Message):
         uptime_s: _builtins.float = ...,
         nodes: _abc.Iterable[Global___NodeStatus] | None = ...,
         statistics: _abc.Mapping[_builtins.str, _builtins.float] | None = ...,
+        zookeeper: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "metadata_connected", b"metadata_connected", "nodes", b"nodes", "ring_version", b"ring_version", "server", b"server", "statistics", b"statistics", "uptime_s", b"uptime_s", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draining", b"draining", "metadata_connected", b"metadata_connected", "nodes", b"nodes", "ring_version", b"ring_version", "server", b"server", "statistics", b"statistics", "uptime_s", b"uptime_s", "version", b"version", "zookeeper", b"zookeeper"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

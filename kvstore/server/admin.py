@@ -38,6 +38,11 @@ class AdminSource(Protocol):
     @property
     def version(self) -> str: ...
     @property
+    def zookeeper(self) -> str:
+        """The connection string that the node was given."""
+        ...
+
+    @property
     def store(self) -> MetadataStore: ...
     @property
     def topology(self) -> Topology: ...
@@ -76,6 +81,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         response = admin_pb2.StatusResponse(
             server=source.id,
             version=source.version,
+            zookeeper=source.zookeeper,
             ring_version=topology.ring.version,
             metadata_connected=source.store.state is SessionState.CONNECTED,
             draining=source.is_draining,

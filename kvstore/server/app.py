@@ -57,6 +57,7 @@ class Node:
         self.config, self.env, self.store = config, env, store
         self.id = ServerId(config.id)
         self.version = VERSION
+        self.zookeeper = config.zookeeper
         self.is_draining = False
         self.membership: Membership
         self.dispatcher: Dispatcher

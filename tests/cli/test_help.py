@@ -49,6 +49,17 @@ def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own
     assert without == {"node run", "bench suite"}, "a node logs; the suite writes its figures to --out"
 
 
+LOCAL = {"up", "down", "status", "node run", "cluster init", "bench suite"}
+"""What is about the processes of this machine, or makes a cluster."""
+
+
+def test_every_command_about_a_cluster_finds_it_by_directory_or_zookeeper_or_server() -> None:
+    leaves = {" ".join(path): command for path, command in TREE.items() if not hasattr(command, "commands")}
+    for name in sorted(leaves.keys() - LOCAL):
+        there = {option for each in leaves[name].params for option in each.opts}
+        assert {"--data-dir", "--zookeeper", "--server"} - there == set(), name
+
+
 def test_a_change_is_one_line_of_json() -> None:
     assert json.loads(line_of("p1", 7, b"key", b"two\nlines")) == {
         "partition": "p1",

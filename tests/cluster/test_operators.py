@@ -63,14 +63,27 @@ def test_a_cluster_is_founded_once_by_hand(cluster: Cluster) -> None:
 
 
 def test_partitions_are_listed_with_leader_and_replicas(cluster: Cluster) -> None:
-    leaders = cluster.wait_led()
-    found = {each["id"]: each for each in document(cluster, "partition", "list")}
-    assert {name: each["leader"] for name, each in found.items()} == leaders
-    assert all(replica["is_up"] for each in found.values() for replica in each["replicas"])
-    shown = kvstore(cluster, "partition", "show", "p1")
+    def shown_as_they_are() -> bool:  # leads may move at any time, to spread
+        leaders, found = cluster.wait_led(), document(cluster, "partition", "list")
+        assert all(replica["is_up"] for each in found for replica in each["replicas"])
+        return {each["id"]: each["leader"] for each in found} == leaders
+
+    cluster.wait_until(shown_as_they_are, "the list is what the nodes say")
+    shown = kvstore(cluster, "partition", "show", "p1", "--json")
     assert shown.returncode == 0
-    assert leaders["p1"] in shown.stdout
+    assert {each["server"] for each in json.loads(shown.stdout)["replicas"]} == set(cluster.ids)
     assert kvstore(cluster, "partition", "show", "nothing").returncode == 1
+
+
+def test_a_server_tells_commands_where_the_metadata_is(cluster: Cluster) -> None:
+    server = "{}:{}".format(*cluster.address("n2", "grpc"))
+    for command in (["partition", "list"], ["ledger", "list"], ["bookie", "list"], ["fsck"]):
+        answer = call(*command, "--json", "--server", f"127.0.0.1:1,{server}")
+        assert answer.returncode == 0, answer.stderr
+        assert json.loads(answer.stdout)
+    nobody = call("partition", "list", "--server", "127.0.0.1:1")
+    assert nobody.returncode == 1
+    assert "--server 127.0.0.1:1" in nobody.stderr
 
 
 def test_a_scrub_finds_nothing_on_a_healthy_bookie(cluster: Cluster) -> None:

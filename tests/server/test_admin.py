@@ -47,6 +47,7 @@ class Source:
 
     id = ServerId("n1")
     version = "9.9"
+    zookeeper = "zk:2181/kvstore"
     is_draining = False
     rings: Any = None
 
