@@ -1,0 +1,105 @@
+"""Replicas change machines and partitions come and go on real processes, by the operators' own commands."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+KEYS = {f"key{number}": f"value {number}" for number in range(2_000)}
+REPAIR_AFTER_S = 4.0
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Four nodes for three replicas; a lost node's replicas are made anew soon."""
+    with running_cluster(tmp_path_factory.mktemp("replicas"), nodes=4, partitions=2) as started:
+        for node in started.file.nodes:
+            config = Path(node.config)
+            config.write_text(f"repair_after_s = {REPAIR_AFTER_S}\n{config.read_text()}")
+            restart(started, node.id)
+        started.redis("n1").mset(KEYS)
+        yield started
+
+
+def restart(cluster: Cluster, node: str) -> None:
+    cluster.terminate(node)
+    cluster.start_node(node)
+    cluster.wait_ready(node)
+
+
+def document(cluster: Cluster, *arguments: str) -> Any:
+    command = [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir), "--json"]
+    answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert answer.returncode == 0, answer.stderr
+    return json.loads(answer.stdout)
+
+
+def replicas(cluster: Cluster) -> dict[str, set[str]]:
+    return {each["id"]: set(each["replicas"]) for each in document(cluster, "ring", "show")["partitions"]}
+
+
+def all_is_there(cluster: Cluster, node: str) -> None:
+    found = cluster.redis(node).mget(list(KEYS))
+    assert found == [value.encode() for value in KEYS.values()]
+
+
+def test_a_drained_node_ends_without_replicas_and_can_be_stopped(cluster: Cluster) -> None:
+    drained = document(cluster, "node", "drain", "n1")
+    assert drained["replicas_left"] is None
+    assert replicas(cluster) == {"p1": {"n2", "n3", "n4"}, "p2": {"n2", "n3", "n4"}}
+    cluster.terminate("n1")
+    cluster.wait_led()
+    all_is_there(cluster, "n2")
+    cluster.start_node("n1")
+    assert document(cluster, "node", "undrain", "n1")["draining"] == []
+    cluster.wait_ready("n1")
+
+
+def test_a_replica_moves_to_the_server_that_is_named(cluster: Cluster) -> None:
+    assert document(cluster, "partition", "move-replica", "p1", "n3", "n1")["replacing"] == []
+    assert replicas(cluster)["p1"] == {"n1", "n2", "n4"}
+    all_is_there(cluster, "n1")
+
+
+def test_replicas_of_a_lost_node_are_made_anew_on_another(cluster: Cluster) -> None:
+    cluster.kill("n2")
+    cluster.wait_until(
+        lambda: all(found == {"n1", "n3", "n4"} for found in replicas(cluster).values()),
+        "every partition has three replicas again",
+        60,
+    )
+    cluster.wait_led()
+    all_is_there(cluster, "n3")
+    cluster.start_node("n2")
+    cluster.wait_ready("n2")
+
+
+def test_partitions_come_and_go_and_every_key_stays(cluster: Cluster) -> None:
+    shown = document(cluster, "ring", "add", "--count", "2", "--dry-run")
+    assert shown["version"] is None
+    assert set(replicas(cluster)) == {"p1", "p2"}
+    assert abs(shown["keys"] - len(KEYS) / 2) < len(KEYS) / 10
+    document(cluster, "ring", "add", "--count", "2", "--wait")
+    all_is_there(cluster, "n4")
+    assert set(replicas(cluster)) == {"p1", "p2", "p3", "p4"}
+    assert document(cluster, "ring", "plan")["balance"] <= 1.05
+    document(cluster, "ring", "remove", "p1", "p4", "--wait")
+    all_is_there(cluster, "n1")
+    cluster.wait_until(lambda: set(replicas(cluster)) == {"p2", "p3"}, "what has retired is gone", 60)
+    assert document(cluster, "ring", "status")["moves"] == []
+    owners = {each["partition"] for each in document(cluster, "ledger", "list")}
+    assert owners == {"p2", "p3"}, "no ledger of a retired partition is left"
+
+
+def test_after_all_of_this_the_cluster_is_sound(cluster: Cluster) -> None:
+    assert document(cluster, "fsck")["errors"] == 0

@@ -1,0 +1,64 @@
+"""What the first ring of all got wrong, and ours must not: one token for each partition, at the hash of its name; of
+two with one hash one was gone; partitions could never leave; and views of the ring had no version."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.ring import TOKENS, Ring, decode, encode, new_ring, plan, steps
+from kvstore.types import PartitionId
+from tests.ring.rings import SERVERS, advance, balance, differences, grown, ids, members, owned, ring_of, settle
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.lists(st.text("abcdefgh", min_size=1, max_size=6), min_size=2, max_size=40, unique=True))
+def test_whatever_partitions_are_called_each_has_tokens_of_its_own(names: list[str]) -> None:
+    ring = new_ring([PartitionId(name) for name in names], SERVERS, 3)
+    assert set(ring.tokens.values()) == set(names)
+    assert all(size > 0 for size in owned(ring).values())
+    assert len(ring.tokens) == sum(list(ring.tokens.values()).count(PartitionId(name)) for name in names)
+
+
+def test_a_join_takes_nobodys_last_token() -> None:
+    ring = ring_of(2)
+    for number in range(3, 60):
+        ring = settle(plan.join(ring, members([PartitionId(f"p{number}")])))
+        assert set(ring.tokens.values()) == set(ring.partitions), f"after p{number} has joined"
+
+
+def test_a_thousand_partitions_share_the_ring_evenly() -> None:
+    ring = ring_of(1_000)
+    assert balance(ring) <= 1.05
+    assert min(owned(ring).values()) > TOKENS // 1_000 // 2
+
+
+def test_a_partition_that_is_removed_owns_nothing_and_no_key_is_sent_to_it() -> None:
+    gone = PartitionId("p2")
+    ring = settle(plan.leave(ring_of(5), [gone]))
+    assert gone not in ring.partitions
+    assert gone not in ring.tokens.values()
+    assert all(ring.partition_of(b"key%d" % number) != gone for number in range(10_000))
+
+
+def test_views_of_one_version_send_every_key_to_the_same_partition_and_others_have_another_version() -> None:
+    seen: dict[int, Ring] = {}
+    ring = grown(3, 2)
+    while ring.moves:
+        view = decode(encode(ring))
+        assert differences(view, ring) == 0
+        for other in seen.values():
+            assert (other.routed == view.routed) == (differences(other, view) == 0), "versions do not mislead"
+        seen[ring.version] = view
+        ring = advance(ring, min(ring.moves))
+
+
+def test_of_two_that_change_one_version_the_second_has_to_look_again() -> None:
+    """The store refuses the second write (tests/server/test_rings.py); what it then finds has both or its reason."""
+    ring = ring_of(3)
+    first, second = plan.join(ring, members(ids(4, 4))), plan.join(ring, members(ids(5, 5)))
+    assert first.version == second.version == ring.version + 1
+    both = plan.join(first, members(ids(5, 5)))
+    assert set(both.partitions) == set(ids(1, 5))
+    assert balance(settle(both)) <= 1.05
+    assert steps.cancel(both, []) is both
