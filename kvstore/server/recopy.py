@@ -24,8 +24,10 @@ from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
+from kvstore.wal.choice import BookieView as RegisteredView
 from kvstore.wal.copier import add_copy
 from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import missing_copies
 
 Progress = Callable[[str, int, int], None]
@@ -50,7 +52,9 @@ class Moved:
 class Recopier:
     """Made by `recopying`. Calls raise MetadataError if the metadata store cannot be read."""
 
-    def __init__(self, env: Env, store: MetadataStore, view: BookieView, bookies: Bookies, progress: Progress) -> None:
+    def __init__(
+        self, env: Env, store: MetadataStore, view: RegisteredView, bookies: BookieClient, progress: Progress
+    ) -> None:
         self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
         self._ledgers = LedgerManager(store)
         self._registration = RegistrationManager(store)
