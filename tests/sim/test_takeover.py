@@ -17,10 +17,17 @@ from tests.sim.loop import current_node
 from tests.sim.nodes import Node
 from tests.sim.operations import Operation, Status
 from tests.sim.scenarios import KEY, Countdown, P, Stage, Stepped, Story, knobs, play
-from tests.sim.stories import acks_under_way, wiped_bookie_answers, zombie_reads
+from tests.sim.stories import (
+    acks_under_way,
+    holder_that_does_not_answer,
+    late_add_meets_a_recovery,
+    wiped_bookie_answers,
+    zombie_reads,
+)
 
 pytestmark = pytest.mark.sim
 
+STORIES = (zombie_reads, acks_under_way, wiped_bookie_answers, holder_that_does_not_answer, late_add_meets_a_recovery)
 STEPS_MAX = 120
 
 
@@ -241,7 +248,7 @@ def test_of_two_leaders_that_both_won_the_election_one_goes_on(patch: pytest.Mon
 
 
 @pytest.mark.parametrize("lease_ms", [1000, 100, 0])
-@pytest.mark.parametrize("story", [zombie_reads, acks_under_way, wiped_bookie_answers])
+@pytest.mark.parametrize("story", STORIES)
 def test_a_leader_that_nobody_counts_on_any_more_tells_nothing_stale(story: Story, lease_ms: int) -> None:
     for seed in range(1, 4):
         play(story, knobs(lease_ms=lease_ms), seed)
