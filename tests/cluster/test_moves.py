@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -137,3 +138,33 @@ async def judge(load: Load, client: AsyncClient) -> None:
     load.history.close()
     load.history.require(1000)
     check_versions(load.history)
+
+
+async def test_partitions_join_while_leaders_are_killed(cluster: Cluster) -> None:
+    """kill -9 of the node that leads the source, then of one that leads a target."""
+    async with AsyncClient(cluster.url) as client:
+        await client.put_many(STATIC)
+        load = Load(client)
+        try:
+            await kvstore(cluster, "ring", "throttle", "--mib-per-s", "0.004", "--parallel", "1")
+            await kvstore(cluster, "ring", "add", "p2", "p3")
+            for partition in ("p1", "p2"):
+                await asyncio.to_thread(cluster.wait_until, lambda p=partition: p in cluster.leaders(), "a leader")
+                node = cluster.leaders()[partition]
+                await asyncio.to_thread(cluster.kill, node)
+                await asyncio.to_thread(cluster.start_node, node)
+                await asyncio.to_thread(cluster.wait_ready, node)
+            moves = orjson.loads(await kvstore(cluster, "ring", "status", "--json"))
+            assert moves["moves"], "all was over before anybody was killed"
+            await kvstore(cluster, "ring", "throttle", "--mib-per-s", "0", "--parallel", "2")
+            await asyncio.to_thread(cluster.wait_until, lambda: not open_moves(cluster), "no move is open", 120)
+        finally:
+            await load.stop()
+        print(f"{len(load.history)} operations, longest waits {load.longest_s}")  # noqa: T201
+        await judge(load, client)
+
+
+def open_moves(cluster: Cluster) -> bool:
+    words = [sys.executable, "-m", "kvstore", "ring", "status", "--json", "--data-dir", str(cluster.directory / "data")]
+    done = subprocess.run(words, capture_output=True, check=True)
+    return bool(orjson.loads(done.stdout)["moves"])
