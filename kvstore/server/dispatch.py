@@ -19,6 +19,7 @@ from kvstore.partition.commands import Code, Level, Op, Sink
 from kvstore.partition.operations import size_of
 from kvstore.server.astray import WAIT_S, FromPeer, Strays
 from kvstore.server.config import Limits
+from kvstore.server.failures import Failures
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
 from kvstore.types import PartitionId, ServerId
@@ -95,7 +96,7 @@ class Dispatcher:
         """Where the operations of a partition went last, if to another server. Some may still be under way there."""
         self._arrivals = _ARRIVED
         self._timer: asyncio.TimerHandle | None = None
-        self._failures: list[tuple[Sink, int, StoreError]] = []
+        self._fail_later = Failures().add
         self._forget = membership.on_topology(self._on_topology)
         self._strays = Strays(self.submit, self._fail_later, most=limits.waiting_max, bytes_max=WAITING_BYTES_MAX)
         self._suspected_at = -SUSPECT_AGAIN_S
@@ -388,20 +389,6 @@ class Dispatcher:
             return NotLeader(partition)
         member = self._topology.servers.get(leader[0])
         return NotLeader(partition, leader[0], member.grpc if member else "")
-
-    def _fail_later(self, sink: Sink, token: int, error: StoreError) -> None:
-        if not self._failures:
-            asyncio.get_running_loop().call_soon(self._fail_now)
-        self._failures.append((sink, token, error))
-
-    def _fail_now(self) -> None:
-        failures, self._failures = self._failures, []
-        sinks: dict[int, Sink] = {}
-        for sink, token, error in failures:
-            sink.complete(token, error)
-            sinks[id(sink)] = sink
-        for sink in sinks.values():
-            sink.flush()
 
     def _now(self) -> float:
         return self._env.clock.now()
