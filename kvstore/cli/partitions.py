@@ -84,7 +84,7 @@ async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerI
     return {
         "id": partition,
         "leader": leader.server if leader else None,
-        "epoch": leader.epoch if leader else None,
+        "epoch": max((each.epoch for each in published.values()), default=None),
         "trimmed_below_seq": listed.trimmed_seq,
         "replicas": [
             {
