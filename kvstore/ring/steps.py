@@ -60,6 +60,7 @@ def cancel(ring: Ring, ids: Iterable[MoveId]) -> Ring:
         else each
         for each in ring.partitions.values()
     }
+    ring = _no_more_wanted(ring, gone)
     return _without(replace(ring, partitions=partitions, moves={**ring.moves, **asked}), gone)
 
 
@@ -69,7 +70,7 @@ def cancelled(ring: Ring, id: MoveId) -> Ring:
     if id not in ring.moves:
         return ring
     _open(ring, id, _CANCELLING)
-    return _without(ring, {id})
+    return _without(_no_more_wanted(ring, {id}), {id})
 
 
 def set_pace(ring: Ring, pace: Pace) -> Ring:
@@ -100,6 +101,13 @@ def _open(ring: Ring, id: MoveId, *states: MoveState) -> Move:
 
 def _with(ring: Ring, move: Move) -> Ring:
     return replace(ring, version=ring.version + 1, moves={**ring.moves, move.id: move})
+
+
+def _no_more_wanted(ring: Ring, gone: set[MoveId]) -> Ring:
+    """The same ring, in which these moves do not count as planned: progress is that of the others."""
+    tokens = sum(ring.moves[id].size for id in gone)
+    journey = ring.journey
+    return replace(ring, journey=replace(journey, moves=journey.moves - len(gone), tokens=journey.tokens - tokens))
 
 
 def _without(ring: Ring, gone: set[MoveId]) -> Ring:

@@ -185,6 +185,20 @@ def test_progress_is_measured_against_all_that_was_planned() -> None:
     assert settle(ring).journey.moves == 0
 
 
+def test_moves_that_are_given_up_do_not_count_as_progress() -> None:
+    ring = grown(3, 1)
+    done, under_way, *rest = sorted(ring.moves)
+    ring = steps.finish(steps.flip(steps.begin(ring, done, 1), done), done)
+    ring = steps.begin(ring, under_way, 1)
+    ring = steps.cancel(ring, rest)
+    assert (ring.journey.moves, len(ring.moves)) == (2, 1), "one is done, one is under way"
+    ring = steps.cancel(plan.join(ring, members(ids(5, 5))), [under_way])
+    planned = [move for move in ring.moves.values() if move.id != under_way]
+    ring = steps.cancelled(ring, under_way)
+    assert ring.journey.moves == len(planned) + 1
+    assert ring.journey.tokens >= sum(move.size for move in planned)
+
+
 def test_a_flip_of_a_move_that_nobody_began_is_refused() -> None:
     ring = grown(3, 1)
     with pytest.raises(ValueError, match="want it copying or cancelling or flipped, is planned"):
