@@ -6,9 +6,7 @@ from tests.sim.mutants_wal import MUTANTS, caught_by
 
 SEEDS = range(40)
 
-# A run that fails in the middle leaves coroutines that nobody awaits.
-UNAWAITED = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::RuntimeWarning")
-pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600), UNAWAITED]
+pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.mark.parametrize("name", MUTANTS)
