@@ -74,7 +74,9 @@ class Users:
         self._numbers += 1
         value = b"%s-%d" % (worker.name.encode(), self._numbers)
         roll = random.random()
-        if roll < 0.35:
+        if roll < 0.1:
+            await self._session_read(worker, key)
+        elif roll < 0.35:
             level = random.choice((Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT))
             await worker.do(commands.get(key, level))
         elif roll < 0.65:
@@ -85,6 +87,19 @@ class Users:
             await worker.do(commands.put(key, value, flags=Flag.IF_ABSENT))
         else:
             await worker.do(commands.increment(random.choice(self._counters), 1))
+
+    async def _session_read(self, worker: Worker, key: bytes) -> None:
+        """By any replica that has applied what this worker has seen: nothing older than its own last write."""
+        token = worker.tokens.get(self._cluster.ring.partition_of(key), 0)
+        written = [
+            each.result
+            for each in self._cluster.recorder.operations
+            if each.client == worker.name and each.key == key and each.code is Code.PUT and each.status is Status.OK
+        ]
+        done = await worker.do(commands.get(key, Level.SESSION, token))
+        known = [version for version in written if isinstance(version, int)]
+        if done.status is Status.OK and done.result is not None and known and done.result[1] < known[-1]:
+            self._cluster.broken(f"P6 {done} is older than this session's own version {known[-1]}")
 
 
 class World:
@@ -234,6 +249,8 @@ def _translated(operation: Operation) -> history.Operation | None:
     """As the checker of versions wants it."""
     status, code = operation.status, operation.code
     if operation.key[:1] != b"k" or status is Status.OPEN or (status is Status.INFO and not operation.is_write):
+        return None
+    if operation.level is Level.SESSION:
         return None
     failed = status is Status.OK and isinstance(operation.result, ConditionFailed)
     if status is Status.FAIL:

@@ -35,12 +35,16 @@ async def join_one(world: World, users: Users) -> None:
     await world.moved()
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_partition_joins_under_load(seed: int) -> None:
     play(seed, join_one)
 
 
-@pytest.mark.parametrize("parties", [("p1",), ("p2",), ("p1", "p2")], ids=("source", "target", "both"))
+@pytest.mark.parametrize(
+    "parties",
+    [pytest.param(("p1",), marks=pytest.mark.slow), pytest.param(("p2",), marks=pytest.mark.slow), ("p1", "p2")],
+    ids=("source", "target", "both"),
+)
 @pytest.mark.parametrize("step", ON_THE_WAY)
 def test_a_move_survives_a_crash(step: str, parties: tuple[str, ...]) -> None:
     accident = Accident(step)
@@ -66,6 +70,7 @@ def test_a_range_goes_on_and_comes_back() -> None:
     play(3, chain, Knobs(partitions=3), keys=keys_in(SPAN_OF_3, 8, b"k"), counters=keys_in(SPAN_OF_3, 3, b"c"))
 
 
+@pytest.mark.slow
 def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
     """T1 to T10 of the document that asked for this: B joins and takes keys of A; C joins and takes keys of B before B
     has them all. No key is left behind, answered by two, or by nobody."""
@@ -84,6 +89,7 @@ def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
     play(4, joins)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [each for each in ON_THE_WAY if each.endswith(("begin", "copy", "follow", "freeze", "ask", "release"))]
 )
@@ -134,6 +140,7 @@ def test_a_paused_move_waits_and_goes_on() -> None:
     play(7, pause, TWO, users=4, keys=KEYS, counters=COUNTERS)
 
 
+@pytest.mark.slow
 def test_scans_that_cross_moves_find_every_key_once() -> None:
     """By token, in pages of several sizes, while partitions join and ranges flip."""
     there = [b"always%d" % number for number in range(80)]
