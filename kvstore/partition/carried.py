@@ -39,8 +39,12 @@ PAUSED_S = 1.0
 """Between two looks whether moves go on."""
 UNPIN_S = 1.0
 FOLLOW_MS = 100
-CLOSE_BYTES = 64 << 10
-"""The target is close when one read of the source's log brings less than this."""
+CLOSE_ENTRIES, CLOSE_BYTES = 16, 2 << 20
+"""The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end."""
+TURN_BYTES = 32 << 10
+"""Of the source's log, looked through before the event loop gets another turn: some milliseconds."""
+PACE_S = 1.0
+"""Between two looks whether a slow copy shall go on as slowly."""
 
 
 @dataclass
@@ -58,6 +62,8 @@ class Means:
     source: Source
     reached: Callable[[str, MoveId], None]
     """Told of every step before and after it."""
+    copied_until: float = 0.0
+    """When the next page may be copied, of any move."""
 
 
 class Halted(Exception):
@@ -195,9 +201,24 @@ class Carried:
         size = sum(map(len, page.keys)) + sum(map(len, page.rows))
         self._rows += len(page.keys)
         self._bytes += size
-        pace = self._m.rings.ring.pace
-        if pace.bytes_per_s and size:
-            await asyncio.sleep(size / pace.bytes_per_s)
+        await self._hold_back(size)
+
+    async def _hold_back(self, size: int) -> None:
+        """Wait as long as the copied bytes take at the pace that is set; no longer once another one is, or the move is
+        given up."""
+        means, ring = self._m, self._m.rings.ring
+        if not ring.pace.bytes_per_s:
+            return
+        now, state = means.env.clock.now(), ring.moves[self.move].state if self.move in ring.moves else None
+        until = means.copied_until = max(means.copied_until, now) + size / ring.pace.bytes_per_s
+        while (left_s := until - means.env.clock.now()) > 0:
+            await asyncio.sleep(min(left_s, PACE_S))
+            self._lead()
+            latest = means.rings.ring
+            move = latest.moves.get(self.move)
+            if latest.pace != ring.pace or move is None or move.state is not state:
+                means.copied_until = 0.0
+                return
 
     async def _hold_again(self, move: Move, found: Import) -> None:
         """A new leader holds the log as the former one did, or begins anew if it came too late."""
@@ -230,7 +251,7 @@ class Carried:
         found = self._import()
         await self._hold_again(move, found)
         digest = await self._counted(found)
-        if not await self._follow_some(leader, move):
+        if not (await self._follow_some(leader, move) and await self._follow_some(leader, move)):
             return
         freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
         self._m.reached("after freeze", self.move)
@@ -264,15 +285,18 @@ class Carried:
         except BaseException:
             await self._stop_reading()  # read again what was not logged
             raise
-        return size < CLOSE_BYTES
+        return len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES
 
     async def _log_all(self, leader: Leader, read: Sequence[LogEntry], found: Import) -> int:
         """Returns how many bytes that was to read."""
-        size = 0
+        size = turn = 0
         changes = pages.Changes(found.span)
         for logged in read:
             self._take(changes, logged, found)
             size += len(logged.payload)
+            if size - turn >= TURN_BYTES:
+                turn = size
+                await asyncio.sleep(0)
             if changes.size >= pages.PAGE_BYTES:
                 await self._log(leader, changes, logged.position)
                 changes = pages.Changes(found.span)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 
-from kvstore.errors import Moved, Unavailable
+from kvstore.errors import Corrupted, Moved, Unavailable
 from kvstore.partition.move_records import Freeze, MoveRecord, Own, Release, Unfreeze
 from kvstore.partition.rows import data_key
 from kvstore.partition.state import State
 from kvstore.partition.territory import Frozen, Territory
 from kvstore.partition.tokens import PART, WHOLE, Span
 from kvstore.types import Position
+from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 
 
 class Custody:
@@ -54,9 +55,19 @@ class Custody:
     # ── what is sent and applied ──────────────────────────────────────────────────────────────────────────────────────
 
     def send(self, record: MoveRecord) -> None:
-        """The record leaves now."""
+        """The record leaves now. Raises Unavailable, and it must not leave, if it would not fit what stands before it
+        when all that was sent is applied: no replica could apply it, or anything behind it."""
+        self._foresee(record)
         self._sent.append(record)
         self._recompute()
+
+    def _foresee(self, record: MoveRecord) -> None:
+        territory = self.territory
+        try:
+            for each in (*self._sent, record):
+                territory = territory.after(each, NOWHERE, 0, 0)
+        except (Corrupted, ValueError) as error:
+            raise Unavailable(f"partition {self._state.partition}: not now: {error}") from error
 
     def applied(self) -> None:
         """The oldest record sent is in the state."""

@@ -15,7 +15,8 @@ from kvstore.partition.move_effects import bounds
 from kvstore.partition.rows import token_of_data
 from kvstore.partition.tokens import Span
 
-ROWS_PER_STEP = 512
+ROWS_PER_STEP, BYTES_PER_STEP = 512, 1 << 20
+"""Some milliseconds."""
 _U64 = (1 << 64) - 1
 
 
@@ -33,6 +34,7 @@ class RangeDigest:
 
     def step(self) -> bool:
         """Count some more; True once all are."""
+        size = 0
         for _ in range(ROWS_PER_STEP):
             found = next(self._rows, None)
             if found is None:
@@ -40,6 +42,9 @@ class RangeDigest:
                 self._rows = iter(())
                 return True
             self._add(*found, 1)
+            size += len(found[1])
+            if size >= BYTES_PER_STEP:
+                break
         return False
 
     def concerned(self, row_keys: list[bytes]) -> list[bytes]:

@@ -114,7 +114,8 @@ class Evaluator:
         return NextEntry(made, made.encode(), [])
 
     def record(self, record: MoveRecord, wall_ms: int, requests: Requests | None = None) -> NextEntry:
-        """A record about a range of tokens, as the next entry. It counts as sent."""
+        """A record about a range of tokens, as the next entry. It counts as sent. Raises Unavailable."""
+        self._custody.send(record)
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
         self._time_ms = max(self._time_ms, wall_ms, time_ms)
@@ -125,7 +126,6 @@ class Evaluator:
         payload = made.encode()
         self._next_seq = max(self._next_seq + len(made.keys), seq + 1)
         self._overlay.layers.append(Layer())
-        self._custody.send(record)
         return NextEntry(made, payload, [])
 
     def applied(self) -> None:

@@ -46,7 +46,7 @@ def apply_record(
         case Drop(move, until):
             going = territory.droppable(move)
             assert going is not None
-            first, end = bounds(going)
+            first, end = going
             remove(engine, batch, first, min(until, end) if until else end)
     return Effect(changed, seq, count)
 

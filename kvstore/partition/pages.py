@@ -25,8 +25,8 @@ from kvstore.types import Position
 PAGE_BYTES = 256 << 10
 """Of rows; a single one may be larger."""
 PAGE_ROWS_MAX = 1000
-RETRY_ROWS_MAX = 200
-"""Looked at for one page: each may hold a thousand request ids."""
+RETRY_ROWS_MAX, RETRY_IDS_MAX = 200, 4000
+"""Looked at for one page: a row may hold a thousand request ids, each of which costs some microseconds."""
 BEGINNING = b"d"
 _RETRIES = rows.ALL_RETRY[0]
 
@@ -67,11 +67,13 @@ def page_of(state: State, span: Span, cursor: bytes) -> Page:
     picked = Picked(span)
     due = list(islice(state.engine.iterate(cursor, rows.ALL_RETRY[1]), RETRY_ROWS_MAX + 1))
     following = b""
+    looked_at = 0
     for number, (row_key, row) in enumerate(due):
-        if number == RETRY_ROWS_MAX or picked.bytes > PAGE_BYTES:
+        if number == RETRY_ROWS_MAX or picked.bytes > PAGE_BYTES or looked_at >= RETRY_IDS_MAX:
             following = row_key
             break
         _, requests = decode_row(row)
+        looked_at += len(requests.sequences) + len(requests.clients)
         picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)
     requests_here = picked.requests
     message = requests_message(requests_here).SerializeToString() if requests_here is not None else b""

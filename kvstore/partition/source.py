@@ -18,7 +18,6 @@ from kvstore.partition import pages
 from kvstore.partition.digest import RangeDigest
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Drop, Freeze, Release, Unfreeze
-from kvstore.partition.rows import token_bound
 from kvstore.partition.state import State
 from kvstore.partition.territory import Released
 from kvstore.partition.tokens import Span
@@ -30,8 +29,9 @@ log = logging.getLogger(__name__)
 FREEZE_S = 1.0
 """A range that was not released by then takes writes again."""
 LOOK_S = 0.005
-DROP_ROWS = 500
-"""Of one DROP: a millisecond or two on every replica."""
+LAPSE_AGAIN_S = 0.05
+DROP_ROWS, DROP_BYTES = 500, 1 << 20
+"""Of one DROP: some milliseconds on every replica, which reads the rows that go."""
 
 PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
 METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
@@ -73,6 +73,8 @@ class Source:
         self._env, self._partition, self._state, self._leading = env, partition, state, leading
         self._freeze_s = freeze_s
         self._digests: dict[int, RangeDigest] = {}
+        self._counts_for: Leader | None = None
+        """What another leader has counted is not known to fit what it froze."""
         self.pages = 0
 
     async def answer(self, method: str, body: bytes) -> bytes:
@@ -82,7 +84,7 @@ class Source:
         except msgspec.DecodeError as error:
             raise InvalidRequest(f"want what a target asks, got {body[:64].hex()}: {error}") from error
         if method == PIN:
-            return _encode(self._where(asked))
+            return _encode(await self._pin(asked))
         if method == PAGE:
             return pages.encode(self._page(asked))
         if method == FREEZE:
@@ -100,6 +102,12 @@ class Source:
                 self._stop_counting(move)
 
     # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _pin(self, asked: Asked) -> Position:
+        """Where the leader stands. Another replica may stand before the range went away and came back: there it owns it
+        too, and what was written elsewhere meanwhile would be missing behind such a pin."""
+        await self._lead().prove()
+        return self._where(asked)
 
     def _where(self, asked: Asked) -> Position:
         """Where this replica stands, if it owns the range there. Raises Unavailable."""
@@ -120,6 +128,9 @@ class Source:
         leader = self._leading()
         if leader is None:
             raise NotLeader(self._partition)
+        if leader is not self._counts_for:
+            self.keep(())
+            self._counts_for = leader
         return leader
 
     async def _freeze(self, asked: Asked) -> Position:
@@ -137,7 +148,7 @@ class Source:
             raise Unavailable(f"partition {self._partition}: {asked.span} is being counted, {digest.count} so far")
         position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
         log.info("partition=%s move=%d frozen at %s", self._partition, asked.move, position)
-        asyncio.get_running_loop().call_later(self._freeze_s, self._end_freeze, leader, asked.move, position)
+        self._env.nursery.spawn(self._lapse(leader, asked.move, position), name=f"{self._partition} unfreeze")
         return position
 
     async def _release(self, asked: Asked) -> Verdict:
@@ -191,23 +202,19 @@ class Source:
         log.info("partition=%s move=%d takes writes again", self._partition, move)
         await leader.append_record(Unfreeze(move))
 
-    def _end_freeze(self, leader: Leader, move: int, freeze: Position) -> None:
-        """Time is up, unless something is under way that ends the freeze as well."""
-        custody = leader.custody
-        found = custody.territory.frozen_by(move)
-        if (
-            leader is self._leading()
-            and found is not None
-            and found.position == freeze
-            and not custody.is_pending(move)
-        ):
-            self._env.nursery.spawn(self._lapse(leader, move), name=f"{self._partition} unfreeze")
-
-    async def _lapse(self, leader: Leader, move: int) -> None:
-        try:
-            await self._unfreeze(leader, move)
-        except StoreError as error:
-            log.info("partition=%s move=%d not unfrozen: %r", self._partition, move, error)
+    async def _lapse(self, leader: Leader, move: int, freeze: Position) -> None:
+        """End a freeze when its time is up, unless it has ended or another leader has begun, which thaws it."""
+        await asyncio.sleep(self._freeze_s)
+        while self._leading() in (leader, None):  # None: also while a leader tries to let go, and goes on then
+            found = leader.custody.territory.frozen_by(move)
+            if found is None or found.position != freeze:
+                return
+            if self._leading() is leader and not leader.custody.is_pending(move):
+                try:
+                    return await self._unfreeze(leader, move)
+                except StoreError as error:
+                    log.info("partition=%s move=%d not unfrozen: %r", self._partition, move, error)
+            await asyncio.sleep(LAPSE_AGAIN_S)
 
     # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -232,24 +239,28 @@ class Source:
 
     async def thaw(self, leader: Leader) -> None:
         """What the former leader has frozen takes writes again: this one has not counted it."""
-        for each in leader.custody.territory.frozen:
-            if each.move not in self._digests and not leader.custody.is_pending(each.move):
-                await self._unfreeze(leader, each.move)
+        self._lead()
+        custody = leader.custody
+        for move in [each.move for each in custody.territory.frozen]:
+            # What was asked while another one was thawed may have ended this freeze.
+            if custody.territory.frozen_by(move) and move not in self._digests and not custody.is_pending(move):
+                await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:
         """Log that some rows of a range that is not owned (any more) go. True once that was the last of them."""
-        span = leader.custody.territory.droppable(move)
-        if span is None:
+        going = leader.custody.territory.droppable(move)
+        if going is None:
             return True
-        until = drop_bound(self._state, span)
+        until = drop_bound(self._state, *going)
         await leader.append_record(Drop(move, until))
         return not until
 
 
-def drop_bound(state: State, span: Span) -> bytes:
-    """Up to which record some rows of the range end; empty if that is all of them."""
-    rows = state.engine.iterate(token_bound(span.first), token_bound(span.last + 1))
-    for number, (row_key, _) in enumerate(rows):
-        if number == DROP_ROWS:
+def drop_bound(state: State, begin: bytes, end: bytes) -> bytes:
+    """Up to which record some of these rows end; empty if that is all of them."""
+    size = 0
+    for number, (row_key, row) in enumerate(state.engine.iterate(begin, end)):
+        if number == DROP_ROWS or size >= DROP_BYTES:
             return row_key
+        size += len(row_key) + len(row)
     return b""

@@ -27,6 +27,7 @@ from kvstore.partition.move_records import (
     Release,
     Unfreeze,
 )
+from kvstore.partition.rows import token_bound
 from kvstore.partition.tokens import EVERYTHING, Span, Tokens
 from kvstore.types import PartitionId, Position
 
@@ -50,6 +51,8 @@ class Import(NamedTuple):
     """Nothing has come since."""
     is_dropping: bool = False
     """Given up: its rows are going."""
+    dropped: bytes = b""
+    """Records before this key have gone."""
 
 
 class Frozen(NamedTuple):
@@ -72,6 +75,8 @@ class Released(NamedTuple):
     seq: int
     """The partition's when it was released, and its record time."""
     time_ms: int
+    dropped: bytes = b""
+    """Records before this key have gone: reading over what is left of them would take longer with each DROP."""
 
 
 _Part = TypeVar("_Part", Import, Frozen, Released)
@@ -118,10 +123,12 @@ class Territory:
         """Who got a token that was owned, as long as its rows are here."""
         return next((each for each in self.released if each.span.holds(token)), None)
 
-    def droppable(self, move: int) -> Span | None:
-        """The range whose rows a Drop of this move removes."""
+    def droppable(self, move: int) -> tuple[bytes, bytes] | None:
+        """The records that are left of those that Drops of this move remove."""
         part = self.released_by(move) or self.import_of(move)
-        return None if part is None else part.span
+        if part is None:
+            return None
+        return max(part.dropped, token_bound(part.span.first)), token_bound(part.span.last + 1)
 
     # ── what records change ───────────────────────────────────────────────────────────────────────────────────────────
 
@@ -200,10 +207,15 @@ class Territory:
         self._want(self.droppable(move) is not None, record)
         if not record.until:
             return replace(self, imports=_without(self.imports, move), released=_without(self.released, move))
-        imports = tuple(
-            each._replace(is_dropping=True, end=None) if each.move == move else each for each in self.imports
+        until = record.until
+        return replace(
+            self,
+            imports=tuple(
+                each._replace(is_dropping=True, end=None, dropped=until) if each.move == move else each
+                for each in self.imports
+            ),
+            released=tuple(each._replace(dropped=until) if each.move == move else each for each in self.released),
         )
-        return replace(self, imports=imports)
 
     # ── its row ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
