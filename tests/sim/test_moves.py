@@ -12,7 +12,8 @@ from kvstore.partition.target import Step
 from kvstore.ring import Pace, steps
 from kvstore.server import keys
 from tests.sim.knobs import Knobs
-from tests.sim.moves import Accident, Users, World, asker, at_each_step, crash, first_range, keys_in, play
+from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moves_accidents import Accident, asker, crash
 
 pytestmark = pytest.mark.sim
 

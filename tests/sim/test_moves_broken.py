@@ -11,7 +11,8 @@ from kvstore.partition import carried, custody, pages, state, territory
 from kvstore.partition.digest import RangeDigest
 from kvstore.partition.move_effects import bounds, remove
 from kvstore.partition.move_records import Freeze, Own
-from tests.sim.moves import Users, World, play, same_again
+from tests.sim.moves import Users, World, play
+from tests.sim.moves_accidents import same_again
 from tests.sim.test_moves import COUNTERS, KEYS, SPAN, TWO
 
 pytestmark = [pytest.mark.sim, pytest.mark.slow]
