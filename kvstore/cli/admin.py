@@ -13,7 +13,13 @@ T = TypeVar("T")
 TIMEOUT_S = 15.0
 
 
-def ask_admin(data_dir: Path, zookeeper: str | None, server: str | None, work: Callable[[Any, float], T]) -> T:
+def ask_admin(
+    data_dir: Path,
+    zookeeper: str | None,
+    server: str | None,
+    work: Callable[[Any, float], T],
+    timeout_s: float = TIMEOUT_S,
+) -> T:
     """What `work(stub, timeout_s)` returns at the first server that answers. Raises StoreError."""
     import grpc
 
@@ -22,11 +28,11 @@ def ask_admin(data_dir: Path, zookeeper: str | None, server: str | None, work: C
     from kvstore.rpc.status import from_rpc_error
 
     failure: StoreError = Unavailable("no server can be reached")
-    config = config_of(data_dir, zookeeper, server, TIMEOUT_S)
+    config = config_of(data_dir, zookeeper, server, timeout_s)
     for address in config.endpoints:
         with open_channel(address, config.tls) as channel:
             try:
-                return work(admin_pb2_grpc.AdminStub(channel), TIMEOUT_S)
+                return work(admin_pb2_grpc.AdminStub(channel), timeout_s)
             except grpc.RpcError as error:
                 found = from_rpc_error(error)
                 if not isinstance(found, Unavailable):

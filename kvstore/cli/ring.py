@@ -18,6 +18,8 @@ from kvstore.ring import Ring, decode, token_of
 from kvstore.types import PartitionId, ServerId
 
 HOT_SHOWN = 3
+LOADS_S = 2.0
+"""A server that does not answer in this time leaves the columns about load empty; the ring is shown all the same."""
 KEY_SHOWN = 40
 
 
@@ -75,7 +77,7 @@ def as_text(key: bytes) -> str:
 def _loads(data_dir: Path, zookeeper: str | None, server: str | None) -> dict[str, dict[str, Any]]:
     """What the leaders tell of their load; nothing while no server is up."""
     try:
-        return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, server))["loads"]}
+        return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, server, LOADS_S))["loads"]}
     except StoreError:
         return {}
 

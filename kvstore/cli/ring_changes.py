@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.admin import ask_admin
+from kvstore.cli.admin import TIMEOUT_S, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
 from kvstore.cli.output import as_json
@@ -225,12 +225,14 @@ def ring_status(data_dir: Path, zookeeper: str | None, server: str | None) -> ad
     return answer
 
 
-def read_loads(data_dir: Path, zookeeper: str | None, server: str | None) -> admin_pb2.LoadsResponse:
+def read_loads(
+    data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float = TIMEOUT_S
+) -> admin_pb2.LoadsResponse:
     """Raises StoreError."""
     from kvstore.proto.admin_pb2 import LoadsRequest
 
     answer: admin_pb2.LoadsResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.Loads(LoadsRequest(), timeout=timeout_s)
+        data_dir, zookeeper, server, lambda stub, seconds: stub.Loads(LoadsRequest(), timeout=seconds), timeout_s
     )
     return answer
 
