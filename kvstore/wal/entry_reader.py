@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
 from functools import partial
 from typing import assert_never
 
@@ -26,12 +25,14 @@ class EntryReader:
         self, metadata: LedgerMetadata, bookies: BookieClient, nursery: Nursery, own: BookieId | None = None
     ) -> None:
         self.metadata = metadata
-        self.troubled: Collection[BookieId] = ()
+        self.troubled: set[BookieId] = set()
+        """Those whose last answer was an error or is late: asked last, so that whoever catches up does not wait for a
+        dead one at each entry."""
         self.damaged: set[tuple[BookieId, EntryId]] = set()
         """Copies whose digest was wrong."""
         self._bookies = bookies
         self._nursery = nursery
-        self._own = own
+        self.own = own
         self.digest = EntryDigest(metadata.digest, metadata.password)
 
     async def read(self, entry: EntryId) -> Packet:
@@ -48,14 +49,16 @@ class EntryReader:
 
     def order(self, entry: EntryId) -> tuple[BookieId, ...]:
         """Who is asked for it, first to last."""
-        return in_order(self.metadata.write_set(entry), self._own, self.troubled)
+        return in_order(self.metadata.write_set(entry), self.own, self.troubled)
 
     async def ask(self, bookie: BookieId, entry: EntryId) -> reader.Event:
         """One bookie's answer."""
         try:
             answer = await self._bookies.read(bookie, self.metadata.ledger, entry)
         except (BookieError, LedgerFenced) as error:
+            self.troubled.add(bookie)
             return reader.Failed(bookie, str(error))
+        self.troubled.discard(bookie)
         return Answered(bookie, answer.packet)
 
     def spawn(self, reading: _Reading, bookie: BookieId) -> None:
@@ -68,11 +71,18 @@ class _Reading:
     def __init__(self, owner: EntryReader, entry: EntryId) -> None:
         self.entry = entry
         self._owner = owner
-        self._machine = EntryRead(entry, owner.order(entry), partial(owner.digest.open, owner.metadata.ledger, entry))
+        order = owner.order(entry)
+        self._first = order[0]
+        self._machine = EntryRead(entry, order, partial(owner.digest.open, owner.metadata.ledger, entry))
         self._done: asyncio.Future[Packet] = asyncio.get_running_loop().create_future()
 
+    def _late(self) -> None:
+        if self._first != self._owner.own:
+            self._owner.troubled.add(self._first)
+        self._tell(Late())
+
     async def result(self) -> Packet:
-        hedge = asyncio.get_running_loop().call_later(HEDGE_S, self._tell, Late())
+        hedge = asyncio.get_running_loop().call_later(HEDGE_S, self._late)
         try:
             self._perform(self._machine.start())
             return await self._done

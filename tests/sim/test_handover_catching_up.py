@@ -1,0 +1,38 @@
+"""Catching up with the log goes fast though a bookie is dead: a candidate does it while everybody waits."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import BookieError
+from kvstore.types import BookieId
+from kvstore.wal.ports import ReadAnswer
+from tests.sim.bench import B2, Bench, run
+from tests.sim.logs import NEVER, Writer, numbers, opened, read_all
+
+pytestmark = pytest.mark.sim
+
+ENTRIES = 400
+
+
+def test_of_many_entries_only_the_first_wait_for_a_bookie_that_says_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(ENTRIES, gap_s=0.001)
+        read = bench.bookies.read
+
+        async def read_but_of(bookie: BookieId, *args: Any, **more: Any) -> ReadAnswer:
+            if bookie == B2:
+                await asyncio.sleep(2)
+                raise BookieError(f"{bookie} does not answer")
+            return await read(bookie, *args, **more)
+
+        bench.bookies.read = read_but_of  # type: ignore[method-assign]
+        began = bench.env.clock.now()
+        assert await read_all(bench.logs(), ENTRIES) == numbers(1, ENTRIES)
+        assert bench.env.clock.now() - began < 0.5, "eight at once that wait for it each time take 2.5 s"
+
+    run(case)
