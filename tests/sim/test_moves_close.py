@@ -10,7 +10,8 @@ from kvstore.partition.tokens import Span, spans_of
 from kvstore.ring import Pace, Ring, steps
 from kvstore.types import PartitionId
 from tests.sim.knobs import Knobs
-from tests.sim.moves import Users, World, asker, at_each_step, first_range, keys_in, play
+from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moves_accidents import asker
 
 pytestmark = pytest.mark.sim
 
