@@ -43,6 +43,7 @@ from tests.sim.stories import (
     wiped_bookie_answers,
     zombie_reads,
 )
+from tests.sim.stories_of_lists import list_written_late, power_fails_before_the_sync
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
 """What leaves an old leader alive while a new one takes over."""
@@ -68,7 +69,7 @@ SEEDS = range(60)
 # ── bookies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@mutant("ack before sync", "power_cut_all", "slow_disk", power_cut_at_end=True)
+@mutant("ack before sync", story=power_fails_before_the_sync)
 def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
     store = BookieStorage._store
 
@@ -116,7 +117,7 @@ from_wal("unknown counts as absent", story=holder_that_does_not_answer)
 from_wal("acknowledges while the ensemble changes", "kill", "isolate", "metadata_trouble", nodes=5, pace_s=0.2)
 from_wal("the lease is not waited out", story=zombie_reads, lease_ms=3000)
 from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
-from_wal("the list is written without compare", *ZOMBIES, log__roll_entries=8)
+from_wal("the list is written without compare", story=list_written_late, roll_entries=8)
 from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
 from_wal("a rolled ledger is not listed", log__roll_entries=8)
 
