@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,15 @@ from kvstore.cli.output import as_table
 from loadtest.baseline import Line, Tolerance, baseline_of, compare, differences
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
+    default = Tolerance()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("results", type=Path, help="the JSON that a run wrote")
     parser.add_argument("baseline", type=Path)
     parser.add_argument("--save", action="store_true", help="make this run the baseline")
-    parser.add_argument("--rate-tolerance", type=float, default=Tolerance.rate, help="fall of rates that is allowed")
-    parser.add_argument("--latency-tolerance", type=float, default=Tolerance.latency, help="rise that is allowed")
-    arguments = parser.parse_args()
+    parser.add_argument("--rate-tolerance", type=float, default=default.rate, help="fall of rates that is allowed")
+    parser.add_argument("--latency-tolerance", type=float, default=default.latency, help="rise that is allowed")
+    arguments = parser.parse_args(words)
     tolerance = Tolerance(rate=arguments.rate_tolerance, latency=arguments.latency_tolerance)
     sys.exit(run_compare(arguments.results, arguments.baseline, tolerance, save=arguments.save))
 

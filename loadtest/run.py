@@ -24,7 +24,7 @@ from tests.cluster.harness import running_cluster
 FOLDER = Path(__file__).parent
 PROFILE = (
     *("--workload", "ycsb-a,ycsb-b,hot-reads,cas", "--shape", "steady"),
-    *("--rate", "400", "--seconds", "105", "--warmup", "10", "--keys", "10000"),
+    *("--rate", "250", "--seconds", "105", "--warmup", "10", "--keys", "10000"),
     *("--achieved-min", "0.99", "--baseline", str(FOLDER / "baseline.json")),
 )
 """With loading the records and writing the report two minutes. What is given on the command line wins."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from loadtest.baseline import Tolerance, baseline_of, compare, differences
-from loadtest.compare import run_compare
+from loadtest.compare import main, run_compare
 
 RUN: dict[str, Any] = {
     "options": {"workload": "ycsb-a", "shape": "steady", "rate": 400.0, "seconds": 105.0, "report": "x.html"},
@@ -80,3 +80,13 @@ def test_the_command_ends_with_1_on_a_fall_and_2_if_it_cannot_compare(
     assert run_compare(results, baseline, Tolerance()) == 2
     baseline.write_text('{"format": 99}')
     assert run_compare(results, baseline, Tolerance()) == 2
+
+
+@pytest.mark.parametrize(("per_s", "code"), [(400.0, 0), (250.0, 1)])
+def test_the_command_line_has_the_usual_tolerance(tmp_path: Path, per_s: float, code: int) -> None:
+    results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
+    baseline.write_text(json.dumps(baseline_of(RUN)))
+    results.write_text(json.dumps(changed("total", per_s=per_s)))
+    with pytest.raises(SystemExit) as ended:
+        main([str(results), str(baseline)])
+    assert ended.value.code == code
