@@ -69,10 +69,12 @@ class Custody:
         except (Corrupted, ValueError) as error:
             raise Unavailable(f"partition {self._state.partition}: not now: {error}") from error
 
-    def applied(self) -> None:
-        """The oldest record sent is in the state."""
+    def applied(self) -> bool:
+        """The oldest record sent is in the state. Whether that changes what may be read or written."""
+        before = self.readable, self.writable
         self._sent.popleft()
         self._recompute()
+        return before != (self.readable, self.writable)
 
     def _recompute(self) -> None:
         self.readable = self.territory.owned

@@ -34,7 +34,7 @@ from kvstore.partition.entry import Kind, Requests
 from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
 from kvstore.partition.flight import Flight
 from kvstore.partition.leader_reads import READS, LeaderReads
-from kvstore.partition.move_records import Founded, MoveRecord
+from kvstore.partition.move_records import Founded, MoveRecord, Release
 from kvstore.partition.operations import MUTATIONS
 from kvstore.partition.queue import Queue, Shelf
 from kvstore.partition.reads import ReadGate
@@ -198,7 +198,8 @@ class Leader:
         answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile."""
         logged = Logged(self._state)
         self._append(self._evaluator.record(record, self._env.clock.wall_ms(), requests), [(logged, 0, None)])
-        self._thaw()
+        if isinstance(record, Release):
+            self._thaw()
         return await logged.done
 
     async def prove(self) -> None:
@@ -355,8 +356,7 @@ class Leader:
             self._break(f"entry {position} cannot be applied: {failure}")
             return
         self._evaluator.applied()
-        if flight.made.entry.control:
-            self.custody.applied()
+        if flight.made.entry.control and self.custody.applied():
             self._thaw()
         self._gate.acknowledge(sent_at)
         self._answers.give_all(flight.replies)

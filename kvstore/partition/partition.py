@@ -81,11 +81,11 @@ class Partition:
             self.state,
             self._tail,
             replicas,
-            lambda leader: on_leader(partition, leader),
+            self._note_leader,
             turns,
             self._leader_of,
         )
-        self._turn_away = turn_away
+        self._turn_away, self._on_leader = turn_away, on_leader
         self._rings = rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
@@ -134,6 +134,12 @@ class Partition:
         """The leader, while it serves."""
         leader = self._replica.leader
         return leader if leader is not None and leader.serving else None
+
+    def _note_leader(self, leader: ServerId | None) -> None:
+        """Moves are looked after from the moment in which this replica leads: somebody may wait for what is frozen."""
+        self._on_leader(self.id, leader)
+        if self.mover is not None:
+            self.mover.wake()
 
     async def _leader_of(self, leader: Leader) -> None:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""

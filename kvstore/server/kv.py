@@ -86,11 +86,7 @@ class KV(kv_pb2_grpc.KVServicer):
             record = await self._in_time(op, request.ring_version, context)
         except StoreError as error:
             await abort(context, error)
-        return kv_pb2.GetResponse(
-            record=record_message(record) if record is not None else None,
-            progress=progress_of(self._backend, self._env.clock, partition),
-            ring_version=self._backend.topology.ring.routed,
-        )
+        return kv_pb2.GetResponse(record=record_message(record) if record is not None else None, **self._seal(key))
 
     async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:
         key, value, flags = request.key, request.value, request.flags

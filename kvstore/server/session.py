@@ -69,7 +69,7 @@ class Session:
     def _submit(self, ops: list[Op | StoreError], lane: kv_pb2.Lane, ring_version: int, timeout: float) -> None:
         self._lanes_begun += 1
         partition = PartitionId(lane.partition) if lane.partition else None
-        sink = _Lane(self, self._lanes_begun, lane, ops)
+        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version)
         self._lanes[self._lanes_begun] = sink
         self._open += len(ops)
         self._open_bytes += sink.size
@@ -92,8 +92,11 @@ class Session:
             return error
         return None
 
-    def answer(self, number: int, partition: str, op: Op | StoreError, result: Result | StoreError) -> None:
-        """Take in one result."""
+    def answer(
+        self, number: int, partition: str, op: Op | StoreError, result: Result | StoreError, ring_version: int
+    ) -> None:
+        """Take in one result. `partition` is where the key is by `ring_version`: by a later ring another one may have
+        answered, and the client must hear of that one's progress."""
         self._open -= 1
         if self.closed:
             return
@@ -101,6 +104,9 @@ class Session:
             result = _FULL
         self._outbox.add(number, op if isinstance(op, tuple) else _NO_OP, result)
         self._partitions.add(partition)
+        ring = self._backend.topology.ring
+        if ring.routed != ring_version and isinstance(op, tuple) and op[0] not in _KEYLESS:
+            self._partitions.add(ring.partition_of(op[1]))
 
     def forget(self, lane: _Lane) -> None:
         """A lane has ended."""
@@ -161,10 +167,12 @@ class Session:
 class _Lane:
     """The sink of one lane's operations."""
 
-    __slots__ = ("_first", "_left", "_ops", "_partition", "_session", "place", "size", "timer")
+    __slots__ = ("_first", "_left", "_ops", "_partition", "_ring_version", "_session", "place", "size", "timer")
 
-    def __init__(self, session: Session, place: int, lane: kv_pb2.Lane, ops: list[Op | StoreError]) -> None:
-        self._session, self.place = session, place
+    def __init__(
+        self, session: Session, place: int, lane: kv_pb2.Lane, ops: list[Op | StoreError], ring_version: int
+    ) -> None:
+        self._session, self.place, self._ring_version = session, place, ring_version
         self._first, self._partition = lane.first, lane.partition
         self._ops: list[Op | StoreError | None] = [*ops]
         """None once answered."""
@@ -177,7 +185,7 @@ class _Lane:
         if op is None:
             return  # it had timed out
         self._ops[token] = None
-        self._session.answer(self._first + token, self._partition, op, result)
+        self._session.answer(self._first + token, self._partition, op, result, self._ring_version)
         self._left -= 1
         if not self._left:
             self.cancel_timer()

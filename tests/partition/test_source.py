@@ -14,9 +14,19 @@ from kvstore.partition import source
 from kvstore.partition.commands import put
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leader import Leader
-from kvstore.partition.move_records import Drop, Founded, Freeze, MoveRecord, Release, Unfreeze
+from kvstore.partition.move_records import (
+    Drop,
+    Founded,
+    Freeze,
+    ImportBegin,
+    ImportRows,
+    MoveRecord,
+    Release,
+    Unfreeze,
+)
 from kvstore.partition.source import Asked, Source, Verdict
 from kvstore.partition.tokens import EVERYTHING, Span
+from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId, Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 from tests.partition.leading import UNKNOWN, Partition
@@ -175,3 +185,24 @@ def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(se
     moving.finish()
     assert sent.result() is not None
     assert not part.fatal
+
+
+def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logged() -> None:
+    """Rows that come in from elsewhere change nothing for it: it is not decided on again for each of them."""
+    part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
+    started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
+    part.settle()
+    part.acknowledge()
+    assert started.done()
+    for record in (ImportBegin(1, 1, P2, OTHER, NOWHERE), Freeze(2, P2, SPAN)):
+        part.loop.create_task(part.leader.append_record(record))
+        part.settle()
+        part.acknowledge()
+    key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
+    (waiting,) = part.submit(put(key, b"1"))
+    for _ in range(10):
+        part.loop.create_task(part.leader.append_record(ImportRows(1, [], [], b"", NOWHERE)))
+        part.settle()
+        part.acknowledge()
+        part.wait(0.2)
+    assert isinstance(part.result(waiting), Unavailable)

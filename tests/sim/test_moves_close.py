@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvstore.partition import commands
@@ -11,7 +13,7 @@ from kvstore.ring import Pace, Ring, steps
 from kvstore.types import PartitionId
 from tests.sim.knobs import Knobs
 from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
-from tests.sim.moves_accidents import asker
+from tests.sim.moves_accidents import Accident, asker, crash
 
 pytestmark = pytest.mark.sim
 
@@ -78,3 +80,25 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
 
     with at_each_step(reached):
         play(2, far_behind, TWO, users=0, keys=KEYS, counters=COUNTERS)
+
+
+def test_a_new_leader_of_the_source_thaws_at_once_what_it_finds_frozen() -> None:
+    """It need not wait until it looks after its moves again: writes wait for it."""
+    accident = Accident("after freeze")
+
+    async def both_crash(world: World, users: Users) -> None:
+        accident.strike = lambda: crash(world, ("p1", "p2"), back_s=8.0)
+        loop, took_s = asyncio.get_running_loop(), 0.0
+        await world.shift(SPAN, "p2")
+        source = None
+        while source is None:
+            await asyncio.sleep(0.01)
+            source = world.leader_of(PartitionId("p1")) if accident.has_struck else None
+        began = loop.time()
+        while (replica := source.replica(PartitionId("p1"))) is not None and replica.state.territory.frozen:
+            await asyncio.sleep(0.01)
+            took_s = loop.time() - began
+        assert took_s < 0.2
+
+    with at_each_step(accident.reached):
+        play(3, both_crash, TWO, users=2, keys=KEYS, counters=COUNTERS)
