@@ -4,6 +4,8 @@ from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
 REAL_PROCESSES = {"needs_zookeeper", "cluster", "spark", "interop"}
@@ -27,10 +29,22 @@ def _uses_real_processes(item: pytest.Item) -> bool:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real processes share ports, cores and memory: their tests run last, in one worker, one after the other."""
+    """Real processes share cores and memory: their tests run last."""
     items.sort(key=_uses_real_processes)
-    for item in filter(_uses_real_processes, items):
-        item.add_marker(pytest.mark.xdist_group("real-processes"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadScopeScheduling:
+    """The tests of a file run in one worker, in order: they may share a cluster, and go on from where it stands.
+    Simulated worlds are one test's own."""
+    return Scheduling(config, log)
+
+
+class Scheduling(LoadScopeScheduling):
+    """See above."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid if nodeid.startswith("tests/sim/") else nodeid.partition("::")[0]
 
 
 @pytest.hookimpl(tryfirst=True)
