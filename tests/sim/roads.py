@@ -84,7 +84,9 @@ ROADS: dict[str, Road] = {
         Import, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
     ),
     "a request is too old": Road(RetryTable, "find", _is_expired, ZOMBIES, {"partition.retry_window_ms": 4000}),
-    "an orphan is swept": Road(Trimmer, "_sweep", _is_true, ZOMBIES, {"log.orphan_age_s": 3.0, "log.roll_entries": 8}),
+    "an orphan is swept": Road(
+        Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 1.0, "log.roll_entries": 2}
+    ),
     "a bookie is full": Road(BookieStorage, "_refuse_for_now", faults=("full_disk",), hints={"segment_bytes": 8192}),
     "a bookie doubts a ledger": Road(BookieStorage, "set_limbo", faults=("flip_bits", "kill")),
     "the lead is handed back": Road(Replica, "yield_lead", faults=("kill_leader",), hints=RARELY),
