@@ -171,12 +171,16 @@ async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster
         await links.call(N2, P1, "ask", b"", 2)
     with pytest.raises(Unavailable, match="no address"):
         await links.call(ServerId("n9"), P1, "ask", b"", 1)
-    silent = await asyncio.start_server(lambda reader, writer: asyncio.Event().wait(), "127.0.0.1", 0)
+    accepted: list[asyncio.StreamWriter] = []
+    silent = await asyncio.start_server(lambda reader, writer: accepted.append(writer), "127.0.0.1", 0)
     links._addresses[ServerId("n8")] = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
     with pytest.raises(Unavailable) as raised:
         await links.call(ServerId("n8"), P1, "ask", b"", 0.2)
     assert not isinstance(raised.value, PeerRefused)
     silent.close()
+    for writer in accepted:
+        writer.close()
+        await writer.wait_closed()
 
 
 async def test_a_link_lost_during_a_call_is_an_unknown_outcome_at_once(cluster: Servers) -> None:
