@@ -41,6 +41,4 @@ def test_a_package_offers_exactly_what_it_re_exports(name: str) -> None:
 @pytest.mark.parametrize("name", PROMISED)
 def test_what_users_import_is_there(name: str) -> None:
     offered = set(getattr(importlib.import_module(name), "__all__", ()))
-    if not offered:
-        pytest.skip(f"{name} is not written yet")
     assert PROMISED[name] <= offered

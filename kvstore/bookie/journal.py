@@ -142,10 +142,6 @@ class Journal:
         """The segment of the last synced group. Those before it are full, and `on_rolled` was told so."""
         return self._synced_file
 
-    @property
-    def is_stopped(self) -> bool:
-        return self._is_stopped
-
     def append(self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True) -> int:
         """Add a record to the open group and return its offset. Not `urgent`: it waits CERTIFY_S for company.
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections import deque
 
 from kvstore.errors import Corrupted, Moved, Unavailable
-from kvstore.partition.move_records import Freeze, MoveRecord, Own, Release, Unfreeze
-from kvstore.partition.rows import data_key
+from kvstore.partition.move_records import Freeze, MoveRecord, Own, Release
 from kvstore.partition.state import State
 from kvstore.partition.territory import Frozen, Territory
 from kvstore.partition.tokens import PART, WHOLE, Span
@@ -41,12 +40,6 @@ class Custody:
     def may_write(self, row_key: bytes) -> bool:
         slice_ = self.writable.slices[row_key[1]]
         return slice_ == WHOLE or (slice_ == PART and self.writable.holds_row(row_key))
-
-    def may_write_all(self, keys: list[bytes]) -> bool:
-        return all(map(self.may_write, map(data_key, keys)))
-
-    def may_read_all(self, keys: list[bytes]) -> bool:
-        return all(map(self.may_read, map(data_key, keys)))
 
     def moved(self, row_key: bytes) -> Moved:
         """Why nobody here answers for the key."""
@@ -105,9 +98,6 @@ class Custody:
         if found is None or found.position != freeze or self.is_pending(move):
             raise Unavailable(f"partition {self._state.partition}: no freeze at {tuple(freeze)} is in force")
         return found
-
-    def is_unfreezing(self, move: int) -> bool:
-        return any(isinstance(each, Unfreeze | Release) and each.move == move for each in self._sent)
 
 
 def moved(territory: Territory, row_key: bytes) -> Moved:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from kvstore.partition.election import Incumbent, LeaderRecord
 from kvstore.types import ServerId
 
-# ── what happened
-# ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what happened ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +104,7 @@ Event = (
     | Stop
 )
 
-# ── what to do about it
-# ───────────────────────────────────────────────────────────────────────────────────────────────────
+# ── what to do about it ───────────────────────────────────────────────────────────────────────────────────────────────
 
 
 @dataclass(frozen=True, slots=True)
