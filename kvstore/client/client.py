@@ -14,7 +14,7 @@ from kvstore.client.operations import Operation
 from kvstore.client.scanning import Merge, scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
 from kvstore.env.caller import caller_env
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Moved
 
 MANY_MAX = 512
 """How many operations of one get_many or put_many are under way at a time."""
@@ -112,7 +112,13 @@ class AsyncClient:
                 operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
                 for page in pages
             ]
-            for page, (items, next_start) in zip(pages, await self._run_all(asked, timeout_s), strict=True):
+            try:
+                answers = await self._run_all(asked, timeout_s)
+            except Moved:
+                if version == conveyor.routing.ring_version:
+                    raise
+                continue
+            for page, (items, next_start) in zip(pages, answers, strict=True):
                 merge.feed(page.partition, items, next_start)
             if version != conveyor.routing.ring_version:
                 continue  # pages of two rings may miss keys that have moved
@@ -124,7 +130,12 @@ class AsyncClient:
         while True:
             version = self._open_conveyor.routing.ring_version
             asked = [operations.count(partition, level) for partition in self._open_conveyor.partitions()]
-            total: int = sum(await self._run_all(asked, timeout_s))
+            try:
+                total: int = sum(await self._run_all(asked, timeout_s))
+            except Moved:
+                if version == self._open_conveyor.routing.ring_version:
+                    raise
+                continue
             if version == self._open_conveyor.routing.ring_version:
                 return total
 

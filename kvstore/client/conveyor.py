@@ -12,7 +12,7 @@ from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_f
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import LATE, Link, State
 from kvstore.client.links import Links
-from kvstore.client.operations import Operation, decode, names_its_partition
+from kvstore.client.operations import Operation, decode
 from kvstore.client.routing import Routing
 from kvstore.client.values import Token
 from kvstore.env.caller import CallerEnv
@@ -163,8 +163,7 @@ class Conveyor:
             await self._wait_change(0.0 if self._pace.is_hint(error) else min(next(pauses), left))
             operation.attempts += 1
             self._counts["retries"] += 1
-            if not names_its_partition(operation):
-                operation.partition = self.routing.partition_of(operation.key)
+            self.routing.redirect(operation)
             answer = await self._attempt(operation)
             if not isinstance(answer, StoreError):
                 return answer
@@ -234,8 +233,6 @@ class Conveyor:
                 numbering.see(partition.progress.time_ms)
         if self.routing.learn(message):
             self.links.forget_routes()
-            for link in self.links.all():
-                link.ring_version = self.routing.ring_version
             self._on_change()
 
     # ── the topology, followed ──

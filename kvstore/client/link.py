@@ -14,6 +14,7 @@ from kvstore.client.batching import cut, frame_of, settled
 from kvstore.client.calls import lost
 from kvstore.client.config import ClientConfig
 from kvstore.client.operations import Operation
+from kvstore.client.routing import Routing
 from kvstore.env.caller import CallerEnv
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -46,6 +47,8 @@ class Link:
         address: str,
         env: CallerEnv,
         config: ClientConfig,
+        routing: Routing,
+        tokens: Mapping[str, int],
         *,
         changed: Callable[[Link], None],
         heard: Callable[[kv_pb2.Answers], None],
@@ -56,9 +59,7 @@ class Link:
         """The number of the topology that this server gave last."""
         self.frames = 0
         self.operations = 0
-        self.tokens: Mapping[str, int] = {}
-        self.ring_version = 0
-        self._env, self._config = env, config
+        self._env, self._config, self._routing, self._tokens = env, config, routing, tokens
         self._changed, self._heard = changed, heard
         self._pending: deque[Operation] = deque()
         self._open: dict[int, Operation] = {}
@@ -187,9 +188,9 @@ class Link:
         frame, numbered = frame_of(
             operations,
             self._next,
-            ring_version=self.ring_version,
+            ring_version=self._routing.ring_version,
             timeout_ms=min(max(1, int(longest * 1000)), TIMEOUT_MAX_MS),
-            tokens=self.tokens,
+            tokens=self._tokens,
         )
         if not self._open:
             self._heard_at = now

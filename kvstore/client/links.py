@@ -69,8 +69,9 @@ class Links:
         until, _ = self._rests.get(address, (0.0, 0.0))
         if self._closed or self._env.clock.now() < until:
             return None
-        link = Link(address, self._env, self._config, changed=self._on_change, heard=self._heard)
-        link.tokens, link.ring_version = self._tokens, self._routing.ring_version
+        link = Link(
+            address, self._env, self._config, self._routing, self._tokens, changed=self._on_change, heard=self._heard
+        )
         self._links[address] = link
         return link
 

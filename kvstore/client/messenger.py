@@ -11,7 +11,7 @@ from typing import Any
 from kvstore.client.blocking import BlockingLink
 from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_for_good, too_late
 from kvstore.client.config import ClientConfig
-from kvstore.client.operations import Operation, decode, names_its_partition
+from kvstore.client.operations import Operation, decode
 from kvstore.client.routing import REST_MAX_S, REST_MIN_S, Routing
 from kvstore.client.values import Level, Token
 from kvstore.env.caller import CallerEnv
@@ -169,8 +169,7 @@ class Messenger:
             operation.attempts += 1
             with self._lock:
                 self._counts["retries"] += 1
-                if not names_its_partition(operation):
-                    operation.partition = self.routing.partition_of(operation.key)
+                self.routing.redirect(operation)
             answer = self._attempt(operation)
             if not isinstance(answer, StoreError):
                 return answer

@@ -9,6 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from kvstore.client.operations import Operation, names_its_partition
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
@@ -47,6 +48,14 @@ class Routing:
     def partition_of(self, key: bytes) -> str:
         """The partition that owns `key`. Not before a topology was learnt."""
         return self._owners[bisect_left(self._bounds, token_of(key))]
+
+    def redirect(self, operation: Operation) -> None:
+        """Give an operation that goes out again the partition of its key. Raises Moved if it names one that the ring
+        has no more."""
+        if not names_its_partition(operation):
+            operation.partition = self.partition_of(operation.key)
+        elif operation.partition not in self.partitions:
+            raise Moved("", self.ring_version)
 
     def leader_of(self, partition: str) -> str:
         """Where the partition's leader listens; empty if nobody knows."""

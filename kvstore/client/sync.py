@@ -17,7 +17,7 @@ from kvstore.client.operations import Operation
 from kvstore.client.scanning import Merge, scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
 from kvstore.env.caller import caller_env
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Moved
 
 
 class Client:
@@ -108,7 +108,13 @@ class Client:
                 operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
                 for page in pages
             ]
-            for page, (items, next_start) in zip(pages, self._run_all(asked, timeout_s), strict=True):
+            try:
+                answers = self._run_all(asked, timeout_s)
+            except Moved:
+                if version == messenger.routing.ring_version:
+                    raise
+                continue
+            for page, (items, next_start) in zip(pages, answers, strict=True):
                 merge.feed(page.partition, items, next_start)
             if version != messenger.routing.ring_version:
                 continue  # pages of two rings may miss keys that have moved
@@ -119,7 +125,12 @@ class Client:
         while True:
             version = self._open_messenger.routing.ring_version
             asked = [operations.count(partition, level) for partition in self._open_messenger.partitions()]
-            total: int = sum(self._run_all(asked, timeout_s))
+            try:
+                total: int = sum(self._run_all(asked, timeout_s))
+            except Moved:
+                if version == self._open_messenger.routing.ring_version:
+                    raise
+                continue
             if version == self._open_messenger.routing.ring_version:
                 return total
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from sortedcontainers import SortedDict
 
-from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, RequestExpired, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
 from kvstore.partition.commands import Code, Flag, Op, Record, RequestId, Sink
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
@@ -230,8 +230,8 @@ class ModelServer:
         return lambda: self._listeners.remove(changed)
 
     def progress(self, partition: PartitionId) -> tuple[int, int]:
-        found = self.cluster.partitions[partition]
-        return found.sequence, found.now_ms
+        found = self.cluster.partitions.get(partition)
+        return (found.sequence, found.now_ms) if found else (0, 0)
 
     def submit(
         self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
@@ -244,10 +244,12 @@ class ModelServer:
             sink.flush()
 
         if not self.intercept(op, answer):
-            loop.call_soon(lambda: answer(self._result(op, partition)))
+            loop.call_soon(lambda: answer(self._result(op, partition, ring_version)))
 
-    def _result(self, op: Op, partition: PartitionId | None) -> Any:
+    def _result(self, op: Op, partition: PartitionId | None, ring_version: int = 0) -> Any:
         keyless = op[0] in (Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)
+        if keyless and ring_version and ring_version != self.cluster.ring.version:
+            return Moved("", self.cluster.ring.version)
         owner = partition if keyless else self.cluster.ring.partition_of(op[1])
         if owner is None:
             return InvalidRequest("want a partition")

@@ -2,9 +2,11 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
+from sortedcontainers import SortedDict
 
 from kvstore.client import ClientConfig, Level
 from kvstore.client.config import parse_url
@@ -18,6 +20,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.commands import Code, Op
+from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 from tests.client.faces import FACES, Face
 from tests.client.model import WINDOW_MS, ModelCluster, ModelServer
@@ -313,3 +316,31 @@ async def test_a_write_given_up_by_its_caller_is_not_sent_twice(servers: Servers
     assert await client.call("put", b"k", b"w") > 0
     assert client.client.statistics()["operations_under_way"] == 0
     await client.close()
+
+
+async def test_a_scan_goes_on_when_the_ring_changes_and_no_leader_does(client: Face, servers: Servers) -> None:
+    """A link that went on naming the old ring was refused for ever."""
+    cluster = servers.cluster
+    await client.call("put", b"k", b"v")
+    for _ in range(2):
+        cluster.ring = replace(cluster.ring, version=cluster.ring.version + 1, routed=0)
+        cluster.changed()
+        assert [key for key, _ in await client.scan()] == [b"k"]
+        assert await client.call("count") == 1
+
+
+async def test_a_scan_goes_on_without_a_partition_that_left(client: Face, servers: Servers) -> None:
+    cluster = servers.cluster
+    keys = [cluster.key_of(partition, number) for partition in cluster.partitions for number in range(3)]
+    for key in keys:
+        await client.call("put", key, b"v")
+    leaving = PartitionId("p3")
+    left = cluster.partitions.pop(leaving)
+    cluster.partitions[P1].data.update(left.data)
+    tokens = SortedDict({token: P1 if owner == leaving else owner for token, owner in cluster.ring.tokens.items()})
+    members = {name: member for name, member in cluster.ring.partitions.items() if name != leaving}
+    cluster.ring = Ring(cluster.ring.version + 1, members, tokens)
+    del cluster.leaders[leaving]
+    cluster.changed()
+    assert [key for key, _ in await client.scan(timeout_s=3.0)] == sorted(keys)
+    assert await client.call("count", timeout_s=3.0) == len(keys)
