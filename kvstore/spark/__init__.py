@@ -1,0 +1,1 @@
+"""Spark and the store: the data source, the change feed, snapshots."""
