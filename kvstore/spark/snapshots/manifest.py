@@ -17,7 +17,7 @@ import msgspec
 
 from kvstore.errors import Corrupted, InvalidRequest
 from kvstore.meta import codec
-from kvstore.types import Position
+from kvstore.types import EntryId, LedgerId, Position
 
 FORMAT = 1
 NAME = "manifest.json"
@@ -53,7 +53,7 @@ class Place:
 
     @property
     def position(self) -> Position:
-        return Position(self.ledger, self.entry)  # type: ignore[arg-type]
+        return Position(LedgerId(self.ledger), EntryId(self.entry))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class DataFile:
     rows: int
     deletes: int
     """Those among the rows that say that a key was deleted."""
-    bytes: int
+    size_bytes: int
     """Of the file."""
     sha256: str
     min_key: bytes | None
@@ -90,7 +90,7 @@ class Manifest:
     ended_ms: int
     ring_version: int
     rows: int
-    bytes: int
+    size_bytes: int
     partitions: tuple[Place, ...]
     """Sorted by partition."""
     files: tuple[DataFile, ...]
@@ -157,9 +157,9 @@ def problem_or_none(manifest: Manifest) -> str | None:
     strangers = sorted({each.partition for each in manifest.files} - set(names))
     if strangers:
         return f"files of partitions {strangers} without a position"
-    sums = (sum(each.rows for each in manifest.files), sum(each.bytes for each in manifest.files))
-    if sums != (manifest.rows, manifest.bytes):
-        return f"its files have {sums[0]} rows in {sums[1]} bytes, it says {manifest.rows} in {manifest.bytes}"
+    sums = (sum(each.rows for each in manifest.files), sum(each.size_bytes for each in manifest.files))
+    if sums != (manifest.rows, manifest.size_bytes):
+        return f"its files have {sums[0]} rows in {sums[1]} bytes, it says {manifest.rows} in {manifest.size_bytes}"
     return tiling_problem_or_none(manifest.partitions)
 
 

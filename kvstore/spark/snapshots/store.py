@@ -1,0 +1,147 @@
+"""A directory of snapshots: `<id>/manifest.json` and `<id>/data/*.parquet`; what is being made or removed is hidden.
+
+    <id>/            a snapshot: it came here by one rename, whole
+    .work-<id>/      one that is being made, or that a killed job has left
+    .gone-<id>/      one that is being removed
+
+The directory may be on any file system that driver and executors see under the same path and that renames atomically.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest
+from kvstore.spark.snapshots import manifest as manifests
+from kvstore.spark.snapshots.chains import newest_or_none
+from kvstore.spark.snapshots.manifest import Manifest
+
+WORK = ".work-"
+GONE = ".gone-"
+
+
+class SnapshotStore:
+    """Reads raise ConfigError for a directory that holds no snapshots, Corrupted and InvalidRequest for manifests."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    @classmethod
+    def at(cls, path: Path) -> tuple[SnapshotStore, str | None]:
+        """The store at `path`, or the store around the one snapshot that `path` is and its id."""
+        path = Path(os.path.abspath(path))
+        if (path / manifests.NAME).exists():
+            return cls(path.parent), path.name
+        if not path.is_dir():
+            raise ConfigError(f"{path} is no directory of snapshots: `kvstore snapshot create --to {path}` makes one")
+        if not any(cls(path).ids()) and not any(path.glob(f"{WORK}*")) and any(path.iterdir()):
+            raise ConfigError(f"{path} holds no snapshot: none of its folders has a {manifests.NAME}")
+        return cls(path), None
+
+    def folder(self, snapshot: str) -> Path:
+        return self.root / snapshot
+
+    def work(self, snapshot: str) -> Path:
+        return self.root / f"{WORK}{snapshot}"
+
+    def ids(self) -> list[str]:
+        """Of all finished snapshots, readable or not, sorted."""
+        try:
+            found = [each.name for each in self.root.iterdir() if (each / manifests.NAME).is_file()]
+        except FileNotFoundError:
+            return []
+        return sorted(name for name in found if manifests.is_id(name))
+
+    def load(self, snapshot: str) -> Manifest:
+        path = self.folder(snapshot) / manifests.NAME
+        try:
+            data = path.read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            known = ", ".join(self.ids()[-3:]) or "none"
+            raise InvalidRequest(f"no snapshot {snapshot} in {self.root} (the last there: {known})") from None
+        found = manifests.decode(data, what=str(path))
+        if found.id != snapshot:
+            raise Corrupted(f"{path} is of snapshot {found.id}: a snapshot cannot be renamed")
+        return found
+
+    def load_all(self) -> dict[str, Manifest]:
+        """Raises what `load` raises for the first that cannot be read: what it stands on is not known."""
+        return {name: self.load(name) for name in self.ids()}
+
+    def load_readable(self) -> tuple[dict[str, Manifest], dict[str, str]]:
+        """Those that can be read, and for the others why not."""
+        found: dict[str, Manifest] = {}
+        problems: dict[str, str] = {}
+        for name in self.ids():
+            try:
+                found[name] = self.load(name)
+            except (Corrupted, InvalidRequest) as error:
+                problems[name] = str(error)
+        return found, problems
+
+    def newest(self) -> Manifest:
+        """Raises InvalidRequest if there is none."""
+        found = newest_or_none(self.load_all())
+        if found is None:
+            raise InvalidRequest(f"there is no snapshot in {self.root}")
+        return found
+
+    # ── coming and going ──
+
+    def publish(self, manifest: Manifest, ready: Path) -> None:
+        """Make the folder `ready`, which has its data files, a snapshot: write the manifest, then rename. Everything
+        is on disk before it is visible."""
+        sync_tree(ready)
+        write_durably(ready / manifests.NAME, manifests.encode(manifest))
+        sync_directory(ready)
+        os.rename(ready, self.folder(manifest.id))
+        sync_directory(self.root)
+
+    def remove(self, snapshot: str) -> None:
+        """Take a snapshot away: from one moment to the next it is none, then its files go."""
+        gone = self.root / f"{GONE}{snapshot}"
+        shutil.rmtree(gone, ignore_errors=True)
+        os.rename(self.folder(snapshot), gone)
+        sync_directory(self.root)
+        shutil.rmtree(gone)
+
+    def remains(self) -> list[Path]:
+        """What killed jobs have left, and what nobody finished removing."""
+        try:
+            return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
+        except FileNotFoundError:
+            return []
+
+
+def write_durably(path: Path, data: bytes) -> None:
+    """Write a file that is there whole or not at all, and synced."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with open(temporary, "wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory durable."""
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(path: Path) -> None:
+    """Make the names below a directory durable; files are synced by whoever wrote them."""
+    for folder in _folders(path):
+        sync_directory(folder)
+
+
+def _folders(path: Path) -> Iterator[Path]:
+    for folder, _, _ in os.walk(path, topdown=False):
+        yield Path(folder)
