@@ -13,15 +13,13 @@ from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, StoreError, 
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerManager
 from kvstore.meta.registration import RegistrationManager
-from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.meta.store import SessionState
 from kvstore.partition.claim import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
-from kvstore.ring import Rings
 from kvstore.rpc.status import abort
-from kvstore.server.backend import Backend, Topology
-from kvstore.server.heat import Load
-from kvstore.server.ring_admin import RingAdmin
-from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
+from kvstore.server.backend import Backend
+from kvstore.server.ring_admin import RingAdmin, RingSource
+from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId
 from kvstore.wal.creator import owner_of
 from kvstore.wal.lists import LedgerLists
 
@@ -30,11 +28,9 @@ T = TypeVar("T")
 DRAIN_TIMEOUT_S = 30.0
 
 
-class AdminSource(Protocol):
+class AdminSource(RingSource, Protocol):
     """The node behind the service."""
 
-    @property
-    def id(self) -> ServerId: ...
     @property
     def version(self) -> str: ...
     @property
@@ -43,12 +39,6 @@ class AdminSource(Protocol):
         ...
 
     @property
-    def store(self) -> MetadataStore: ...
-    @property
-    def topology(self) -> Topology: ...
-    @property
-    def rings(self) -> Rings: ...
-    @property
     def is_draining(self) -> bool: ...
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         """What each replica here says of itself."""
@@ -56,10 +46,6 @@ class AdminSource(Protocol):
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:
         """Numbers by part of the node."""
-        ...
-
-    async def loads(self) -> dict[PartitionId, Load]:
-        """What every partition has to do, as far as its leader answers."""
         ...
 
     async def drain(self) -> list[PartitionId]:
