@@ -9,10 +9,12 @@ StoreError
 │   │   ├── NotEnoughBookies  too few bookies for a write, seen before anything was appended
 │   │   ├── Unavailable       no leader, no lease, or nobody reached in time, and nothing was sent
 │   │   │   └── PeerRefused   the peer's port refuses connections: its process is gone
-│   │   └── NotCaughtUp       a replica has not applied what the session token asks for
+│   │   ├── NotCaughtUp       a replica has not applied what the session token asks for
+│   │   └── NoSuchPin         a replica does not keep the pinned position (any more); another one may
 │   ├── InvalidRequest        malformed, too large, or over two partitions; says what was expected and what came
 │   ├── ConditionFailed       the version or absence asked for was not met; carries the version found
-│   └── RequestExpired        a retry older than the window of remembered requests
+│   ├── RequestExpired        a retry older than the window of remembered requests
+│   └── PositionTrimmed       the log does not reach back to where a feed shall go on; carries both
 ├── OutcomeUnknown            it may or may not be done: timeout, fence or loss after the append was sent
 ├── MetadataError             the metadata store's answers
 │   ├── NoSuchNode
@@ -89,6 +91,11 @@ class NotCaughtUp(Retryable):
     """The replica has not applied the sequence that the session token asks for."""
 
 
+class NoSuchPin(Retryable):
+    """The replica does not keep its state at the pinned position: the pin has ended, or the replica was not there, was
+    restarted, or has taken its state from another one since. Another replica may keep it."""
+
+
 class InvalidRequest(Refused):
     """The request can never succeed as it is; says what was expected and what came."""
 
@@ -106,6 +113,20 @@ class ConditionFailed(Refused):
 
 class RequestExpired(Refused):
     """The request is older than what is remembered of its client, so it can be neither applied nor recognised."""
+
+
+class PositionTrimmed(Refused):
+    """Changes behind `asked` are not in the partition's log any more: it begins behind `oldest`."""
+
+    def __init__(self, partition: str, asked: int, oldest: int) -> None:
+        super().__init__(partition, asked, oldest)
+        self.partition, self.asked, self.oldest = partition, asked, oldest
+
+    def __str__(self) -> str:
+        return (
+            f"partition {self.partition}: changes behind {self.asked} were trimmed; "
+            f"the oldest position that can be read from is {self.oldest}"
+        )
 
 
 class OutcomeUnknown(StoreError):

@@ -26,8 +26,9 @@ def print_changes(config: ClientConfig, prefix: bytes, line: Line | None = None)
     start, end = scan_bounds(b"", b"", prefix)
     with open_channel(config.endpoints[0], config.tls) as channel:
         try:
-            for change in kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=start, end=end)):
-                value = change.record.value if change.HasField("record") else None
-                print(line(change.partition, change.sequence, change.key, value), flush=True)
+            for message in kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=start, end=end)):
+                for change in message.changes:
+                    value = change.record.value if change.HasField("record") else None
+                    print(line(message.partition, change.sequence, change.key, value), flush=True)
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None

@@ -1006,14 +1006,48 @@ class WatchRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class SeenEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     START_FIELD_NUMBER: _builtins.int
     END_FIELD_NUMBER: _builtins.int
     AFTER_FIELD_NUMBER: _builtins.int
+    SEEN_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_MS_FIELD_NUMBER: _builtins.int
+    KEYS_ONLY_FIELD_NUMBER: _builtins.int
     start: _builtins.bytes
+    """Keys in [start, end); empty end: to the last. One key: its end is the key and a zero byte."""
     end: _builtins.bytes
+    heartbeat_ms: _builtins.int
+    """The longest silence. 0: 5 s."""
+    keys_only: _builtins.bool
+    """The records come without their values."""
     @_builtins.property
     def after(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
-        """Where to go on: the sequence after which to begin, by partition. Empty: from now on."""
+        """Where to go on: the positions that an earlier watch of these keys has told, all of them, or those of Feed.Positions. A partition that
+        is not named is taken for a new one, and read from its beginning. Empty: from now on.
+        """
+
+    @_builtins.property
+    def seen(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """With an empty `after`: what the client has seen. It is not shown again."""
 
     def __init__(
         self,
@@ -1021,10 +1055,13 @@ class WatchRequest(_message.Message):
         start: _builtins.bytes = ...,
         end: _builtins.bytes = ...,
         after: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        seen: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+        heartbeat_ms: _builtins.int = ...,
+        keys_only: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "end", b"end", "start", b"start"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after", b"after", "end", b"end", "heartbeat_ms", b"heartbeat_ms", "keys_only", b"keys_only", "seen", b"seen", "start", b"start"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1032,15 +1069,79 @@ Global___WatchRequest: _TypeAlias = WatchRequest  # noqa: Y015
 
 @_typing.final
 class WatchResponse(_message.Message):
+    """The first message has `positions` and no changes: from it on nothing is missed. The watch goes on until the client ends it."""
+
     DESCRIPTOR: _descriptor.Descriptor
+
+    @_typing.final
+    class PositionsEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.int
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.int = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
 
     PARTITION_FIELD_NUMBER: _builtins.int
     SEQUENCE_FIELD_NUMBER: _builtins.int
+    CHANGES_FIELD_NUMBER: _builtins.int
+    POSITIONS_FIELD_NUMBER: _builtins.int
+    partition: _builtins.str
+    """All changes of this partition up to this sequence have come, with those of this message. Empty in messages with `positions`."""
+    sequence: _builtins.int
+    @_builtins.property
+    def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___Change]:
+        """Of one partition, in the order of its log. Those of one key rise in version over all partitions, and over all messages."""
+
+    @_builtins.property
+    def positions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
+        """Where all of the watch stands. Replaces what the client knew: partitions that are not named any more have ended."""
+
+    def __init__(
+        self,
+        *,
+        partition: _builtins.str = ...,
+        sequence: _builtins.int = ...,
+        changes: _abc.Iterable[Global___Change] | None = ...,
+        positions: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "partition", b"partition", "positions", b"positions", "sequence", b"sequence"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+
+@_typing.final
+class Change(_message.Message):
+    """One put or delete, exactly as it was logged."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
     KEY_FIELD_NUMBER: _builtins.int
     RECORD_FIELD_NUMBER: _builtins.int
-    partition: _builtins.str
-    sequence: _builtins.int
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    TIME_MS_FIELD_NUMBER: _builtins.int
+    EXPIRED_FIELD_NUMBER: _builtins.int
     key: _builtins.bytes
+    sequence: _builtins.int
+    """In its partition's log; a put's version."""
+    time_ms: _builtins.int
+    """When it was logged, by its leader's clock."""
+    expired: _builtins.bool
+    """Of a delete: by the store, because the key's time was over."""
     @_builtins.property
     def record(self) -> Global___Record:
         """Unset: the key was deleted."""
@@ -1048,20 +1149,21 @@ class WatchResponse(_message.Message):
     def __init__(
         self,
         *,
-        partition: _builtins.str = ...,
-        sequence: _builtins.int = ...,
         key: _builtins.bytes = ...,
         record: Global___Record | None = ...,
+        sequence: _builtins.int = ...,
+        time_ms: _builtins.int = ...,
+        expired: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "record", b"record"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "key", b"key", "partition", b"partition", "record", b"record", "sequence", b"sequence"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_record", b"_record", "expired", b"expired", "key", b"key", "record", b"record", "sequence", b"sequence", "time_ms", b"time_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__record: _TypeAlias = _typing.Literal["record"]  # noqa: Y015
     _WhichOneofArgType__record: _TypeAlias = _typing.Literal["_record", b"_record"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType__record) -> _WhichOneofReturnType__record | None: ...
 
-Global___WatchResponse: _TypeAlias = WatchResponse  # noqa: Y015
+Global___Change: _TypeAlias = Change  # noqa: Y015
 
 @_typing.final
 class TopologyRequest(_message.Message):

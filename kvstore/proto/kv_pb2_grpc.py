@@ -131,7 +131,7 @@ class KVServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Watch(self, request, context):
-        """Changes of keys, as logged.
+        """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

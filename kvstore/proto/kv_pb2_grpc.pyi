@@ -47,7 +47,7 @@ class KVStub:
     Scan: _grpc.UnaryStreamMultiCallable[_kv_pb2.ScanRequest, _kv_pb2.ScanResponse]
     """Keys in order over all partitions. Not one point in time: each page is as fresh as its level says."""
     Watch: _grpc.UnaryStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchResponse]
-    """Changes of keys, as logged."""
+    """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more."""
     Topology: _grpc.UnaryUnaryMultiCallable[_kv_pb2.TopologyRequest, _kv_pb2.TopologyResponse]
     """The ring, who leads what, and where everybody listens."""
 
@@ -66,7 +66,7 @@ class KVAsyncStub(KVStub):
     Scan: _aio.UnaryStreamMultiCallable[_kv_pb2.ScanRequest, _kv_pb2.ScanResponse]  # type: ignore[assignment]
     """Keys in order over all partitions. Not one point in time: each page is as fresh as its level says."""
     Watch: _aio.UnaryStreamMultiCallable[_kv_pb2.WatchRequest, _kv_pb2.WatchResponse]  # type: ignore[assignment]
-    """Changes of keys, as logged."""
+    """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more."""
     Topology: _aio.UnaryUnaryMultiCallable[_kv_pb2.TopologyRequest, _kv_pb2.TopologyResponse]  # type: ignore[assignment]
     """The ring, who leads what, and where everybody listens."""
 
@@ -130,7 +130,7 @@ class KVServicer(metaclass=_abc_1.ABCMeta):
         request: _kv_pb2.WatchRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_kv_pb2.WatchResponse], _abc.AsyncIterator[_kv_pb2.WatchResponse]]:
-        """Changes of keys, as logged."""
+        """Changes of keys, as logged: from now on, or from a position on. POSITION_TRIMMED if the log does not reach back so far any more."""
 
     @_abc_1.abstractmethod
     def Topology(

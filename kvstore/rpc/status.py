@@ -33,9 +33,11 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.Unavailable: Code.UNAVAILABLE,
     errors.PeerRefused: Code.UNAVAILABLE,
     errors.NotCaughtUp: Code.UNAVAILABLE,
+    errors.NoSuchPin: Code.NOT_FOUND,
     errors.InvalidRequest: Code.INVALID_ARGUMENT,
     errors.ConditionFailed: Code.ABORTED,
     errors.RequestExpired: Code.FAILED_PRECONDITION,
+    errors.PositionTrimmed: Code.OUT_OF_RANGE,
     # Neither DEADLINE_EXCEEDED nor UNAVAILABLE: proxies retry those by themselves.
     errors.OutcomeUnknown: Code.UNKNOWN,
     errors.MetadataError: Code.INTERNAL,
@@ -60,6 +62,7 @@ FIELDS: dict[type[errors.StoreError], tuple[tuple[str, Callable[[str], Any]], ..
     errors.NotLeader: (("partition", str), ("leader", str), ("address", str)),
     errors.Moved: (("partition", str), ("ring_version", int)),
     errors.ConditionFailed: (("version", int),),
+    errors.PositionTrimmed: (("partition", str), ("asked", int), ("oldest", int)),
 }
 """Errors that are made of fields. All others are made of their message."""
 

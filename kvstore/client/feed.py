@@ -1,0 +1,158 @@
+"""The change feed in pages, for blocking readers such as streaming sources: `with FeedReader("kv://host:port") as feed`.
+
+A reader keeps one sequence for each partition, and gets what stands behind it. Nothing is lost or doubled while it goes
+on from each page's `next`; `KV.Watch` (Client.watch) does that by itself, this is for those who keep positions in a
+place of their own.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import grpc
+
+from kvstore.backoff import delays
+from kvstore.client.config import ClientConfig, parse_url
+from kvstore.env.caller import caller_env
+from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.rpc.channels import open_channel
+from kvstore.rpc.status import from_rpc_error
+
+
+class PartitionFeed(NamedTuple):
+    """Where the feed of one partition begins and ends."""
+
+    partition: str
+    oldest: int
+    """The least position that can still be read from."""
+    latest: int
+    """Nothing that was acknowledged before the call stands behind it."""
+    ended: bool
+    """It has left the ring: nothing follows `latest`."""
+    servers: tuple[str, ...]
+    """host:port of those who read it best, the best first."""
+
+
+class FeedReader:
+    """Any number of threads may use it. Make it after a fork. Calls raise errors of `kvstore.errors`, after trying all
+    servers for `timeout_s`: PositionTrimmed, InvalidRequest at once, else Unavailable."""
+
+    def __init__(self, cluster: str | ClientConfig) -> None:
+        self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
+        self._env = caller_env("kvstore feed")
+        self._channels: dict[str, grpc.Channel] = {}
+        self._closing = threading.Event()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connections. Calls under way end with an error."""
+        self._closing.set()
+        channels, self._channels = self._channels, {}
+        for channel in channels.values():
+            channel.close()
+
+    def positions(self, *, timeout_s: float | None = None) -> list[PartitionFeed]:
+        """The feeds of all partitions, in the order of their ids. One that is new to a reader is read from 0."""
+        request = feed_pb2.PositionsRequest()
+        response: feed_pb2.PositionsResponse = self._ask(
+            lambda stub, left_s: stub.Positions(request, timeout=left_s), (), timeout_s
+        )
+        return [
+            PartitionFeed(each.partition, each.oldest, each.latest, each.ended, tuple(each.servers))
+            for each in response.partitions
+        ]
+
+    def changes(
+        self,
+        partition: str,
+        after: int,
+        *,
+        servers: Sequence[str] = (),
+        until: int = 0,
+        rows_max: int = 0,
+        bytes_max: int = 0,
+        wait_ms: int = 0,
+        start: bytes = b"",
+        end: bytes = b"",
+        keys_only: bool = False,
+        timeout_s: float | None = None,
+    ) -> feed_pb2.ChangesResponse:
+        """The page of changes behind `after` (and up to `until`), in columns; see feed.proto. Empty columns: there are
+        none in [start, end) up to its `next`. `servers` are asked first, in turn. Raises PositionTrimmed."""
+        request = feed_pb2.ChangesRequest(
+            partition=partition,
+            after=after,
+            until=until,
+            rows_max=rows_max,
+            bytes_max=bytes_max,
+            wait_ms=wait_ms,
+            start=start,
+            end=end,
+            keys_only=keys_only,
+        )
+        page: feed_pb2.ChangesResponse = self._ask(
+            lambda stub, left_s: stub.Changes(request, timeout=left_s), servers, timeout_s, wait_ms / 1000
+        )
+        return page
+
+    def hold(self, name: str, positions: Mapping[str, int], ttl_s: float, *, timeout_s: float | None = None) -> int:
+        """Keep what stands behind `positions` for `ttl_s`, however old it gets; again under the same name moves both.
+        0 seconds: give it back. Returns the deadline, in milliseconds since 1970. Raises PositionTrimmed."""
+        request = feed_pb2.HoldRequest(name=name, positions=positions, ttl_ms=int(ttl_s * 1000))
+        response: feed_pb2.HoldResponse = self._ask(
+            lambda stub, left_s: stub.Hold(request, timeout=left_s), (), timeout_s
+        )
+        return response.deadline_ms
+
+    def _ask(
+        self,
+        call: Callable[[feed_pb2_grpc.FeedStub, float], Any],
+        servers: Sequence[str],
+        timeout_s: float | None,
+        wait_s: float = 0.0,
+    ) -> Any:
+        """The first answer of a server. All of these calls may be repeated."""
+        patience_s = wait_s + (self._config.timeout_s if timeout_s is None else timeout_s)
+        attempt_s = wait_s + 2 * self._config.silence_s
+        deadline = self._env.clock.now() + patience_s
+        failure: StoreError = Unavailable(f"no server answered within {patience_s:g} s")
+        for address in self._turns(list(dict.fromkeys((*servers, *self._config.endpoints)))):
+            left_s = deadline - self._env.clock.now()
+            if left_s <= 0:
+                break
+            try:
+                return call(feed_pb2_grpc.FeedStub(self._channel(address)), min(left_s, attempt_s))
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+            if not isinstance(failure, Retryable | OutcomeUnknown):
+                raise failure
+        raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
+
+    def _turns(self, addresses: Sequence[str]) -> Iterator[str]:
+        """All addresses, again and again, with pauses between the rounds, until this reader is closed."""
+        for pause in delays(self._env.random, first_s=0.02, cap_s=0.5):
+            yield from addresses
+            if self._closing.wait(pause):
+                return
+
+    def _channel(self, address: str) -> grpc.Channel:
+        channel = self._channels.get(address)
+        if channel is None:
+            channel = open_channel(address, self._config.tls)
+            # Of two threads that open one at a time, the first one's stays.
+            kept = self._channels.setdefault(address, channel)
+            if kept is not channel:
+                channel.close()
+            channel = kept
+        return channel
