@@ -1,0 +1,121 @@
+"""Pages of pinned reads as Arrow record batches, without a loop over rows. Needs the `spark` extra (pyarrow, numpy).
+
+The joined keys and rows of a page are Arrow's own layout already: a column is one slice in C, and a number of the rows'
+headers one gather.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.client.pinned_read import Page
+from kvstore.proto import data_pb2
+from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES
+
+TIMESTAMP = pa.timestamp("us", tz="UTC")
+SCHEMA = pa.schema(
+    [
+        pa.field("partition", pa.string(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("value", pa.binary()),
+        pa.field("version", pa.int64(), nullable=False),
+        pa.field("created_version", pa.int64(), nullable=False),
+        pa.field("written_at", TIMESTAMP, nullable=False),
+        pa.field("expires_at", TIMESTAMP),
+    ]
+)
+"""Of snapshots. `value` is null where a read left it out, and in an incremental's deletes."""
+COLUMNS = tuple(SCHEMA.names)
+END = 1 << 30
+"""Beyond every value. Left out, Arrow computes the size of the result wrongly."""
+_BYTES = np.frombuffer(HEADER_BYTES, np.uint8)
+
+
+def batch_of(page: Page, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
+    """The records of a page as a pyarrow.RecordBatch of these columns of SCHEMA. Ask for `value` only if the page was
+    read with values. Expired records are left out."""
+    message = page.message
+    rows = _Rows(message)
+    arrays = [rows.column(name, partition) for name in columns]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
+    return batch.filter(pa.array(rows.live)) if message.time_ms else batch
+
+
+class _Rows:
+    """The columns of one page."""
+
+    def __init__(self, message: data_pb2.PinnedPage) -> None:
+        self._message, self._count = message, message.count
+        self._offsets = _offsets(message.row_lengths)
+        self._starts = self._offsets[:-1].astype(np.int64)
+        self._flags = np.frombuffer(message.rows, np.uint8)[self._starts]
+
+    def column(self, name: str, partition: str) -> Any:
+        match name:
+            case "partition":
+                return pa.repeat(pa.scalar(partition), self._count)
+            case "key":
+                message = self._message
+                return pc.binary_slice(_binary(_offsets(message.key_lengths), message.keys), TOKEN_BYTES, END)
+            case "value":
+                return self._values()
+            case "version":
+                return pa.array(self._words(1))
+            case "created_version":
+                aged = self._flags & AGED != 0
+                return pa.array(np.where(aged, self._words(HEADER_BYTES_MIN, aged), self._words(1)))
+            case "written_at":
+                return pa.array(self._words(9) * 1000).cast(TIMESTAMP)
+            case "expires_at":
+                expires_ms = self._expires_ms()
+                return pa.array(expires_ms * 1000, mask=expires_ms == 0).cast(TIMESTAMP)
+        raise ValueError(f"unknown column {name!r}; want some of {', '.join(COLUMNS)}")
+
+    @property
+    def live(self) -> Any:
+        """Which records had not expired."""
+        expires_ms = self._expires_ms()
+        return (expires_ms == 0) | (expires_ms > self._message.time_ms)
+
+    def _expires_ms(self) -> Any:
+        expiring = self._flags & EXPIRES != 0
+        return self._words(HEADER_BYTES_MIN + 8 * (self._flags & AGED).astype(np.int64), expiring)
+
+    def _words(self, at: Any, where: Any = None) -> Any:
+        """The numbers that stand `at` bytes behind the beginnings of the rows; 0 where there are none."""
+        data, places = self._message.rows, self._starts + at
+        if where is not None and not where.any():
+            return np.zeros(self._count, np.int64)
+        if len(data) < 8:
+            return np.zeros(self._count, np.int64)
+        words = np.ndarray((len(data) - 7,), ">i8", data, 0, (1,))
+        if where is None:
+            return words[places].astype(np.int64)
+        return np.where(where, words[np.where(where, places, 0)], 0).astype(np.int64)
+
+    def _values(self) -> Any:
+        rows = _binary(self._offsets, self._message.rows)
+        kinds = np.unique(self._flags)
+        lengths = np.unique(_BYTES[kinds])
+        if len(lengths) == 0:
+            return rows
+        cut = [pc.binary_slice(rows, int(each), END) for each in lengths]
+        if len(cut) == 1:
+            return cut[0]
+        return pc.choose(pa.array(np.searchsorted(lengths, _BYTES[self._flags])), *cut)
+
+
+def _offsets(lengths: bytes) -> Any:
+    counted = np.frombuffer(lengths, "<u4")
+    offsets = np.zeros(len(counted) + 1, np.int32)
+    np.cumsum(counted, out=offsets[1:])
+    return offsets
+
+
+def _binary(offsets: Any, joined: bytes) -> Any:
+    return pa.Array.from_buffers(pa.binary(), len(offsets) - 1, [None, pa.py_buffer(offsets), pa.py_buffer(joined)])

@@ -1,0 +1,111 @@
+"""A page of a pinned read ↔ the rows in it. Decides only.
+
+Rows travel as partitions store them, all keys and all rows joined: who makes a page and who takes it apart copies each
+byte once, and vectorised readers need no loop (docs/formats.md, Pages of pinned reads).
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterator
+from struct import Struct
+from typing import NamedTuple
+
+from kvstore.errors import Corrupted
+from kvstore.proto import data_pb2
+
+FORMAT = 1
+TOKEN_BYTES = 5
+"""Of a row key, before the key itself: `d` and the token."""
+HEADER_BYTES_MIN = 17
+AGED, EXPIRES = 1, 2
+"""Flags of a row's header, each of which adds 8 bytes: the sequence that created the key; the expiry."""
+HEADER_BYTES = bytes((17, 25, 25, 33))
+"""By flags."""
+_fixed = Struct(">BQQ")
+_word = Struct(">Q")
+
+
+class Row(NamedTuple):
+    """A record."""
+
+    key: bytes
+    value: bytes
+    version: int
+    """The sequence of the mutation that last wrote the key."""
+    created: int
+    """The sequence of the mutation that created it."""
+    written_ms: int
+    expires_ms: int
+    """0: never."""
+
+
+def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, ends: bool) -> data_pb2.PinnedPage:
+    """A page of row keys and rows. `time_ms`: expired records are among them, and this is what they had expired by."""
+    return data_pb2.PinnedPage(
+        format=FORMAT,
+        count=len(keys),
+        keys=b"".join(keys),
+        key_lengths=_lengths(keys),
+        rows=b"".join(rows),
+        row_lengths=_lengths(rows),
+        time_ms=time_ms,
+        last=last,
+        ends=ends,
+    )
+
+
+def check(page: data_pb2.PinnedPage) -> None:
+    """Raise Corrupted unless the columns fit each other."""
+    if page.format != FORMAT:
+        raise Corrupted(f"a page of format {page.format}, this program reads format {FORMAT}")
+    want = 4 * page.count
+    if len(page.key_lengths) != want or len(page.row_lengths) != want:
+        raise Corrupted(f"a page of {page.count} rows with {len(page.key_lengths)} and {len(page.row_lengths)} bytes")
+    for joined, lengths in ((page.keys, page.key_lengths), (page.rows, page.row_lengths)):
+        if len(joined) != sum(lengths_of(lengths)):
+            raise Corrupted(f"a page whose rows have {sum(lengths_of(lengths))} bytes, {len(joined)} came")
+
+
+def rows_of(page: data_pb2.PinnedPage) -> Iterator[Row]:
+    """The records of a page that was checked, without those that had expired."""
+    time_ms, key_at, row_at = page.time_ms, 0, 0
+    keys, rows = page.keys, page.rows
+    for key_bytes, row_bytes in zip(lengths_of(page.key_lengths), lengths_of(page.row_lengths), strict=True):
+        key = keys[key_at + TOKEN_BYTES : key_at + key_bytes]
+        row = row_of(key, rows[row_at : row_at + row_bytes])
+        if not 0 < row.expires_ms <= time_ms:
+            yield row
+        key_at += key_bytes
+        row_at += row_bytes
+
+
+def row_of(key: bytes, row: bytes) -> Row:
+    """The record in a stored row."""
+    flags, version, written_ms = _fixed.unpack_from(row)
+    at = HEADER_BYTES_MIN
+    created, expires_ms = version, 0
+    if flags & AGED:
+        (created,) = _word.unpack_from(row, at)
+        at += 8
+    if flags & EXPIRES:
+        (expires_ms,) = _word.unpack_from(row, at)
+        at += 8
+    return Row(key, row[at:], version, created, written_ms, expires_ms)
+
+
+def lengths_of(column: bytes) -> array[int]:
+    """The numbers in a column of lengths."""
+    found = array("I")
+    found.frombytes(column)
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found
+
+
+def _lengths(each: list[bytes]) -> bytes:
+    found = array("I", map(len, each))
+    if sys.byteorder == "big":
+        found.byteswap()
+    return found.tobytes()

@@ -1,0 +1,23 @@
+"""Whether ranges of tokens that several partitions own are all tokens, each once. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from kvstore.ring.hashing import TOKENS
+
+Spans = Iterable[tuple[int, int]]
+"""First and last tokens, both included."""
+
+
+def flaw(owned: Mapping[str, Spans]) -> str:
+    """What is wrong with a cover, in words: the first token that nobody owns, or that two own. Empty: every token is
+    owned exactly once."""
+    last, before = -1, ""
+    for first, end, owner in sorted((first, end, owner) for owner, spans in owned.items() for first, end in spans):
+        if first > last + 1:
+            return f"nobody owns tokens {last + 1:08x} to {first - 1:08x}"
+        if first <= last:
+            return f"{before} and {owner} own token {first:08x}"
+        last, before = end, owner
+    return f"nobody owns tokens {last + 1:08x} to {TOKENS - 1:08x}" if last < TOKENS - 1 else ""
