@@ -1,10 +1,12 @@
-"""The stores we compare ourselves with, from Debian's packages: a three-node etcd, and a Redis that syncs always."""
+"""What we compare ourselves with: from Debian's packages a three-node etcd and a Redis that syncs always, and gRPC
+itself."""
 
 from __future__ import annotations
 
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -35,6 +37,16 @@ def redis(folder: Path) -> Iterator[int]:
     with _process("redis-server", *arguments, "--appendonly", "yes", "--appendfsync", "always", folder=folder):
         _wait_listening(port)
         yield port
+
+
+@contextmanager
+def empty_grpc(folder: Path) -> Iterator[str]:
+    """A gRPC server of the same library whose handlers do nothing; gives its address."""
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with _process(sys.executable, "-m", "loadtest.unary", address, folder=folder):
+        _wait_listening(port)
+        yield address
 
 
 @contextmanager
@@ -92,7 +104,7 @@ def _process(program: str, *arguments: str, folder: Path) -> Iterator[None]:
 
 def _start(program: str, *arguments: str, folder: Path) -> subprocess.Popen[bytes]:
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{program}.log").open("wb") as log:
+    with (folder / f"{Path(program).name}.log").open("wb") as log:
         return subprocess.Popen([program, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 

@@ -106,6 +106,7 @@ LINES: tuple[tuple[str, Line, float | None], ...] = (
 )
 WIDE = "SET, 1,000 connections, 1 KB, random keys"
 ASYNC = "AsyncClient put, 1,000 in flight, 1 KB"
+EMPTY = "a gRPC server that does nothing: unary Get, 64 in flight"
 REDIS = "Redis, appendfsync always: SET, 50 connections"
 ETCD = "etcd, three nodes: put, 1,000 in flight, 1 KB"
 
@@ -139,7 +140,11 @@ def _rate(subject: Subject, line: Line, seconds: float) -> float:
 
 def _unary(subject: Subject, method: str, seconds: float) -> float:
     address = next(node.grpc for node in subject.file.nodes if node.resp == subject.asked)
-    return float(_on_loop(lambda: calls_per_second(address, method, subject.tag, in_flight=64, seconds=seconds)))
+    return _unary_calls(address, method, subject.tag, seconds)
+
+
+def _unary_calls(address: str, method: str, tag: str, seconds: float) -> float:
+    return float(_on_loop(lambda: calls_per_second(address, method, tag, in_flight=64, seconds=seconds)))
 
 
 def _redis(subject: Subject, line: Line, seconds: float) -> Figure:
@@ -164,6 +169,8 @@ def _async_client(subject: Subject, load: Load) -> float:
 def _beside_peers(ours: dict[str, Measured], runs: int, seconds: float) -> list[Measured]:
     """Redis and etcd on this machine, our own cluster being down; and the ratios."""
     found: list[Measured] = []
+    with peers.scratch() as folder, peers.empty_grpc(folder) as address:
+        found.append(_repeat(Measured(EMPTY), runs, lambda: _unary_calls(address, "Get", "empty", seconds)))
     if peers.is_installed("redis-server", "redis-benchmark"):
         with peers.scratch() as folder, peers.redis(folder) as port:
             address = f"127.0.0.1:{port}"
