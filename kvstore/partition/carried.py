@@ -330,8 +330,7 @@ class Carried:
         released = verdict.released
         if released is not None:
             self._m.reached("after release", self.move)
-            own = Own(self.move, end.freeze, released.position, released.seq, released.time_ms)
-            await leader.append_record(own)
+            await leader.append_record(Own(self.move, end.freeze, *released[4:7], move.source, span_of(move)))
             log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
         elif verdict.differs:
             self._m.reached("differs", self.move)

@@ -172,7 +172,7 @@ class Source:
             log.error("partition=%s move=%d copy %s differs from %s", self._partition, move, asked[-2:], counted)
             await self._unfreeze(leader, move)
             return Verdict(None, differs=True)
-        await leader.append_record(Release(move, asked.position, asked.records))
+        await leader.append_record(Release(move, asked.position, asked.records, found.target, found.span))
         log.info("partition=%s move=%d released to %s", self._partition, move, asked.target)
         self._stop_counting(move)
         return Verdict(self._released(asked))

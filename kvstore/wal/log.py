@@ -17,7 +17,8 @@ from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.ports import BookieClient, LedgerInfo
-from kvstore.wal.tail import TailReader
+from kvstore.wal.seek import Seeker
+from kvstore.wal.tail import BATCH_BYTES_MAX, TailReader
 from kvstore.wal.takeover import LogTakeover
 
 
@@ -41,6 +42,8 @@ class PartitionLogs:
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
         self._lists = LedgerLists(store)
         self._is_release = is_release
+        self.seeker = Seeker(self._ports, self._lists, env.nursery)
+        """Finds places in logs."""
         self._readers: dict[PartitionId, dict[TailReader, None]] = {}
         """Told at once when this node itself has changed a log."""
         self._creator = LedgerCreator(
@@ -95,8 +98,11 @@ class PartitionLogs:
         for bookie in metadata.fragments[0].ensemble:
             self._ports.bookies.write_lac(bookie, metadata.ledger, key, body, NO_ENTRY)
 
-    def reader(self, partition: PartitionId, after: Position | None) -> TailReader:
-        """Read on after `after`, or from the very first ledger; see Logs."""
+    def reader(
+        self, partition: PartitionId, after: Position | None, *, batch_bytes: int = BATCH_BYTES_MAX
+    ) -> TailReader:
+        """Read on after `after`, or from the very first ledger; see Logs. A batch ends with the entry that reaches
+        `batch_bytes`."""
         readers = self._readers.setdefault(partition, {})
         reader = TailReader(
             partition,
@@ -105,6 +111,7 @@ class PartitionLogs:
             lists=self._lists,
             ports=self._ports,
             nursery=self._env.nursery.child(f"{partition} reader"),
+            batch_bytes=batch_bytes,
             on_close=lambda reader: readers.pop(reader, None),
         )
         readers[reader] = None

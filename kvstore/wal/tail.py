@@ -51,7 +51,9 @@ class TailReader:
         ports: LedgerPorts,
         nursery: Nursery,
         on_close: Callable[[TailReader], object] = lambda _: None,
+        batch_bytes: int = BATCH_BYTES_MAX,
     ) -> None:
+        self._batch_bytes = batch_bytes
         self._on_close = on_close
         self._partition = partition
         self._after = after or BEGINNING
@@ -213,7 +215,7 @@ class TailReader:
         entries: list[LogEntry] = []
         size = 0
         limit = self._limit(reader)
-        while self._next <= limit and len(entries) < BATCH_ENTRIES_MAX and size < BATCH_BYTES_MAX:
+        while self._next <= limit and len(entries) < BATCH_ENTRIES_MAX and size < self._batch_bytes:
             packets = await self._read_some(reader, limit, is_first=not entries)
             if not packets:
                 break
