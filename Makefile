@@ -35,6 +35,7 @@ mutants: setup ## break the code on purpose and see that a test notices
 
 drill: setup ## long runs with faults against a real cluster
 	@$(BIN)/python -m loadtest.drill
+	@$(BIN)/python -m loadtest.ring_drill
 
 bench: setup ## the benchmark suite
 	@$(BIN)/kvstore bench suite

@@ -38,10 +38,10 @@ def run_drill(*, counts: Counts, only: str, out: Path) -> bool:
                         print(f"\n{name}", file=sys.stderr, flush=True)
                         asyncio.run(scenario(Stage(cluster, counts, report)))
         finally:
-            _keep_logs(folder, out.parent / "logs")
+            keep_logs(folder, out.parent / "logs")
             changes = _changes_of_leader(out.parent / "logs")
             _write(out, report, changes, began)
-    print(as_table([_shown(row) for row in report.rows]))
+    print(as_table([shown(row) for row in report.rows]))
     print(as_table(changes))
     print(
         f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
@@ -49,7 +49,8 @@ def run_drill(*, counts: Counts, only: str, out: Path) -> bool:
     return report.is_safe
 
 
-def _shown(row: dict[str, Any]) -> dict[str, Any]:
+def shown(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of a report, for people."""
     return {**row, "met": "yes" if row["met"] else "NO"}
 
 
@@ -72,7 +73,8 @@ def _write(out: Path, report: Report, changes: list[dict[str, Any]], began: floa
     out.write_text(json.dumps(document, indent=2))
 
 
-def _keep_logs(folder: Path, kept: Path) -> None:
+def keep_logs(folder: Path, kept: Path) -> None:
+    """Copy the nodes' logs out of a cluster's folder."""
     shutil.rmtree(kept, ignore_errors=True)
     shutil.copytree(folder / "data" / "logs", kept)
     print(f"the nodes' logs are in {kept}", file=sys.stderr)

@@ -21,6 +21,7 @@ import psutil
 import redis
 
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.server import zookeeper
 from kvstore.server.layout import ClusterFile, Wish
 from kvstore.server.local import LocalCluster
 from tests.waiting import wait_until_blocking
@@ -30,13 +31,17 @@ TIMEOUT_S = 30.0
 
 
 class Cluster:
-    """Nodes by id ("n1", …). Made by `running_cluster`."""
+    """Nodes by id ("n1", …). Made by `running_cluster`. With more than one of `zookeepers` they are an ensemble."""
 
-    def __init__(self, directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3) -> None:
+    def __init__(
+        self, directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3, zookeepers: int = 1
+    ) -> None:
         self.directory = directory
         self.local = LocalCluster(directory / "data")
-        self._wish = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
+        self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
         self._claim: int | None = None
+        self._zookeepers = zookeepers
+        self.ensemble: list[zookeeper.ZooKeeperProcess] = []
 
     @property
     def file(self) -> ClusterFile:
@@ -51,6 +56,10 @@ class Cluster:
         if (self.directory / "data" / "cluster.json").exists():
             self.local.up(Wish(data_dir=self.local.data_dir))
             return
+        if self._zookeepers > 1:
+            self.ensemble = zookeeper.start_ensemble(self.directory / "ensemble", self._zookeepers)
+            addresses = ",".join(member.address for member in self.ensemble)
+            self._wish["zookeeper"] = f"{addresses}/kvstore"
         for offset in OFFSETS:
             claim = claim_ports(offset)
             if claim is None:
@@ -72,6 +81,8 @@ class Cluster:
         try:
             self._kill_all()
         finally:
+            for member in self.ensemble:
+                member.kill()
             if self._claim is not None:
                 os.close(self._claim)
                 self._claim = None
@@ -123,6 +134,23 @@ class Cluster:
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
         wait_until_blocking(lambda: not is_alive(pid), what="end of ZooKeeper")
+
+    def kill_zookeeper_leader(self) -> int:
+        """kill -9 of the member of the ensemble that leads it; its place, for `restart_zookeeper`."""
+        wait_until_blocking(lambda: self._leading_zookeeper() is not None, what="a leader of the ensemble")
+        place = self._leading_zookeeper()
+        assert place is not None
+        self.ensemble[place].kill()
+        return place
+
+    def _leading_zookeeper(self) -> int | None:
+        said = [zookeeper.four_letters(member.address, "srvr") for member in self.ensemble]
+        return next((place for place, words in enumerate(said) if "Mode: leader" in words), None)
+
+    def restart_zookeeper(self, place: int) -> None:
+        """Start a killed member of the ensemble again, and wait until it serves."""
+        self.ensemble[place] = zookeeper.restart(self.ensemble[place])
+        self.ensemble[place].wait_ready()
 
     def pause_zookeeper(self) -> None:
         os.kill(self.file.zookeeper_pid or 0, signal.SIGSTOP)
@@ -218,9 +246,11 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3) -> Iterator[Cluster]:
+def running_cluster(
+    directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3, zookeepers: int = 1
+) -> Iterator[Cluster]:
     """A cluster that serves, killed at the end."""
-    cluster = Cluster(directory, nodes=nodes, partitions=partitions, replicas=replicas)
+    cluster = Cluster(directory, nodes=nodes, partitions=partitions, replicas=replicas, zookeepers=zookeepers)
     try:
         try:
             cluster.start()

@@ -1,0 +1,237 @@
+"""Partitions come and go under load on a real cluster, every answer checked; then the same while leaders are killed.
+
+    python -m loadtest.ring_drill [--quick] [--rounds 50] [--only grow|kills] [--keys 20000] [--out FILE]
+
+A cluster of three nodes, and three ZooKeeper servers, goes from 1 to 3, 8 and 5 partitions by `kvstore ring add` and
+`remove`. For each change: what was answered wrongly (nothing may be), how long operations on ranges that changed hands
+waited, and how much of its throughput the rest kept. Each round with kills changes the ring once more, while kill -9
+meets the leaders of a move's source and target and ZooKeeper's leader, in an order and at moments drawn from the seed.
+The figures go to the key "ring" of the file. Exit code 1 if a promise of safety is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import json
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from kvstore.cli.output import as_table
+from kvstore.client import AsyncClient
+from kvstore.ring import TOKENS
+from loadtest import peers
+from loadtest.drill import keep_logs, shown
+from loadtest.drill_stage import Report
+from loadtest.ring_load import RingLoad, Span, rate
+from loadtest.ring_spans import Longest, hand_over_rows, longest_waits, quantile
+from loadtest.ring_stage import PROBLEMS, RingStage
+from tests.cluster.harness import running_cluster
+
+BASE_S = 8.0
+"""Of load before a change: what throughput is compared with."""
+WARM_S = 2.0
+WRITE_WAIT_MAX_S, READ_WAIT_MAX_S = 0.2, 0.05
+KEPT_LEAST = 0.8
+WHOLE = (0, TOKENS - 1)
+VICTIMS = ("source", "target", "ZooKeeper")
+KILLED_AT = 3
+"""Partitions at which a round adds one; above it removes one."""
+
+
+@dataclass(frozen=True)
+class Course:
+    """How many partitions there are, one after the other; then rounds with kills."""
+
+    sizes: Sequence[int] = (1, 3, 8, 5)
+    rounds: int = 50
+    keys: int = 20_000
+    value_bytes: int = 200
+    base_s: float = BASE_S
+    round_s: float = 25.0
+    """About how long the moves of a round with kills are made to take: some must be open when the kills come."""
+
+
+QUICK = Course(sizes=(1, 3, 5, 2), rounds=3, keys=3_000, base_s=3.0)
+
+
+async def grow(stage: RingStage, course: Course) -> None:
+    """From one size to the next, without kills."""
+    for before, after in zip(course.sizes, course.sizes[1:], strict=False):
+        await _resize(stage, before, after, course.base_s)
+
+
+async def _resize(stage: RingStage, before: int, after: int, base_s: float) -> None:
+    name = f"{before} to {after} partitions"
+    there = await stage.partitions()
+    words = ["add", "--count", str(after - before)] if after > before else ["remove", *there[: before - after]]
+    planned = await stage.change(*words, "--dry-run")
+    async with AsyncClient(stage.cluster.url) as client:
+        load = RingLoad(client, stage.statics, stage.random.getrandbits(32))
+        load.aim((each["first"], each["last"]) for each in planned["moves"])
+        await load.start()
+        try:
+            await asyncio.sleep(min(WARM_S, base_s))
+            gc.collect()
+            gc.freeze()  # else collections of what is recorded would be waits of the store
+            await asyncio.sleep(base_s)
+            began = time.time()
+            done = await stage.change(*words)
+            await stage.moved(load)
+            ended = time.time()
+            await stage.retired()
+        finally:
+            await load.stop()
+        spans = {each["id"]: (each["first"], each["last"]) for each in done["moves"]}
+        stage.report.add(f"{name}: seconds for {len(spans)} moves", ended - began, unit="s")
+        _report_waits(stage, name, load, spans)
+        kept = rate(load.steady, began, ended) / max(1e-9, rate(load.steady, began - base_s, began))
+        stage.report.add(f"{name}: throughput of untouched ranges meanwhile, of that before", kept, least=KEPT_LEAST)
+        problems = await stage.judge(load)
+        for what in PROBLEMS:
+            stage.report.add_safety(f"{name}: {what}", problems[what])
+
+
+def _report_waits(stage: RingStage, name: str, load: RingLoad, spans: dict[int, Span]) -> None:
+    found = stage.hand_overs(spans)
+    for row in hand_over_rows(found.values()):
+        stage.say(str(row))
+    of_moves = longest_waits(spans, found, load.waits)
+    of_others = longest_waits(dict.fromkeys(spans, WHOLE), found, load.steady)
+    for what, most in (("write", WRITE_WAIT_MAX_S), ("read", READ_WAIT_MAX_S)):
+        _report_quantiles(stage, f"{name}: longest {what} wait in a move", what, of_moves, most)
+        _report_quantiles(stage, f"{name}: longest {what} wait of untouched keys in the same times", what, of_others)
+        for which, waits in (("moving", load.waits), ("untouched", load.steady)):
+            every = [wait.seconds for wait in waits if wait.is_write is (what == "write")]
+            stage.report.add(
+                f"{name}: {what}s of {which} keys, p99.9 of {len(every)}", quantile(every, 0.999), unit="s"
+            )
+
+
+def _report_quantiles(
+    stage: RingStage, name: str, what: str, longest: dict[int, Longest], most: float | None = None
+) -> None:
+    met = [wait for each in longest.values() if (wait := getattr(each, what)) is not None]
+    stage.report.add(f"{name}, median of {len(met)}", quantile(met, 0.5), unit="s")
+    stage.report.add(f"{name}, p99.9", quantile(met, 0.999), most=most, unit="s")
+
+
+async def kills(stage: RingStage, course: Course) -> None:
+    """A partition more and one less by turns, with kills meanwhile."""
+    problems: Counter[str] = Counter()
+    for number in range(1, course.rounds + 1):
+        there = await stage.partitions()
+        words = ["add", "--count", "1"] if len(there) <= KILLED_AT else ["remove", stage.random.choice(there)]
+        stage.say(f"round {number} of {course.rounds}: {' '.join(words)}")
+        problems += await _round(stage, course, words)
+    for what in PROBLEMS:
+        stage.report.add_safety(f"kills, {course.rounds} rounds: {what}", problems[what])
+    for what in VICTIMS:
+        stage.report.add(
+            f"kills of a leader of {what} while a move was open", stage.kills[what], least=course.rounds / 2
+        )
+
+
+async def _round(stage: RingStage, course: Course, words: Sequence[str]) -> Counter[str]:
+    """What was wrong in it."""
+    planned = await stage.change(*words, "--dry-run")
+    targets = len({each["target"] for each in planned["moves"]})
+    pace = course.keys * course.value_bytes / KILLED_AT / targets / course.round_s / (1 << 20)
+    await stage.change("throttle", "--mib-per-s", f"{pace:.6f}", "--parallel", "2")
+    async with AsyncClient(stage.cluster.url) as client:
+        load = RingLoad(client, stage.statics, stage.random.getrandbits(32))
+        load.aim((each["first"], each["last"]) for each in planned["moves"])
+        await load.start()
+        try:
+            await stage.change(*words)
+            following = asyncio.create_task(stage.moved(load))
+            await asyncio.gather(_strike_nodes(stage), _strike_zookeeper(stage))
+            await stage.change("throttle", "--mib-per-s", "32", "--parallel", "2")
+            await following
+            await asyncio.to_thread(stage.cluster.wait_ready)
+            await stage.retired()
+        finally:
+            await load.stop()
+        return await stage.judge(load)
+
+
+async def _strike_nodes(stage: RingStage) -> None:
+    for role in stage.random.sample(("source", "target"), 2):
+        await asyncio.sleep(stage.random.uniform(0.05, 2.0))
+        stage.kills[role] += await stage.kill_leader_of(role)
+
+
+async def _strike_zookeeper(stage: RingStage) -> None:
+    await asyncio.sleep(stage.random.uniform(0.05, 6.0))
+    stage.kills["ZooKeeper"] += await stage.kill_zookeeper()
+
+
+SCENARIOS = {"grow": grow, "kills": kills}
+
+
+def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
+    """Run it, print it, write it. False if a promise of safety is broken."""
+    report, began = Report(), time.time()
+    with peers.scratch() as folder:
+        try:
+            with running_cluster(folder, partitions=course.sizes[0], zookeepers=3) as cluster:
+                stage = RingStage(cluster, report, keys=course.keys, value_bytes=course.value_bytes, seed=seed)
+                asyncio.run(_play(stage, course, only))
+        finally:
+            keep_logs(folder, out.parent / "ring-logs")
+            _write(out, report, began, seed)
+    print(as_table([shown(row) for row in report.rows]))
+    print(
+        f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
+    )
+    return report.is_safe
+
+
+async def _play(stage: RingStage, course: Course, only: str) -> None:
+    await stage.fill()
+    for name, scenario in SCENARIOS.items():
+        if only in name:
+            print(f"\n{name}", file=sys.stderr, flush=True)
+            await scenario(stage, course)
+    stage.say(f"{stage.operations} operations in all")
+
+
+def _write(out: Path, report: Report, began: float, seed: int) -> None:
+    """Also what there is of a run that broke off. What other drills have written stays."""
+    document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
+    document["ring"] = {
+        "safe": report.is_safe,
+        "met": report.is_met,
+        "seed": seed,
+        "took_s": round(time.time() - began),
+        "machine": {"cores": os.cpu_count(), "load": [round(each, 1) for each in os.getloadavg()]},
+        "figures": report.rows,
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(document, indent=2))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="1 to 3, 5 and 2 partitions, and 3 rounds")
+    parser.add_argument("--rounds", type=int, help="changes with kills")
+    parser.add_argument("--keys", type=int, help="that are there all the time")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--only", default="", help="only scenarios whose name holds this: grow, kills")
+    parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
+    arguments = parser.parse_args()
+    course = QUICK if arguments.quick else Course()
+    given = {"rounds": arguments.rounds, "keys": arguments.keys}
+    course = replace(course, **{name: value for name, value in given.items() if value is not None})
+    sys.exit(0 if run_drill(course=course, only=arguments.only, out=arguments.out, seed=arguments.seed) else 1)
+
+
+if __name__ == "__main__":
+    main()

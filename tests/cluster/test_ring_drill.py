@@ -1,0 +1,47 @@
+"""The drill of the ring on a small scale: partitions come and go under load on real processes, first undisturbed, then
+while the leaders of a move's source and target and of ZooKeeper's ensemble are killed. Every answer is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.drill_stage import Report
+from loadtest.ring_drill import Course, grow, kills
+from loadtest.ring_stage import RingStage
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+
+COURSE = Course(sizes=(1, 3, 5, 2), rounds=2, keys=1_500, base_s=0.5, round_s=6.0)
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("ring"), partitions=1, zookeepers=3) as started:
+        yield started
+
+
+async def test_no_answer_is_wrong_while_partitions_come_and_go(cluster: Cluster) -> None:
+    stage = stage_on(cluster, 1)
+    await stage.fill()
+    await grow(stage, COURSE)
+    assert len(await stage.partitions()) == COURSE.sizes[-1]
+    judge(stage)
+
+
+async def test_no_answer_is_wrong_while_their_leaders_and_zookeepers_are_killed(cluster: Cluster) -> None:
+    stage = stage_on(cluster, 2)
+    await kills(stage, COURSE)
+    assert stage.kills["source"] + stage.kills["target"] > 0, "no move was open when nodes were killed"
+    judge(stage)
+
+
+def stage_on(cluster: Cluster, seed: int) -> RingStage:
+    return RingStage(cluster, Report(), keys=COURSE.keys, value_bytes=COURSE.value_bytes, seed=seed)
+
+
+def judge(stage: RingStage) -> None:
+    assert stage.operations > 2_000
+    assert [row for row in stage.report.rows if row["safety"] and not row["met"]] == []
