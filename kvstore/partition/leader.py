@@ -32,6 +32,7 @@ from kvstore.partition.custody import Custody
 from kvstore.partition.engine import BEHIND_S
 from kvstore.partition.entry import Kind, Requests
 from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
+from kvstore.partition.expel import expelled
 from kvstore.partition.flight import Flight
 from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.move_records import Founded, MoveRecord, Release
@@ -88,11 +89,6 @@ class Leader:
     def epoch(self) -> int:
         return self._log.epoch
 
-    @property
-    def lease_until(self) -> float:
-        """Boot-time clock; reads are answered without asking anybody until then."""
-        return self._gate.lease_until
-
     def statistics(self) -> dict[str, Any]:
         return {
             "epoch": self._log.epoch,
@@ -106,7 +102,7 @@ class Leader:
             "frozen": len(self._frozen),
             "in_flight": len(self._flights),
             "reads_waiting": len(self._reads),
-            "lease_left_s": max(0.0, self.lease_until - self._env.clock.now()),
+            "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
             "retry_clients": len(self._state.retries),
             "retry_bytes": self._state.retries.bytes,
         }
@@ -208,9 +204,14 @@ class Leader:
 
     def _thaw(self) -> None:
         """What may be written has changed: decide anew on what waits for it."""
-        for item in reversed(self._frozen.take_all()):
-            self._queue.put_back(item, self._env.clock.now())
+        self._queue.put_all_back(self._frozen.take_all(), self._env.clock.now())
         self._wake()
+
+    def expel(self) -> None:
+        """Turn away now what waits here and is another partition's."""
+        for (op, sink, token), moved in expelled(self._queue, self._frozen, self.custody, self._env.clock.now()):
+            self._answers.turn_away(op, sink, token, moved)
+        self._answers.flush()
 
     async def _drained(self) -> None:
         """Wait until nothing is queued, in flight or waiting. Raises StoreError if the lead is lost."""
@@ -304,8 +305,7 @@ class Leader:
         except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it
             self._send_one_by_one(items, error)
             return
-        for item in reversed(decided.rest):
-            self._queue.put_back(item, self._env.clock.now())
+        self._queue.put_all_back(decided.rest, self._env.clock.now())
         for item in decided.frozen:
             if not self._frozen.offer(item, self._env.clock.now()):
                 self._answers.give(item[1], item[2], Overloaded(f"{len(self._frozen)} writes wait for a range"))

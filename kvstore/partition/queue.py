@@ -51,6 +51,11 @@ class Queue:
         self._arrivals.appendleft((now, 1))
         self.bytes += size
 
+    def put_all_back(self, items: list[Item], now: float) -> None:
+        """Put operations before all others, in this order."""
+        for item in reversed(items):
+            self.put_back(item, now)
+
     def stamp(self, now: float) -> None:
         """What was offered since the last call arrived at `now`."""
         if self._unstamped:

@@ -1,16 +1,23 @@
 """Operations that came to a partition which does not own their key (any more, or yet): they wait here, bounded in
-number, bytes and time, and go out again when the ring has changed, or a little later."""
+number, bytes and time, and go out again when the ring has changed, or a little later. Decides only.
+
+Operations on one key go out in the order in which they came: what comes while one on the same key is here waits behind
+it. So does what comes while one is still under way to a former owner of the key, which may send it back.
+"""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable
+from bisect import insort
+from collections.abc import Callable, Iterable
+from operator import itemgetter
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Op, Result, Sink
+from kvstore.server.ways import UnderWay, Waiting, keys_of, written_bytes
 
 WAIT_S = 2.0
 """How long an operation is looked after, all its ways together."""
+ON_ITS_WAY = "the key is on its way from one partition to another"
 
 
 class FromPeer:
@@ -33,45 +40,93 @@ class Astray:
 
 
 class Strays:
-    """`send` carries an operation out from the beginning, `fail` refuses it on a later turn of the event loop."""
+    """`fail` refuses an operation on a later turn of the event loop."""
 
-    def __init__(
-        self,
-        send: Callable[[Op, Sink, int], None],
-        fail: Callable[[Sink, int, StoreError], None],
-        *,
-        most: int,
-        bytes_max: int,
-    ) -> None:
-        self._send, self._fail, self._most, self._bytes_max = send, fail, most, bytes_max
-        self._items: deque[tuple[Op, Astray, int, int]] = deque()
+    def __init__(self, fail: Callable[[Sink, int, StoreError], None], *, most: int, bytes_max: int) -> None:
+        self._fail, self._most, self._bytes_max = fail, most, bytes_max
+        self._items: list[Waiting] = []
         self._bytes = 0
+        self._expected: list[tuple[Callable[[], bool], list[bytes]]] = []
+        self.keys: dict[bytes, int] = {}
+        """Of what is here or expected back → of how many. What comes later on one of them has to wait here."""
         self.total = 0
 
     def __len__(self) -> int:
         return len(self._items)
 
-    def add(self, op: Op, sink: Sink, token: int, size: int, now: float, deadline: float = 0.0) -> None:
-        """Keep the operation, of `size` bytes, for a while. `deadline`: what it was given elsewhere, 0 if nothing."""
+    def holds(self, op: Op) -> bool:
+        """Whether the operation has to wait behind one that is here or expected."""
+        return any(key in self.keys for key in keys_of(op))
+
+    def expect(self, under_way: Iterable[UnderWay]) -> None:
+        """Operations that went to a partition that does not own their key any more, and may come back."""
+        for is_under_way, op in under_way:
+            keys = keys_of(op)
+            self._hold(keys)
+            self._expected.append((is_under_way, keys))
+
+    def add(self, stray: Waiting, now: float) -> None:
+        """Keep the operation for a while: until its deadline, if it has one."""
+        order, op, sink, token, deadline, _ = stray
         if not isinstance(sink, Astray):
             sink = Astray(sink, deadline or now + WAIT_S)
+        size = written_bytes(op)
         if sink.deadline <= now:
-            self._fail(sink, token, Unavailable("the key is on its way from one partition to another"))
+            self._fail(sink, token, Unavailable(ON_ITS_WAY))
         elif len(self._items) >= self._most or self._bytes + size > self._bytes_max:
             self._fail(sink, token, Overloaded(f"{len(self._items)} operations wait for keys that are on their way"))
         else:
             self.total += 1
             self._bytes += size
-            self._items.append((op, sink, token, size))
+            self._hold(keys_of(op))
+            insort(self._items, (order, op, sink, token, sink.deadline, False), key=itemgetter(0))
 
-    def send_again(self) -> None:
-        """All of them, in order. Those that come back come to the end."""
-        items, self._items, self._bytes = self._items, deque(), 0
-        for op, sink, token, _ in items:
-            self._send(op, sink, token)
+    def take(self, now: float) -> list[Waiting]:
+        """What goes out again, in order: all but what has to wait for something that is expected, and is refused when
+        its time is up. Those that come back keep their place."""
+        self._forget_what_has_come()
+        blocked = {key for _, keys in self._expected for key in keys}
+        going: list[Waiting] = []
+        staying: list[Waiting] = []
+        for stray in self._items:
+            keys = keys_of(stray[1])
+            is_late = stray[4] <= now
+            if not (is_late or blocked.isdisjoint(keys)):
+                blocked.update(keys)
+                staying.append(stray)
+                continue
+            self._bytes -= written_bytes(stray[1])
+            self._let_go(keys)
+            if is_late:
+                self._fail(stray[2], stray[3], Unavailable(ON_ITS_WAY))
+            else:
+                going.append(stray)
+        self._items = staying
+        return going
 
     def fail_all(self, error: StoreError) -> None:
         """Refuse all of them."""
-        items, self._items, self._bytes = self._items, deque(), 0
-        for _, sink, token, _ in items:
+        items, self._items, self._expected, self._bytes = self._items, [], [], 0
+        self.keys.clear()
+        for _, _, sink, token, _, _ in items:
             self._fail(sink, token, error)
+
+    def _forget_what_has_come(self) -> None:
+        there = [each for each in self._expected if each[0]()]
+        if len(there) != len(self._expected):
+            for is_under_way, keys in self._expected:
+                if not is_under_way():
+                    self._let_go(keys)
+            self._expected = there
+
+    def _hold(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.keys[key] = self.keys.get(key, 0) + 1
+
+    def _let_go(self, keys: list[bytes]) -> None:
+        for key in keys:
+            left = self.keys[key] - 1
+            if left:
+                self.keys[key] = left
+            else:
+                del self.keys[key]

@@ -11,17 +11,16 @@ import asyncio
 from bisect import insort
 from collections.abc import Callable
 from operator import itemgetter
-from typing import Protocol
 
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Level, Op, Sink
-from kvstore.partition.operations import size_of
 from kvstore.server.astray import WAIT_S, FromPeer, Strays
 from kvstore.server.config import Limits
 from kvstore.server.failures import Failures
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
+from kvstore.server.ways import KEYLESS, Links, LocalReplica, Waiting, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
@@ -43,39 +42,7 @@ _LEVEL_AT = {
     int(Code.SCAN_TOKENS): 3,
     int(Code.COUNT): 2,
 }
-_KEYLESS = frozenset({_SCAN, int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
-_PUT, _LARGE = int(Code.PUT), frozenset({int(Code.APPEND), int(Code.BATCH)})
 _FOLLOWER_LEVELS = frozenset({int(Level.SESSION), int(Level.STALE)})
-
-
-def written_bytes(op: Op) -> int:
-    """What an operation holds in memory, if that may be much."""
-    return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
-
-
-class LocalReplica(Protocol):
-    """A replica on this node: kvstore.partition.Partition."""
-
-    @property
-    def serving(self) -> bool: ...
-    def submit(self, op: Op, sink: Sink, token: int) -> None: ...
-
-
-Waiting = tuple[int, Op, Sink, int, float, bool]
-"""An operation on its way: (order, operation, sink, token, deadline or 0 before it had to wait, whether another server
-sent it). A plain tuple: each forwarded operation is one."""
-
-
-class Links(Protocol):
-    """Links to other servers: kvstore.server.peer.PeerLinks."""
-
-    def submit(self, server: ServerId, partition: PartitionId, waiting: Waiting) -> bool:
-        """Send an operation. False if there is no address for the server, or its link is down: nothing was sent."""
-        ...
-
-    def is_clear(self, server: ServerId, partition: PartitionId) -> bool:
-        """Whether no operation on the partition is under way to the server."""
-        ...
 
 
 class Dispatcher:
@@ -98,7 +65,9 @@ class Dispatcher:
         self._timer: asyncio.TimerHandle | None = None
         self._fail_later = Failures().add
         self._forget = membership.on_topology(self._on_topology)
-        self._strays = Strays(self.submit, self._fail_later, most=limits.waiting_max, bytes_max=WAITING_BYTES_MAX)
+        self._strays = Strays(self._fail_later, most=limits.waiting_max, bytes_max=WAITING_BYTES_MAX)
+        self._astray = self._strays.keys
+        self._turned_away = 0
         self._suspected_at = -SUSPECT_AGAIN_S
         self.forwarded = 0
         self.waited = 0
@@ -157,6 +126,7 @@ class Dispatcher:
             or ring_version > self._ring_version
             or partition in self._waiting
             or partition in self._sent_to
+            or self._astray
         ):
             self._submit_elsewhere(partition, op, sink, token, ring_version)
         else:
@@ -198,16 +168,15 @@ class Dispatcher:
         """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
         order, op, sink, token, deadline, _ = waiting
         now = self._now()
-        if isinstance(error, Moved):
-            self._stray(op, sink, token, deadline)
-            return
         if isinstance(error, NotLeader):
             self._refused_by[partition] = (server, now + ASK_AGAIN_S)
             self._membership.suspect(partition)
-        if isinstance(error, NotLeader | Moved | Unavailable) and not now >= deadline > 0:
-            self._wait(partition, (order, op, sink, token, deadline or now + WAIT_S, False))
-        else:
+        if not isinstance(error, NotLeader | Moved | Unavailable) or now >= deadline > 0:
             self._fail_later(sink, token, error)
+        elif isinstance(error, Moved) or (op[0] not in KEYLESS and self._partition_of(op[1]) != partition):
+            self._stray((order, op, sink, token, deadline, False))
+        else:
+            self._wait(partition, (order, op, sink, token, deadline or now + WAIT_S, False))
 
     def turn_away(self, partition: PartitionId, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
@@ -215,7 +184,9 @@ class Dispatcher:
         if isinstance(sink, FromPeer):
             self._fail_later(sink, token, Moved(moved.partition, self._ring_version))
         else:
-            self._stray(op, sink, token, 0.0)
+            # Whatever else on this key has come back or waits was submitted after it.
+            self._turned_away += 1
+            self._stray((self._turned_away, op, sink, token, 0.0, False))
 
     def _fail_moved(self, sink: Sink, token: int, ring_version: int) -> None:
         """It was thought out with another ring."""
@@ -223,14 +194,20 @@ class Dispatcher:
             self._membership.suspect_ring()
         self._fail_later(sink, token, Moved("", self._ring_version))
 
-    def _stray(self, op: Op, sink: Sink, token: int, deadline: float) -> None:
-        if op[0] in _KEYLESS:
-            return self._fail_moved(sink, token, 0)
+    def _stray(self, waiting: Waiting) -> None:
+        if waiting[1][0] in KEYLESS:
+            return self._fail_moved(waiting[2], waiting[3], 0)
         if self._now() - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
             self._suspected_at = self._now()
             self._membership.suspect_ring()
-        self._strays.add(op, sink, token, written_bytes(op), self._now(), deadline)
+        self._strays.add(waiting, self._now())
         self._look_later()
+
+    def _send_strays(self) -> None:
+        for waiting in self._strays.take(self._now()):
+            partition = self._partition_of(waiting[1][1])
+            if partition in self._waiting or not self._send(partition, waiting):
+                self._wait(partition, waiting)
 
     def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
         """An answer of this or an earlier progress went out through this server."""
@@ -254,6 +231,9 @@ class Dispatcher:
         if level_at is not None and op[level_at] in _FOLLOWER_LEVELS and (local := self._local.get(partition)):
             local.submit(op, sink, token)
             return
+        if self._astray and op[0] not in KEYLESS and self._strays.holds(op):
+            self._arrivals += 1
+            return self._stray((self._arrivals, op, sink, token, 0.0, False))
         if ring_version > self._ring_version:
             self._membership.suspect_ring()
         elif partition not in self._waiting:
@@ -311,8 +291,8 @@ class Dispatcher:
     def _on_timer(self) -> None:
         self._timer = None
         self._drain()
-        self._strays.send_again()
-        if self._waiting or self._strays:
+        self._send_strays()
+        if self._waiting or self._astray:
             self._look_later()
 
     def _on_topology(self) -> None:
@@ -324,8 +304,11 @@ class Dispatcher:
                 self._refused_by[partition] = (self._refused_by[partition][0], 0.0)
                 self._ask_again(partition, 0.0)
         if self._topology.ring.routed != before.ring.routed:
+            self._strays.expect(self._links.astray(self._partition_of))
+            for partition in sorted(self._local):
+                self._local[partition].expel()
             self._file_again()
-            self._strays.send_again()
+            self._send_strays()
         if self._waiting:
             self._drain()
 
@@ -363,9 +346,13 @@ class Dispatcher:
         filed, self._waiting = self._waiting, {}
         for partition in sorted(filed):
             for each in filed[partition]:
-                if each[1][0] in _KEYLESS:
+                if each[1][0] in KEYLESS:
                     self._waiting_count -= 1
                     self._fail_moved(each[2], each[3], 0)
+                elif self._astray and not each[5] and self._strays.holds(each[1]):
+                    self._waiting_count -= 1
+                    self._waiting_bytes -= written_bytes(each[1])
+                    self._stray(each)
                 else:
                     owner = self._partition_of(each[1][1])
                     insort(self._waiting.setdefault(owner, []), each, key=itemgetter(0))
@@ -377,7 +364,7 @@ class Dispatcher:
         return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")
 
     def _owns(self, partition: PartitionId, op: Op) -> bool:
-        return op[0] not in _KEYLESS and self._partition_of(op[1]) == partition
+        return op[0] not in KEYLESS and self._partition_of(op[1]) == partition
 
     def _leads_soon(self, partition: PartitionId) -> bool:
         leader = self._topology.leaders.get(partition)

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
 from kvstore.server import peer_frames as frames
-from kvstore.server.dispatch import Dispatcher, Waiting
+from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import FrameError
 from kvstore.server.peer_link import Link
+from kvstore.server.ways import UnderWay, Waiting
 from kvstore.types import PartitionId, ServerId
 
 CONNECT_TIMEOUT_S = 2.0
@@ -56,6 +57,10 @@ class PeerLinks:
         """Whether no operation on the partition is under way to the server."""
         link = self._links.get(server)
         return link is None or not link.in_flight_of(partition)
+
+    def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
+        """The operations under way to a partition that is not their key's."""
+        return [each for _, link in sorted(self._links.items()) for each in link.astray(partition_of)]
 
     # ── for the replicas ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Sink
 from kvstore.server import peer_frames as frames
-from kvstore.server.dispatch import Waiting, written_bytes
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
+from kvstore.server.ways import KEYLESS, UnderWay, Waiting, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 if TYPE_CHECKING:
@@ -97,6 +99,17 @@ class Link:
 
     def in_flight_of(self, partition: PartitionId) -> int:
         return sum(1 for each, _ in self._pending.values() if each == partition)
+
+    def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
+        """The operations under way to a partition that is not their key's."""
+        return [
+            (partial(self._is_pending, number), waiting[1])
+            for number, (partition, waiting) in self._pending.items()
+            if waiting[1][0] not in KEYLESS and partition_of(waiting[1][1]) != partition
+        ]
+
+    def _is_pending(self, number: int) -> bool:
+        return number in self._pending
 
     @property
     def in_flight(self) -> int:

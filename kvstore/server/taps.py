@@ -15,8 +15,8 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.commands import Code, Op, Sink
-from kvstore.server.dispatch import LocalReplica, written_bytes
 from kvstore.server.heat import Heat, Load, decode, encode
+from kvstore.server.ways import LocalReplica, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -58,6 +58,9 @@ class Tap:
             if len(self.seen) >= BURST:
                 self._taps.remove(self)
         self._replica.submit(op, sink, token)
+
+    def expel(self) -> None:
+        self._replica.expel()
 
 
 class Counting(LocalReplica, Protocol):

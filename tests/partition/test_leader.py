@@ -334,21 +334,21 @@ def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partitio
     p.acknowledge()
     assert [p.result(token) for token in (*flying, *queued)] == [1, 2, 3, 4, 5, 6]
     assert p.sent_kinds() == [Kind.RELEASE]
-    assert p.leader.lease_until < p.now()
+    assert p.leader._gate.lease_until < p.now()
     p.acknowledge()
     assert release.done()
     assert release.exception() is None
     assert p.log.sealed
     assert p.state.released
-    assert p.leader.lease_until < p.now(), "the acknowledgement of the release renewed the lease"
+    assert p.leader._gate.lease_until < p.now(), "the acknowledgement of the release renewed the lease"
     assert p.stopped == []
 
 
 def test_the_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None:
     p.do(put(b"a", b"1"))
     leases: list[float] = []
-    p.log.on_append = lambda entry: leases.append(p.leader.lease_until)
-    assert p.leader.lease_until > p.now()
+    p.log.on_append = lambda entry: leases.append(p.leader._gate.lease_until)
+    assert p.leader._gate.lease_until > p.now()
     p.loop.create_task(p.leader.release())
     p.settle()
     assert leases[0] < p.now()

@@ -86,6 +86,9 @@ class LedPartition:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.leader.submit(op, sink, token)
 
+    def expel(self) -> None:
+        self.leader.expel()
+
     def stop(self) -> None:
         self.leader.stop(NotLeader(self.id))
 

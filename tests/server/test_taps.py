@@ -31,6 +31,9 @@ class Replica:
     def submit(self, op: Any, sink: Any, token: int) -> None:
         self.got.append((op, token))
 
+    def expel(self) -> None:
+        """Nothing waits here."""
+
     def statistics(self) -> dict[str, Any]:
         return {"leading": {"answers": len(self.got), "mutations": 0}}
 

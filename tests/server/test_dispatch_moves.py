@@ -1,0 +1,216 @@
+"""Operations on one key that follow each other over a change of the ring go out in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
+from kvstore.partition import commands
+from kvstore.partition.commands import Op, Sink
+from kvstore.ring import Ring, plan, steps
+from kvstore.ring.hashing import token_of
+from kvstore.ring.moves import MoveId
+from kvstore.types import PartitionId, ServerId
+from tests.server.servers import Servers, servers
+from tests.server.test_dispatch import has_arrived, has_lost, kill, result_of, send
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+class Holding:
+    """A replica that answers when the test wants it to."""
+
+    serving = True
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Op, Sink, int]] = []
+        self.is_expelled = False
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        self.held.append((op, sink, token))
+
+    def expel(self) -> None:
+        self.is_expelled = True
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
+    """n1 is asked; n2 leads p1, n3 leads p2."""
+    async with servers(tmp_path, ["n1", "n2", "n3"], partitions=2) as started:
+        await started.lead("p1", "n2")
+        await started.lead("p2", "n3")
+        yield started
+
+
+def flipped(ring: Ring, key: bytes) -> Ring:
+    """p1's range around the key is p2's, and the move is through."""
+    token = token_of(key)
+    ring = plan.shift_range(ring, token, token, P2)
+    (id_,) = ring.moves
+    return steps.finish(steps.flip(steps.begin(ring, MoveId(id_), 1), MoveId(id_)), MoveId(id_))
+
+
+def learn(cluster: Servers, ring: Ring, *names: str) -> None:
+    for name in names or cluster.servers:
+        cluster[name].membership.learn_ring(ring)
+
+
+def hold(cluster: Servers, name: str, partition: PartitionId) -> Holding:
+    holding = Holding()
+    cluster[name].dispatcher.host(partition, holding)
+    return holding
+
+
+async def has(holding: Holding, count: int) -> bool:
+    return len(holding.held) >= count
+
+
+def turn_away(cluster: Servers, name: str, holding: Holding, partition: PartitionId) -> None:
+    held, holding.held = holding.held, []
+    for op, sink, token in held:
+        cluster[name].dispatcher.turn_away(partition, op, sink, token, Moved("p2", 0))
+        sink.flush()
+
+
+async def value_of(cluster: Servers, key: bytes) -> bytes:
+    record = await result_of(cluster["n3"], commands.get(key))
+    return record[0]  # type: ignore[no-any-return]
+
+
+async def test_what_follows_a_write_that_comes_back_goes_out_behind_it(cluster: Servers) -> None:
+    server, key, other = cluster["n1"], cluster.key_of("p1"), cluster.key_of("p2")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    assert isinstance(await result_of(server, commands.put(other, b"v")), int), "other keys do not wait"
+    assert second not in server.sink.results
+    turn_away(cluster, "n2", holding, P1)
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+    assert await value_of(cluster, key) == b"second"
+
+
+async def test_what_follows_a_write_that_was_done_by_the_former_owner_goes_out_after_it(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    _, sink, token = holding.held.pop()
+    sink.complete(token, 7)
+    sink.flush()
+    assert (await server.sink.wait(first, second))[0] == 7
+    assert await value_of(cluster, key) == b"second"
+
+
+async def test_a_write_of_unknown_outcome_keeps_nothing_behind_it(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    await kill(cluster, "n2")
+    await wait_until(lambda: has_lost(server, 1), what="n1 has noticed")
+    one, two = await server.sink.wait(first, second)
+    assert isinstance(one, OutcomeUnknown)
+    assert isinstance(two, int)
+
+
+async def test_what_follows_a_batch_waits_for_each_of_its_keys(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    also = b"{%b}also" % key
+    holding = hold(cluster, "n2", P1)
+    batch = commands.batch(key, (commands.put(key, b"first"), commands.put(also, b"first")))
+    first = send(server, batch)
+    await wait_until(lambda: has(holding, 1), what="the batch is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(also, b"second"))
+    turn_away(cluster, "n2", holding, P1)
+    await server.sink.wait(first, second)
+    assert await value_of(cluster, also) == b"second"
+
+
+async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it(cluster: Servers) -> None:
+    """Also while this server still asks the former owner: it might own the key again by now."""
+    server, key = cluster["n2"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    turn_away(cluster, "n2", holding, P1)
+    second = send(server, commands.put(key, b"second"))
+    assert not holding.held
+    learn(cluster, flipped(cluster.ring, key))
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_a_leader_here_turns_away_what_has_moved_before_anything_goes_to_the_new_owner(cluster: Servers) -> None:
+    holding, key = hold(cluster, "n2", P1), cluster.key_of("p1")
+    learn(cluster, flipped(cluster.ring, key))
+    assert holding.is_expelled
+
+
+async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_under_way_to_it(
+    cluster: Servers,
+) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    server.dispatcher._refused_by[P1] = (ServerId("n2"), 1e12)
+    second = send(server, commands.put(key, b"second"))
+    learn(cluster, flipped(cluster.ring, key))
+    assert second not in server.sink.results
+    turn_away(cluster, "n2", holding, P1)
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_a_refusal_by_the_former_owners_leader_sends_an_operation_to_the_new_owner(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    _, sink, token = holding.held.pop()
+    sink.complete(token, NotLeader("p1"))
+    sink.flush()
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_what_waits_behind_something_that_never_comes_back_is_refused_in_the_end(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.server.astray.WAIT_S", 0.1)
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    (second,) = await server.sink.wait(send(server, commands.put(key, b"second")))
+    assert isinstance(second, Unavailable)
+
+
+async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    tokens: list[Any] = [send(server, commands.put(key, b"%d" % number)) for number in range(20)]
+    await wait_until(lambda: has(holding, 20), what="they are at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    tokens += [send(server, commands.put(key, b"%d" % number)) for number in range(20)]
+    turn_away(cluster, "n2", holding, P1)
+    versions = await server.sink.wait(*tokens)
+    assert versions == sorted(versions)
+    assert server.dispatcher._strays.keys == {}
+    assert server.dispatcher._strays._bytes == 0
+    assert await has_arrived(cluster["n3"], 40)
