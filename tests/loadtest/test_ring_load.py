@@ -12,6 +12,7 @@ from kvstore.client import Item
 from kvstore.errors import ConditionFailed
 from kvstore.ring import TOKENS
 from loadtest.ring_load import RingLoad
+from tests.waiting import wait_until
 
 STATICS = {b"static%d" % number: b"value %d" % number for number in range(300)}
 HALF = (0, TOKENS // 2)
@@ -86,11 +87,14 @@ async def loaded(lie: str) -> RingLoad:
     load = RingLoad(store, STATICS, 1)
     load.aim([HALF])
     await load.start()
-    await asyncio.sleep(0.8)
+    await wait_until(lambda: has_done_enough(load), what="enough was asked")
     await load.stop()
     await load.verify()
-    assert len(load.history) > 100
     return load
+
+
+async def has_done_enough(load: RingLoad) -> bool:
+    return len(load.history) > 300 and len(load.waits) > 600 and len(load.steady) > 300 and load.scans > 0
 
 
 async def test_of_a_store_that_does_not_lie_nothing_is_said() -> None:
