@@ -18,6 +18,9 @@ from kvstore.server.resp_replies import FORMATS, Fmt
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+FROM_BROWSERS = (b"POST", b"HOST:")
+"""How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
+sends could be our commands; so none is read after these."""
 _KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
 
 
@@ -81,8 +84,10 @@ def known(words: list[bytes]) -> Command:
     """The command, which takes so many words. Raises CommandError."""
     name = words[0].upper()
     command = COMMANDS.get(name)
+    if command is None and name in FROM_BROWSERS:
+        return Command(_special, 1, 0)
     if command is None:
-        arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:4])
+        arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
         shown = words[0][:64].decode("utf-8", "replace")
         raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}")
     if len(words) < command.least or (command.most and len(words) > command.most):
@@ -376,7 +381,7 @@ COMMANDS: dict[bytes, Command] = {
     b"EXEC": Command(_special, 1, 1),
     b"DISCARD": Command(_special, 1, 1),
     b"HELLO": Command(_special, 1, 0),
-    b"AUTH": Command(_special, 2, 3),
+    b"AUTH": Command(_special, 2, 0),
     b"CLIENT": Command(_special, 2, 0),
     b"COMMAND": Command(_special, 1, 0),
     b"CONFIG": Command(_special, 2, 0),

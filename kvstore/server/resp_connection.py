@@ -230,9 +230,11 @@ class RespConnection:
         """What to do; None if it was done. Raises CommandError."""
         session = self.session
         now_ms = self.server.now_ms()
-        if session.queued is not None and words[0].upper() not in specials.WITHIN_MULTI:
-            self.reply(session.queue(words, now_ms))
-            return None
+        if session.queued is not None:
+            if words[0].upper() not in specials.WITHIN_MULTI:
+                self.reply(session.queue(words, now_ms))
+                return None
+            session.check(words)
         return plan(words, Context(session.protocol, session.level, now_ms))
 
     def perform(self, found: Plan) -> bool:
@@ -385,9 +387,9 @@ class RespConnection:
         self.answer(number, reply)
         self.flush()
 
-    def quit(self) -> None:
+    def quit(self, farewell: bytes = replies.OK) -> None:
         """Say goodbye; what came after is not read."""
-        self.reply(replies.OK)
+        self.reply(farewell)
         self._is_closing = True
 
     def become_peer(self, words: list[bytes]) -> None:

@@ -73,6 +73,18 @@ class Session:
         self.queued.append(found)
         return replies.QUEUED
 
+    def check(self, words: list[bytes]) -> None:
+        """What is not queued in a transaction takes so many words, or spoils it. Raises CommandError."""
+        try:
+            known(words)
+        except CommandError as error:
+            self._is_spoilt = True
+            if words[0].upper() != b"EXEC":
+                raise
+            self.queued = None
+            reason = str(error).removeprefix("ERR ")
+            raise CommandError(f"EXECABORT Transaction discarded because of: {reason}") from None
+
     def multi(self) -> bytes:
         if self.queued is not None:
             raise CommandError("ERR MULTI calls can not be nested")
@@ -102,6 +114,7 @@ class Session:
         """Choose the protocol version; the reply is in the new one."""
         protocol, at = self.protocol, 1
         if len(words) > 1:
+            _integer(words[1], "Protocol version")
             if words[1] not in (b"2", b"3"):
                 raise CommandError("NOPROTO unsupported protocol version")
             protocol, at = int(words[1]), 2
@@ -139,14 +152,17 @@ class Session:
                 return replies.number(self.id)
             case b"SETINFO", 4 if words[2].upper() in self.library:
                 self.library[words[2].upper()] = _checked_name(words[3])
-            case (b"INFO", 2) | (b"LIST", _):
+            case (b"INFO", 2):
                 return replies.bulk(self.describe(address))
-            case (b"NO-EVICT" | b"NO-TOUCH", 3):
+            case (b"NO-EVICT" | b"NO-TOUCH", 3) if words[2].upper() in (b"ON", b"OFF"):
+                pass
+            case (b"REPLY", 3) if words[2].upper() == b"ON":
                 pass
             case _:
                 shown = words[1][:32].decode("utf-8", "replace")
                 raise CommandError(
-                    f"ERR unknown subcommand or wrong number of arguments for '{shown}'. Try CLIENT HELP."
+                    f"ERR unknown subcommand or wrong arguments for '{shown}'. CLIENT has GETNAME, ID, INFO, LIST, "
+                    "NO-EVICT, NO-TOUCH, REPLY ON, SETINFO and SETNAME here"
                 )
         return replies.OK
 
@@ -160,6 +176,8 @@ class Session:
 
 def auth(words: list[bytes]) -> bytes:
     """There are no passwords; the default user gets in with any, as on a Redis without one."""
+    if len(words) > 3:
+        raise CommandError("ERR syntax error")
     if len(words) == 2:
         raise CommandError(
             "ERR AUTH <password> called without any password configured for the default user. "
@@ -172,7 +190,7 @@ def auth(words: list[bytes]) -> bytes:
 def command(words: list[bytes], protocol: int) -> bytes:
     """COMMAND and its subcommands: how many there are; no details."""
     match [word.upper() for word in words[1:2]]:
-        case [b"COUNT"]:
+        case [b"COUNT"] if len(words) == 2:
             return replies.number(len(COMMANDS))
         case [b"DOCS"]:
             return replies.mapping({}, protocol)
@@ -183,7 +201,7 @@ def command(words: list[bytes], protocol: int) -> bytes:
         case []:
             return replies.array(_command_info(name) for name in sorted(COMMANDS))
         case _:
-            raise CommandError("ERR unknown subcommand. Try COMMAND COUNT, DOCS, INFO or LIST.")
+            raise CommandError("ERR unknown subcommand. COMMAND has COUNT, DOCS, INFO and LIST here")
 
 
 def _command_info(name: bytes) -> bytes:
@@ -216,8 +234,16 @@ def info(words: list[bytes], facts: Facts) -> bytes:
 def wait(words: list[bytes]) -> bytes:
     """WAIT: what came before is acknowledged by now, so on a quorum of disks."""
     integer(words[1])
-    integer(words[2])
+    if _integer(words[2], "timeout") < 0:
+        raise CommandError("ERR timeout is negative")
     return replies.number(ACKNOWLEDGED_REPLICAS)
+
+
+def _integer(word: bytes, what: str) -> int:
+    try:
+        return integer(word)
+    except CommandError:
+        raise CommandError(f"ERR {what} is not an integer or out of range") from None
 
 
 def _batch(ops: tuple[Op, ...]) -> Op:

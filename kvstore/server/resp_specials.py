@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Coroutine
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 from kvstore.errors import StoreError
@@ -12,7 +13,7 @@ from kvstore.partition.commands import Level
 from kvstore.ring.hashing import TOKENS
 from kvstore.server import keys, resp_session
 from kvstore.server import resp_replies as replies
-from kvstore.server.resp_commands import CommandError, integer
+from kvstore.server.resp_commands import FROM_BROWSERS, CommandError, integer
 
 if TYPE_CHECKING:
     from kvstore.server.resp_connection import RespConnection
@@ -64,7 +65,7 @@ def _reset(connection: RespConnection, words: Words) -> None:
 
 
 def _client(connection: RespConnection, words: Words) -> bytes:
-    if words[1].upper() == b"LIST":
+    if words[1].upper() == b"LIST" and len(words) == 2:
         return replies.bulk(connection.server.describe_clients())
     return connection.session.client(words, connection.address)
 
@@ -118,11 +119,9 @@ def _scan(connection: RespConnection, words: Words) -> None:
 
 
 def _scan_options(words: Words) -> tuple[int, Callable[[bytes], bool], bool]:
-    if len(words) % 2:
-        raise CommandError("ERR syntax error")
     count, matches, wants_strings = 10, keys.matcher(b"*"), True
-    for option, value in zip(words[::2], words[1::2], strict=True):
-        match option.upper():
+    for option, value in zip_longest(words[::2], words[1::2]):
+        match option.upper() if value is not None else b"":
             case b"COUNT":
                 count = min(integer(value), SCAN_COUNT_MAX)
                 if count < 1:
@@ -136,10 +135,16 @@ def _scan_options(words: Words) -> tuple[int, Callable[[bytes], bool], bool]:
     return count, matches, wants_strings
 
 
+def _hang_up(connection: RespConnection, words: Words) -> None:
+    log.warning("%s speaks HTTP to the Redis port: closed", connection.address)
+    connection.quit(b"")
+
+
 _SPECIALS: dict[str, Callable[[RespConnection, Words], None]] = {
     "HELLO": _hello,
     "RESET": _reset,
     "QUIT": lambda connection, words: connection.quit(),
+    **dict.fromkeys((name.decode() for name in FROM_BROWSERS), _hang_up),
     "AUTH": _replying(lambda connection, words: resp_session.auth(words)),
     "CLIENT": _replying(_client),
     "COMMAND": _replying(lambda connection, words: resp_session.command(words, connection.session.protocol)),

@@ -11,6 +11,8 @@ import socket
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -231,7 +233,9 @@ def free_port() -> int:
         return port
 
 
-async def main(seed: int, count: int) -> int:
+@asynccontextmanager
+async def redis_server() -> AsyncIterator[int]:
+    """A redis-server without a disk; its port."""
     program = shutil.which("redis-server")
     if program is None:
         sys.exit("no redis-server on the PATH")
@@ -240,15 +244,20 @@ async def main(seed: int, count: int) -> int:
     redis = await asyncio.create_subprocess_exec(program, *arguments, stdout=asyncio.subprocess.DEVNULL)
     try:
         await wait_until(lambda: listens(port), what="redis-server listens")
+        yield port
+    finally:
+        redis.terminate()
+        await redis.wait()
+
+
+async def main(seed: int, count: int) -> int:
+    async with redis_server() as port:
         found = 0
         for protocol in (2, 3):
             differences = await compare(seed, count, port, protocol)
             found += sum(differences.values())
         say(f"seed {seed}: {found} differences in {2 * count} commands")
         return 1 if found else 0
-    finally:
-        redis.terminate()
-        await redis.wait()
 
 
 def say(line: str) -> None:
