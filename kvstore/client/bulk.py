@@ -1,0 +1,223 @@
+"""Writes many rows as few batches: the cheap way into the store, for loads that need no answer per row.
+
+    async with Loader(config) as loader:
+        await loader.add(rows)        # as often as there are rows; returns when there is room for more
+    loader.written                    # all of them are acknowledged
+
+A batch holds rows of one partition; each partition has one under way while the next one gathers. So rows of one key are
+written in the order in which they came, and a load keeps as many batches in flight as there are partitions.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.conveyor import Conveyor
+from kvstore.client.operations import DELETE, PUT, Operation, check
+from kvstore.env import Task
+from kvstore.env.caller import caller_env
+from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, StoreError
+from kvstore.proto import kv_pb2
+from kvstore.rpc.status import restore
+
+BATCH_ROWS = 2_000
+BATCH_BYTES = 512 << 10
+BACKLOG_BATCHES = 8
+"""How many full batches may wait in one loader."""
+
+
+class Row(NamedTuple):
+    """What becomes of one key."""
+
+    key: bytes
+    value: bytes | None
+    """None: the key is deleted."""
+    expires_ms: int = 0
+    """Since 1970; 0: never."""
+
+
+class _Lane:
+    """What goes to one partition."""
+
+    __slots__ = ("rows", "task")
+
+    def __init__(self) -> None:
+        self.rows: deque[Row] = deque()
+        self.task: Task | None = None
+
+
+class Loader:
+    """One load. All calls come from one event loop, one at a time. The first error ends the load: what was added may or
+    may not be written then, and writing the same rows again puts that right."""
+
+    def __init__(
+        self,
+        config: ClientConfig,
+        *,
+        if_absent: bool = False,
+        batch_rows: int = BATCH_ROWS,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> None:
+        """`if_absent`: rows whose key is there already are counted and left out."""
+        self._env, self._config = caller_env("kvstore load"), config
+        self._conveyor = Conveyor(self._env, config)
+        self._if_absent, self._batch_rows, self._batch_bytes = if_absent, batch_rows, batch_bytes
+        self._lanes: dict[str, _Lane] = {}
+        self._ring_version = 0
+        self._backlog = 0
+        """Bytes of rows that are added and not written."""
+        self._progress = asyncio.Event()
+        self._failure: BaseException | None = None
+        self.written = 0
+        """Rows that were written: put or deleted."""
+        self.kept = 0
+        """Rows that were left out since their key was there."""
+
+    async def __aenter__(self) -> Self:
+        """Raises Unavailable if no endpoint answers in time."""
+        try:
+            await self._conveyor.open()
+        except BaseException:
+            await self._conveyor.close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Wait for what was added, unless there is an error already. Raises StoreError."""
+        try:
+            if error is None:
+                await self._wait_backlog(0)
+        finally:
+            await self._conveyor.close()
+
+    async def add(self, rows: Iterable[Row]) -> None:
+        """Take rows in; waits while too many are under way. Raises StoreError, also for rows added earlier."""
+        routing = self._conveyor.routing
+        if routing.ring_version != self._ring_version:
+            await self._wait_backlog(0)  # a key's earlier rows may be on their way to where it was
+            self._ring_version = routing.ring_version
+        for row in rows:
+            key, value, _ = row
+            check(key, value or b"")
+            partition = routing.partition_of(key)
+            lane = self._lanes.get(partition) or self._lanes.setdefault(partition, _Lane())
+            lane.rows.append(row)
+            self._backlog += _size(row)
+        for lane in self._lanes.values():
+            if lane.task is None and lane.rows:
+                lane.task = self._env.nursery.spawn(self._drain(lane), name="lane")
+        await self._wait_backlog(BACKLOG_BATCHES * self._batch_bytes)
+
+    async def _wait_backlog(self, most: int) -> None:
+        while self._failure is None and (self._backlog > most or (most == 0 and self._is_busy())):
+            self._progress.clear()
+            await self._progress.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    def _is_busy(self) -> bool:
+        return any(lane.task is not None for lane in self._lanes.values())
+
+    async def _drain(self, lane: _Lane) -> None:
+        try:
+            while lane.rows and self._failure is None:
+                rows = self._cut(lane)
+                await self._write(rows)
+                self._backlog -= sum(map(_size, rows))
+                self._progress.set()
+        except StoreError as error:
+            self._failure = self._failure or error
+        finally:
+            lane.task = None
+            self._progress.set()
+
+    def _cut(self, lane: _Lane) -> list[Row]:
+        """The next batch; at least one row."""
+        taken: list[Row] = []
+        size = 0
+        while lane.rows and len(taken) < self._batch_rows:
+            row = lane.rows[0]
+            size += _size(row)
+            if taken and size > self._batch_bytes:
+                break
+            taken.append(lane.rows.popleft())
+        return taken
+
+    async def _write(self, rows: Sequence[Row]) -> None:
+        """Write rows of one lane, in order; those of several partitions, by what is known now, in several batches."""
+        if self._conveyor.routing.ring_version == self._ring_version:
+            await self._write_or_halve(rows)
+            return
+        parts: dict[str, list[Row]] = {}
+        for row in rows:
+            parts.setdefault(self._conveyor.routing.partition_of(row.key), []).append(row)
+        for part in parts.values():
+            await self._write_or_halve(part)
+
+    async def _write_or_halve(self, rows: Sequence[Row]) -> None:
+        try:
+            await self._write_batch(rows)
+        except InvalidRequest:
+            if len(rows) == 1:
+                raise
+            half = len(rows) // 2  # the servers know a newer ring, in which these are of two partitions
+            await self._write_or_halve(rows[:half])
+            await self._write_or_halve(rows[half:])
+
+    async def _write_batch(self, rows: Sequence[Row]) -> None:
+        try:
+            kept = await self._run(rows)
+        except OutcomeUnknown:
+            kept = await self._run(rows)  # what is written twice is the same
+        self.kept += kept
+        self.written += len(rows) - kept
+
+    async def _run(self, rows: Sequence[Row]) -> int:
+        """How many of them were left out."""
+        parts = [_part(row, self._if_absent) for row in rows]
+        if len(parts) == 1:  # a batch takes no value of full size beside its key
+            return await self._run_alone(parts[0])
+        options = kv_pb2.Options(operations=parts, flags=kv_pb2.INDEPENDENT if self._if_absent else 0)
+        whole = Operation(kv_pb2.BATCH, rows[0].key, options=options)
+        whole.size = sum(map(_size, rows)) + 32 * len(rows)
+        answer = await self._conveyor.run(whole, None)
+        return sum(map(_is_kept, answer.results)) if self._if_absent else 0
+
+    async def _run_alone(self, part: kv_pb2.Operation) -> int:
+        options = part.options if part.HasField("options") else None
+        try:
+            await self._conveyor.run(Operation(part.code, part.key, part.value, options), None)
+        except ConditionFailed:
+            return 1
+        return 0
+
+
+def _part(row: Row, if_absent: bool) -> kv_pb2.Operation:
+    key, value, expires_ms = row
+    if value is None:
+        return kv_pb2.Operation(code=DELETE, key=key)
+    if not (if_absent or expires_ms):
+        return kv_pb2.Operation(code=PUT, key=key, value=value)
+    options = kv_pb2.Options(expires_ms=expires_ms, flags=kv_pb2.IF_ABSENT if if_absent else 0)
+    return kv_pb2.Operation(code=PUT, key=key, value=value, options=options)
+
+
+def _is_kept(part: kv_pb2.Result) -> bool:
+    """Raises the error of a row that failed for another reason than being there."""
+    if not part.HasField("failure"):
+        return False
+    error = restore(part.failure.reason, part.failure.message, part.failure.metadata)
+    if not isinstance(error, ConditionFailed):
+        raise error
+    return True
+
+
+def _size(row: Row) -> int:
+    return len(row.key) + len(row.value or b"")

@@ -1,0 +1,74 @@
+"""Finds the cluster that options name, from the driver: tasks get addresses."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.sync import Client
+from kvstore.errors import ConfigError, StoreError, Unavailable
+from kvstore.spark.options import Cluster, client_config, cluster_of
+
+FIND_S = 8.0
+"""A driver waits so long for a server that answers."""
+
+
+def find(options: Mapping[str, str]) -> ClientConfig:
+    """How to reach the cluster that the options name. Some server of it answers just now.
+
+    Raises ConfigError for wrong options, Unavailable if nobody answers.
+    """
+    cluster = cluster_of(options, os.environ)
+    config = client_config(cluster, _endpoints(cluster))
+    try:
+        with Client(replace(config, timeout_s=min(FIND_S, config.timeout_s))):
+            return config
+    except StoreError as error:
+        raise Unavailable(
+            f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); is it up "
+            "(`kvstore status`), and can this machine reach it?"
+        ) from None
+
+
+def _endpoints(cluster: Cluster) -> tuple[str, ...]:
+    if cluster.servers:
+        return cluster.servers
+    if cluster.zookeeper:
+        return _of_zookeeper(cluster)
+    path = Path(cluster.data_dir).absolute() / "cluster.json"
+    try:
+        return tuple(node["grpc"] for node in json.loads(path.read_bytes())["nodes"])
+    except FileNotFoundError:
+        raise ConfigError(
+            f"dataDir: there is no cluster at {path}; start one with `kvstore up`, or set servers"
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"dataDir: {path} is not a cluster file: {error!r}") from None
+
+
+def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
+    from kvstore.env.real import run
+    from kvstore.meta import paths
+    from kvstore.meta.zookeeper import ZooKeeperStore
+    from kvstore.server.members import Member
+
+    async def read() -> tuple[str, ...]:
+        store = await ZooKeeperStore.connect(cluster.zookeeper)
+        try:
+            names = await store.children(paths.SERVERS)
+            members = [Member.decode((await store.get(f"{paths.SERVERS}/{name}"))[0]) for name in names]
+        finally:
+            await store.close()
+        return tuple(member.grpc for member in members if member.grpc)
+
+    try:
+        found = run(read())
+    except StoreError as error:
+        raise Unavailable(f"zookeeper: {cluster.zookeeper} does not answer: {error}") from None
+    if not found:
+        raise Unavailable(f"zookeeper: no server of the cluster at {cluster.zookeeper} is up")
+    return found

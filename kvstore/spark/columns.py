@@ -1,0 +1,101 @@
+"""The columns of the source, and how the rows of a data frame become rows of the store. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from kvstore.client.bulk import Row
+from kvstore.client.operations import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.spark.options import OnNull, WriteOptions
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+COLUMNS = {
+    "partition": "STRING NOT NULL",
+    "key": "BINARY NOT NULL",
+    "value": "BINARY",
+    "version": "BIGINT NOT NULL",
+    "created_version": "BIGINT NOT NULL",
+    "written_at": "TIMESTAMP NOT NULL",
+    "expires_at": "TIMESTAMP",
+}
+"""Of what is read, with their types."""
+READ_ONLY = ("partition", "version", "created_version", "written_at")
+"""What the store itself decides; a write leaves these columns aside."""
+
+
+def ddl(columns: tuple[str, ...]) -> str:
+    """The schema of some of COLUMNS."""
+    return ", ".join(f"{name} {COLUMNS[name]}" for name in columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Which columns of a data frame are written, and how. Made by `plan`."""
+
+    key: str
+    value: str
+    expires: str
+    """Empty: rows never expire."""
+    on_null: OnNull
+
+    def rows(self, batch: Any) -> Iterator[Row]:
+        """The rows of a pyarrow.RecordBatch. Raises InvalidRequest and names the row that the store would not take."""
+        import pyarrow as pa
+
+        keys = batch.column(self.key).cast(pa.binary()).to_pylist()
+        values = batch.column(self.value).cast(pa.binary()).to_pylist()
+        expiries = _milliseconds(batch.column(self.expires)) if self.expires else [0] * len(keys)
+        for key, value in zip(keys, values, strict=True):
+            if key is None or not 0 < len(key) <= KEY_BYTES_MAX:
+                raise InvalidRequest(f"column {self.key}: want keys of 1 to {KEY_BYTES_MAX} bytes, got {_shown(key)}")
+            if value is None and self.on_null is OnNull.error:
+                raise InvalidRequest(
+                    f"column {self.value}: key {_shown(key)} has no value; set onNull to delete if such keys are to go"
+                )
+            if value is not None and len(value) > VALUE_BYTES_MAX:
+                raise InvalidRequest(
+                    f"column {self.value}: want values of at most {VALUE_BYTES_MAX} bytes, got {len(value)} "
+                    f"for key {_shown(key)}"
+                )
+        return map(Row, keys, values, expiries)
+
+
+def plan(schema: StructType, options: WriteOptions) -> Plan:
+    """Raises ConfigError for a data frame that cannot be written so."""
+    types = {field.name: field.dataType.typeName() for field in schema.fields}
+    for option, name in (("keyColumn", options.key_column), ("valueColumn", options.value_column)):
+        if types.get(name) not in ("binary", "string"):
+            raise ConfigError(f"want a column {name!r} of binary or string (option {option}), got {_listed(types)}")
+    expires = options.expires_column or ("expires_at" if "expires_at" in types else "")
+    if expires and types.get(expires) not in ("timestamp", "timestamp_ntz"):
+        raise ConfigError(f"want a column {expires!r} of timestamps (option expiresColumn), got {_listed(types)}")
+    used = {options.key_column, options.value_column, expires, *READ_ONLY}
+    left = sorted(name for name in types if name not in used)
+    if left:
+        raise ConfigError(
+            f"column {left[0]!r} would be lost: select only {options.key_column}, {options.value_column} and, if keys "
+            "are to expire, expires_at"
+        )
+    return Plan(options.key_column, options.value_column, expires, options.on_null)
+
+
+def _milliseconds(column: Any) -> list[int]:
+    import pyarrow as pa
+
+    micros = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).to_pylist()
+    return [0 if each is None else max(1, each // 1000) for each in micros]
+
+
+def _listed(types: dict[str, str]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in types.items()) or "no columns"
+
+
+def _shown(key: bytes | None) -> str:
+    if key is None:
+        return "none"
+    return repr(key) if len(key) <= 64 else f"{key[:64]!r}… ({len(key)} bytes)"

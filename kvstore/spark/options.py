@@ -1,0 +1,280 @@
+"""What users say with `.option(...)`, checked: every fault with the option's name and what is wanted. Decides only."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from kvstore.client.config import ClientConfig, parse_url
+from kvstore.env.tls import Tls
+from kvstore.errors import ConfigError
+
+T = TypeVar("T")
+
+WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
+RANGE = ("columns", "prefix", "start", "end", "keyEncoding")
+READ = (*WHERE, *RANGE, "pin", "pinTtl", "splitBytes", "pageBytes")
+STREAM = (*WHERE, "startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "prefix", "keyEncoding")
+WRITE = (*WHERE, "keyColumn", "valueColumn", "expiresColumn", "onConflict", "onNull", "batchRows", "batchBytes")
+SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
+"""Options that Spark hands to every source and sink."""
+
+UNITS = {"": 1, "b": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20, "gib": 1 << 30, "gb": 1 << 30}
+SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
+PIN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Where the store is; exactly one of the first three is set."""
+
+    servers: tuple[str, ...]
+    zookeeper: str
+    data_dir: str
+    tls: Tls | None
+    timeout_s: float
+    """For each operation, retries included: how long an outage a job outlives."""
+
+
+class OnConflict(StrEnum):
+    """What a row does whose key is in the store."""
+
+    overwrite = "overwrite"
+    keep = "keep"
+
+
+class OnNull(StrEnum):
+    """What a row without a value does."""
+
+    error = "error"
+    delete = "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How rows become operations."""
+
+    key_column: str
+    value_column: str
+    expires_column: str
+    """Empty: `expires_at` if there is such a column."""
+    on_conflict: OnConflict
+    on_null: OnNull
+    batch_rows: int
+    batch_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeyRange:
+    """Keys in [start, end); an empty end is none."""
+
+    start: bytes = b""
+    end: bytes = b""
+
+    def __and__(self, other: KeyRange) -> KeyRange:
+        ends = [end for end in (self.end, other.end) if end]
+        return KeyRange(max(self.start, other.start), min(ends, default=b""))
+
+    @property
+    def is_empty(self) -> bool:
+        return bool(self.end) and self.start >= self.end
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """What is read, and in which portions."""
+
+    columns: tuple[str, ...]
+    keys: KeyRange
+    pin: str
+    """Read at a pin that somebody else holds; empty: at one of our own."""
+    pin_ttl_s: float
+    split_bytes: int
+    page_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """Where a stream begins and how much it takes at a time."""
+
+    start: str | dict[str, Any]
+    """`earliest`, `latest`, or an offset."""
+    rows_max: int
+    """0: all there are."""
+    bytes_max: int
+    keys: KeyRange
+
+
+def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluster:
+    """Raises ConfigError."""
+    named = [name for name in WHERE[:3] if options.get(name)]
+    if len(named) > 1:
+        raise ConfigError(f"want one of the options servers, zookeeper and dataDir, got {' and '.join(named)}")
+    if not named:
+        raise ConfigError(
+            "no cluster is named: set the option servers (HOST:PORT,...), zookeeper (HOST:PORT,...[/CHROOT]) or "
+            "dataDir (of `kvstore up`)"
+        )
+    servers = options.get("servers", "").removeprefix("kv://")
+    return Cluster(
+        _endpoints(servers) if servers else (),
+        options.get("zookeeper", ""),
+        options.get("dataDir", ""),
+        _tls(options, environ),
+        _seconds(options, "timeout", 30.0),
+    )
+
+
+def client_config(cluster: Cluster, endpoints: tuple[str, ...]) -> ClientConfig:
+    """How tasks connect."""
+    return ClientConfig(endpoints=endpoints, timeout_s=cluster.timeout_s, tls=cluster.tls)
+
+
+def write_options(options: Mapping[str, str]) -> WriteOptions:
+    """Raises ConfigError."""
+    _refuse_unknown(options, WRITE, "writing")
+    return WriteOptions(
+        options.get("keyColumn", "key"),
+        options.get("valueColumn", "value"),
+        options.get("expiresColumn", ""),
+        _choice(options, "onConflict", OnConflict.overwrite),
+        _choice(options, "onNull", OnNull.error),
+        _size(options, "batchRows", 2_000, 1, 50_000),
+        _size(options, "batchBytes", 512 << 10, 1, 1 << 20),
+    )
+
+
+def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
+    """`known`: the columns that there are. Raises ConfigError."""
+    _refuse_unknown(options, READ, "reading")
+    pin = options.get("pin", "")
+    if pin and not PIN_ID.fullmatch(pin):
+        raise ConfigError(f"pin: want 1 to 64 letters, digits, '-', '_' or '.', got {pin!r}")
+    return ReadOptions(
+        _columns(options, known),
+        key_range(options),
+        pin,
+        _seconds(options, "pinTtl", 600.0, least=10.0, most=86_400.0),
+        _size(options, "splitBytes", 64 << 20, 1 << 16, 1 << 40),
+        _size(options, "pageBytes", 1 << 20, 1 << 12, 2 << 20),
+    )
+
+
+def stream_options(options: Mapping[str, str]) -> StreamOptions:
+    """Raises ConfigError."""
+    _refuse_unknown(options, STREAM, "reading a stream")
+    start: str | dict[str, Any] = options.get("startingPosition", "latest")
+    if start not in ("earliest", "latest"):
+        try:
+            start = json.loads(str(start))
+        except ValueError:
+            start = ""
+        if not isinstance(start, dict):
+            raise ConfigError(
+                f"startingPosition: want earliest, latest or an offset as JSON, got {options['startingPosition']!r}"
+            )
+    return StreamOptions(
+        start,
+        _size(options, "maxRowsPerTrigger", 0, 1, 1 << 40),
+        _size(options, "maxBytesPerTrigger", 0, 1, 1 << 50),
+        key_range(options),
+    )
+
+
+def key_range(options: Mapping[str, str]) -> KeyRange:
+    """What prefix, start and end leave. Raises ConfigError."""
+    encoding = options.get("keyEncoding", "utf8").lower()
+    if encoding not in ("utf8", "utf-8", "hex"):
+        raise ConfigError(f"keyEncoding: want utf8 or hex, got {options['keyEncoding']!r}")
+    found = {}
+    for name in ("prefix", "start", "end"):
+        text = options.get(name, "")
+        try:
+            found[name] = bytes.fromhex(text) if encoding == "hex" else text.encode()
+        except ValueError:
+            raise ConfigError(f"{name}: want hexadecimal digits, since keyEncoding is hex; got {text!r}") from None
+    return KeyRange(found["start"], found["end"]) & prefix_range(found["prefix"])
+
+
+def prefix_range(prefix: bytes) -> KeyRange:
+    """The keys that begin so."""
+    stem = prefix.rstrip(b"\xff")
+    return KeyRange(prefix, stem[:-1] + bytes([stem[-1] + 1]) if stem else b"")
+
+
+# ── one option ──
+
+
+def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
+    names = {name.lower() for name in known} | SPARKS_OWN
+    unknown = sorted(name for name in options if name.lower() not in names)
+    if unknown:
+        raise ConfigError(f"unknown option {unknown[0]!r} for {doing}; there are {', '.join(known)}")
+    if options.get("path"):
+        raise ConfigError(f"there are no paths in a store, got {options['path']!r}: call load() or save() without one")
+
+
+def _columns(options: Mapping[str, str], known: tuple[str, ...]) -> tuple[str, ...]:
+    wanted = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
+    for name in wanted:
+        if name not in known:
+            raise ConfigError(f"columns: there is no column {name!r}; there are {', '.join(known)}")
+    if len(set(wanted)) < len(wanted):
+        raise ConfigError(f"columns: want each once, got {options['columns']!r}")
+    return tuple(wanted) or known
+
+
+def _endpoints(servers: str) -> tuple[str, ...]:
+    try:
+        return parse_url(f"kv://{servers}").endpoints
+    except ValueError as error:
+        raise ConfigError(f"servers: want HOST:PORT,..., got {servers!r}: {error}") from None
+
+
+def _tls(options: Mapping[str, str], environ: Mapping[str, str]) -> Tls | None:
+    """By the options, or as for the commands by KVSTORE_TLS_CA, KVSTORE_TLS_CERT and KVSTORE_TLS_KEY."""
+    ca, cert, key = (
+        options.get(f"tls{name}") or environ.get(f"KVSTORE_TLS_{name.upper()}") for name in ("Ca", "Cert", "Key")
+    )
+    if not (ca or cert or key):
+        return None
+    try:
+        return Tls(ca=Path(ca) if ca else None, cert=Path(cert) if cert else None, key=Path(key) if key else None)
+    except ValueError as error:
+        raise ConfigError(f"tlsCa, tlsCert, tlsKey: {error}") from None
+
+
+def _choice(options: Mapping[str, str], name: str, default: T) -> T:
+    kind: Callable[[str], T] = type(default)
+    try:
+        return kind(options.get(name, str(default)).lower())
+    except ValueError:
+        wanted = " or ".join(str(each) for each in type(default))  # type: ignore[attr-defined]
+        raise ConfigError(f"{name}: want {wanted}, got {options[name]!r}") from None
+
+
+def _size(options: Mapping[str, str], name: str, default: int, least: int, most: int) -> int:
+    text = options.get(name)
+    if text is None:
+        return default
+    match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
+    unit = UNITS.get(match[2]) if match else None
+    if match is None or unit is None or not least <= int(match[1]) * unit <= most:
+        raise ConfigError(f"{name}: want a number from {least} to {most}, for example 64MiB, got {text!r}")
+    return int(match[1]) * unit
+
+
+def _seconds(options: Mapping[str, str], name: str, default: float, least: float = 0.001, most: float = 3600) -> float:
+    text = options.get(name)
+    if text is None:
+        return default
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]+)", text.strip().lower())
+    unit = SECONDS.get(match[2]) if match else None
+    if match is None or unit is None or not least <= float(match[1]) * unit <= most:
+        raise ConfigError(f"{name}: want a time like 30s or 10m, from {least:g} s to {most:g} s, got {text!r}")
+    return float(match[1]) * unit

@@ -1,0 +1,167 @@
+"""Bulk loads: every row is written, those of one key in their order, whatever servers and ring do meanwhile."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from sortedcontainers import SortedDict
+
+from kvstore.client.bulk import BACKLOG_BATCHES, Loader, Row
+from kvstore.client.config import parse_url
+from kvstore.errors import InvalidRequest, Moved, OutcomeUnknown, StoreError, Unavailable
+from kvstore.partition.commands import Code, Op
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId
+from tests.client.model import ModelCluster
+from tests.client.serving import Servers, serving
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+WRITES = (Code.PUT, Code.BATCH)
+
+
+@pytest.fixture
+async def servers() -> AsyncIterator[Servers]:
+    async with serving(ModelCluster()) as running:
+        yield running
+
+
+def loader(servers: Servers, **options: Any) -> Loader:
+    return Loader(parse_url(servers.url + "?timeout=5s"), **options)
+
+
+def rows(count: int, *, value: bytes = b"v") -> list[Row]:
+    return [Row(b"key-%d" % number, value + b"%d" % number) for number in range(count)]
+
+
+def stored(servers: Servers) -> dict[bytes, bytes]:
+    """What the owners of keys hold."""
+    cluster = servers.cluster
+    return {
+        key: record.value
+        for name, partition in cluster.partitions.items()
+        for key, record in partition.data.items()
+        if cluster.ring.partition_of(key) == name
+    }
+
+
+def on_first_writes(servers: Servers, count: int, happens: Any) -> None:
+    """`happens(op)` gives the answer to each of the first `count` writes; None: what the model answers."""
+    left = count
+
+    def intercept(op: Op, answer: Any) -> bool:
+        nonlocal left
+        if not left or op[0] not in WRITES:
+            return False
+        left -= 1
+        result = happens(op)
+        if result is not None:
+            asyncio.get_running_loop().call_soon(answer, result)
+        return result is not None
+
+    for each in servers.cluster.servers:
+        each.intercept = intercept
+
+
+async def test_all_rows_are_written_when_the_load_ends(servers: Servers) -> None:
+    async with loader(servers, batch_rows=7) as load:
+        for part in (rows(100), rows(200)[100:]):
+            await load.add(part)
+    assert stored(servers) == {row.key: row.value for row in rows(200)}
+    assert load.written == 200
+
+
+async def test_of_the_rows_of_one_key_the_last_one_stays(servers: Servers) -> None:
+    on_first_writes(servers, 2, lambda op: Unavailable("no leader"))
+    async with loader(servers, batch_rows=3) as load:
+        for turn in range(20):
+            await load.add([Row(b"a", b"%d" % turn), Row(b"b", b"%d" % turn)])
+    assert stored(servers) == {b"a": b"19", b"b": b"19"}
+
+
+async def test_a_row_may_expire_and_one_without_a_value_deletes(servers: Servers) -> None:
+    async with loader(servers) as load:
+        await load.add([Row(b"gone", b"v"), Row(b"late", b"v", 1 << 40), Row(b"gone", None)])
+    assert stored(servers) == {b"late": b"v"}
+    owner = servers.cluster.partitions[servers.cluster.ring.partition_of(b"late")]
+    assert owner.data[b"late"].expires_ms == 1 << 40
+
+
+async def test_keys_that_are_there_can_be_left_alone(servers: Servers) -> None:
+    async with loader(servers) as load:
+        await load.add(rows(10))
+    async with loader(servers, if_absent=True) as load:
+        await load.add(rows(30, value=b"w"))
+    assert (load.written, load.kept) == (20, 10)
+    found = stored(servers)
+    assert found[b"key-9"] == b"v9"
+    assert found[b"key-10"] == b"w10"
+
+
+@pytest.mark.parametrize("if_absent", [False, True])
+async def test_a_value_of_the_largest_size_is_written(servers: Servers, if_absent: bool) -> None:
+    """It leaves no room for its key in a batch."""
+    async with loader(servers, if_absent=if_absent) as load:
+        await load.add([Row(b"large", bytes(1 << 20)), Row(b"large", b"later")])
+    assert len(stored(servers)[b"large"]) == (1 << 20 if if_absent else 5)
+    assert (load.written, load.kept) == ((1, 1) if if_absent else (2, 0))
+
+
+async def test_a_batch_of_unknown_outcome_is_written_again(servers: Servers) -> None:
+    on_first_writes(servers, 3, lambda op: OutcomeUnknown("lost"))
+    async with loader(servers) as load:
+        await load.add(rows(50))
+    assert stored(servers) == {row.key: row.value for row in rows(50)}
+    assert servers.cluster.doubly_applied() == []
+
+
+async def test_a_batch_that_a_new_ring_cuts_in_two_is_written_in_parts(servers: Servers) -> None:
+    cluster = servers.cluster
+
+    def half_of_p1_moves(op: Op) -> StoreError:
+        """Once, when the first batch of p1 is on its way."""
+        ring = cluster.ring
+        if ring.version == 1 and ring.partition_of(op[1]) == P1:
+            tokens = SortedDict(ring.tokens)
+            last = next(token for token, owner in tokens.items() if owner == P1)
+            first = max((token for token in tokens if token < last), default=0)
+            tokens[(first + last) // 2] = P2
+            cluster.ring = Ring(ring.version + 1, ring.partitions, tokens)
+            cluster.changed()
+        return Moved("p2", cluster.ring.version)
+
+    on_first_writes(servers, 3, half_of_p1_moves)
+    async with loader(servers) as load:
+        await load.add(rows(300))
+        await load.add(rows(300, value=b"w"))
+    assert cluster.ring.version == 2
+    assert stored(servers) == {row.key: row.value for row in rows(300, value=b"w")}
+    assert load.written == 600
+
+
+async def test_a_load_that_fails_says_so_and_does_not_wait_for_the_rest(servers: Servers) -> None:
+    on_first_writes(servers, 1000, lambda op: InvalidRequest("no"))
+    with pytest.raises(InvalidRequest, match="no"):
+        async with loader(servers) as load:
+            await load.add(rows(50))
+
+
+async def test_a_row_that_the_store_would_not_take_is_refused_at_once(servers: Servers) -> None:
+    with pytest.raises(InvalidRequest, match="want a key of 1 to"):
+        async with loader(servers) as load:
+            await load.add([Row(b"", b"v")])
+
+
+async def test_a_load_holds_only_so_many_rows(servers: Servers) -> None:
+    for each in servers.cluster.servers:
+        each.intercept = lambda op, answer: op[0] in WRITES
+    large = [Row(b"key-%d" % number, bytes(1000)) for number in range(BACKLOG_BATCHES + 1)]
+    with pytest.raises(TimeoutError):
+        async with loader(servers, batch_bytes=1000) as load, asyncio.timeout(0.2):
+            await load.add(large)
+
+
+async def test_without_a_server_a_load_does_not_begin() -> None:
+    with pytest.raises(Unavailable):
+        async with Loader(parse_url("kv://127.0.0.1:1?timeout=300ms")):
+            raise AssertionError("unreachable")

@@ -1,0 +1,95 @@
+"""A data frame is written by its columns: which ones, of which types, and what the store would not take."""
+
+import datetime
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
+
+from kvstore.client.bulk import Row
+from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.spark import columns
+from kvstore.spark.columns import Plan
+from kvstore.spark.options import write_options
+
+
+def plan(schema: StructType, **options: str) -> Plan:
+    return columns.plan(schema, write_options(options))
+
+
+def pairs() -> StructType:
+    """The least that can be written."""
+    return StructType().add("key", StringType()).add("value", BinaryType())
+
+
+def batch(**given: list[object]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict(given)
+
+
+def test_keys_and_values_may_be_text_or_bytes() -> None:
+    found = plan(pairs()).rows(batch(key=["ä", "b"], value=[b"\xff", b""]))
+    assert list(found) == [Row("ä".encode(), b"\xff"), Row(b"b", b"")]
+
+
+def test_columns_may_have_other_names_and_stand_anywhere() -> None:
+    schema = StructType().add("v", BinaryType()).add("k", BinaryType())
+    found = plan(schema, keyColumn="k", valueColumn="v").rows(batch(v=[b"1"], k=[b"2"]))
+    assert list(found) == [Row(b"2", b"1")]
+
+
+def test_times_become_expiries_in_milliseconds() -> None:
+    schema = pairs().add("expires_at", TimestampType())
+    at = datetime.datetime(2030, 1, 1, tzinfo=datetime.UTC)
+    found = list(plan(schema).rows(batch(key=[b"a", b"b"], value=[b"", b""], expires_at=[at, None])))
+    assert [row.expires_ms for row in found] == [1_893_456_000_000, 0]
+
+
+def test_what_was_read_from_a_store_can_be_written() -> None:
+    schema = StructType()
+    for name, kind in columns.COLUMNS.items():
+        types = {"STRING": StringType(), "BINARY": BinaryType(), "BIGINT": LongType(), "TIMESTAMP": TimestampType()}
+        schema.add(name, types[kind.split()[0]])
+    assert plan(schema).expires == "expires_at"
+
+
+@pytest.mark.parametrize(
+    ("schema", "message"),
+    [
+        (StructType().add("key", StringType()), "want a column 'value' of binary or string .*, got key string"),
+        (StructType().add("key", IntegerType()).add("value", BinaryType()), "want a column 'key' of binary or string"),
+        (pairs().add("n", LongType()), "column 'n' would be lost: select only key"),
+        (StructType(), "got no columns"),
+    ],
+)
+def test_a_data_frame_that_does_not_fit_is_refused(schema: StructType, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan(schema)
+
+
+def test_a_column_of_expiries_holds_times() -> None:
+    schema = StructType().add("key", StringType()).add("value", BinaryType()).add("ttl", IntegerType())
+    with pytest.raises(ConfigError, match="want a column 'ttl' of timestamps"):
+        plan(schema, expiresColumn="ttl")
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        (None, b"v", "want keys of 1 to 4096 bytes, got none"),
+        (b"", b"v", "want keys of 1 to 4096 bytes, got b''"),
+        (bytes(4097), b"v", "want keys of 1 to 4096 bytes"),
+        (b"k", bytes((1 << 20) + 1), "want values of at most 1048576 bytes, got 1048577 for key b'k'"),
+        (b"k", None, "key b'k' has no value; set onNull to delete"),
+    ],
+)
+def test_a_row_that_the_store_would_not_take_is_named(key: bytes, value: bytes, message: str) -> None:
+    rows = pa.RecordBatch.from_arrays(
+        [pa.array([key], pa.binary()), pa.array([value], pa.binary())], names=["key", "value"]
+    )
+    with pytest.raises(InvalidRequest, match=message):
+        plan(pairs()).rows(rows)
+
+
+def test_a_row_without_a_value_deletes_if_that_is_wanted() -> None:
+    rows = batch(key=[b"k"], value=[None])
+    assert list(plan(pairs(), onNull="delete").rows(rows)) == [Row(b"k", None)]

@@ -1,0 +1,130 @@
+"""Options are checked before anything happens; a fault names the option, what was wanted and what came."""
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.spark.options import (
+    KeyRange,
+    OnConflict,
+    OnNull,
+    cluster_of,
+    key_range,
+    prefix_range,
+    read_options,
+    stream_options,
+    write_options,
+)
+
+KNOWN = ("partition", "key", "value")
+
+
+def test_a_cluster_is_named_in_one_way() -> None:
+    assert cluster_of({"servers": "a:1,b:2"}, {}).servers == ("a:1", "b:2")
+    assert cluster_of({"servers": "kv://a:1"}, {}).servers == ("a:1",)
+    assert cluster_of({"dataDir": "data"}, {}).data_dir == "data"
+    with pytest.raises(ConfigError, match=r"want one of the options .*, got servers and dataDir"):
+        cluster_of({"servers": "a:1", "dataDir": "data"}, {})
+    with pytest.raises(ConfigError, match="no cluster is named: set the option servers"):
+        cluster_of({}, {})
+
+
+def test_tls_comes_from_options_or_as_for_commands_from_the_environment() -> None:
+    tls = cluster_of({"servers": "a:1", "tlsCa": "/ca"}, {"KVSTORE_TLS_CA": "/other"}).tls
+    assert tls is not None
+    assert tls.ca == Path("/ca")
+    assert cluster_of({"servers": "a:1"}, {"KVSTORE_TLS_CA": "/other"}).tls is not None
+    assert cluster_of({"servers": "a:1"}, {}).tls is None
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"servers": "a:b"}, "servers: want HOST:PORT,..."),
+        ({"servers": "a:1", "timeout": "soon"}, "timeout: want a time like 30s"),
+        ({"servers": "a:1", "timeout": "9h"}, "timeout: want a time like 30s"),
+        ({"servers": "a:1", "tlsCert": "/c"}, "want both or neither"),
+    ],
+)
+def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        cluster_of(options, {})
+
+
+def test_writing_has_defaults_and_reads_what_is_set() -> None:
+    assert write_options({}).on_conflict is OnConflict.overwrite
+    found = write_options({"onConflict": "KEEP", "onNull": "delete", "batchBytes": "64KiB", "keyColumn": "id"})
+    assert (found.on_conflict, found.on_null, found.batch_bytes, found.key_column) == (
+        OnConflict.keep,
+        OnNull.delete,
+        65_536,
+        "id",
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"bogus": "1"}, "unknown option 'bogus' for writing; there are servers"),
+        ({"onConflict": "maybe"}, "onConflict: want overwrite or keep, got 'maybe'"),
+        ({"onNull": ""}, "onNull: want error or delete"),
+        ({"batchRows": "0"}, "batchRows: want a number from 1"),
+        ({"batchBytes": "2MiB"}, "batchBytes: want a number from 1 to 1048576"),
+        ({"path": "/x"}, "there are no paths in a store"),
+    ],
+)
+def test_a_wrong_option_of_a_write_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        write_options(options)
+
+
+def test_reading_has_defaults_and_reads_what_is_set() -> None:
+    found = read_options({}, KNOWN)
+    assert found.columns == KNOWN
+    assert found.keys == KeyRange()
+    found = read_options({"columns": "value, key", "prefix": "a/", "end": "a/m", "splitBytes": "1mib"}, KNOWN)
+    assert found.columns == ("value", "key")
+    assert found.keys == KeyRange(b"a/", b"a/m")
+    assert found.split_bytes == 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": "key,vlaue"}, "there is no column 'vlaue'; there are partition, key, value"),
+        ({"columns": "key,key"}, "want each once"),
+        ({"pin": "a b"}, "pin: want 1 to 64 letters"),
+        ({"keyEncoding": "hex", "prefix": "xy"}, "prefix: want hexadecimal digits"),
+        ({"keyEncoding": "rot13"}, "keyEncoding: want utf8 or hex"),
+        ({"batchRows": "1"}, "unknown option 'batchRows' for reading"),
+    ],
+)
+def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_options(options, KNOWN)
+
+
+def test_a_stream_begins_where_it_is_told() -> None:
+    assert stream_options({}).start == "latest"
+    assert stream_options({"startingPosition": '{"p1": 7}'}).start == {"p1": 7}
+    for wrong in ("yesterday", "[1]", ""):
+        with pytest.raises(ConfigError, match="startingPosition: want earliest, latest or an offset"):
+            stream_options({"startingPosition": wrong})
+
+
+def test_keys_may_be_given_as_hexadecimal_digits() -> None:
+    assert key_range({"keyEncoding": "hex", "start": "ff00"}) == KeyRange(b"\xff\x00")
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [(b"", b""), (b"a", b"b"), (b"a\xff", b"b"), (b"\xff\xff", b""), (b"a\xfe\xff\xff", b"a\xff")]
+)
+def test_a_prefix_is_a_range(prefix: bytes, end: bytes) -> None:
+    assert prefix_range(prefix) == KeyRange(prefix, end)
+
+
+def test_ranges_meet_in_what_both_have() -> None:
+    assert KeyRange(b"b", b"") & KeyRange(b"a", b"m") == KeyRange(b"b", b"m")
+    assert (KeyRange(b"m", b"") & KeyRange(b"a", b"m")).is_empty
+    assert not KeyRange(b"m", b"").is_empty

@@ -1,0 +1,48 @@
+"""Spark gets the Java and the Python that we mean, whatever stands on PATH."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError
+from kvstore.spark.session import environment
+
+
+def java_home(directory: Path, *, modules: str) -> Path:
+    """A Java 21 that prints its arguments."""
+    (directory / "bin").mkdir(parents=True)
+    (directory / "release").write_text(f'JAVA_VERSION="21.0.1"\nMODULES="{modules}"\n')
+    program = directory / "bin" / "java"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    return directory
+
+
+def test_spark_runs_with_our_java_and_our_python(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector")
+    found = environment({"KVSTORE_JAVA": str(home), "JAVA_HOME": "/elsewhere"})
+    assert found == {"JAVA_HOME": str(home), "PYSPARK_PYTHON": sys.executable, "PYSPARK_DRIVER_PYTHON": sys.executable}
+
+
+def test_a_python_that_is_asked_for_is_kept(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "java", modules="java.base jdk.incubator.vector")
+    assert environment({"KVSTORE_JAVA": str(home), "PYSPARK_PYTHON": "/p"})["PYSPARK_PYTHON"] == "/p"
+
+
+def test_a_small_java_is_not_asked_for_a_module_that_it_lacks(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "a java", modules="java.base")
+    program = Path(environment({"KVSTORE_JAVA": str(home)})["JAVA_HOME"]) / "bin" / "java"
+    arguments = ["--add-modules=jdk.incubator.vector", "-Dx=a b", "Main"]
+    answer = subprocess.run([program, *arguments], capture_output=True, text=True, check=True, timeout=20)
+    assert answer.stdout.splitlines() == ["-Dx=a b", "Main"]
+    assert os.access(program, os.X_OK)
+
+
+def test_an_old_java_is_refused(tmp_path: Path) -> None:
+    home = java_home(tmp_path / "java", modules="java.base")
+    (home / "release").write_text('JAVA_VERSION="11.0.2"\n')
+    with pytest.raises(ConfigError, match="want Java 17"):
+        environment({"KVSTORE_JAVA": str(home)})
