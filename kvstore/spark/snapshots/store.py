@@ -9,9 +9,10 @@ The directory may be on any file system that driver and executors see under the 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
@@ -21,6 +22,8 @@ from kvstore.spark.snapshots.manifest import Manifest
 
 WORK = ".work-"
 GONE = ".gone-"
+RESUMABLE_S = 86_400.0
+"""Pins live no longer."""
 
 
 class SnapshotStore:
@@ -114,6 +117,39 @@ class SnapshotStore:
             return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
         except FileNotFoundError:
             return []
+
+    def stale_remains(self, now_s: float) -> list[Path]:
+        """Those with which nobody can go on any more: their drivers are gone, and so are their pins."""
+        return [each for each in self.remains() if each.name.startswith(GONE) or _age_s(each, now_s) > RESUMABLE_S]
+
+    def remove_remains(self, folders: Iterable[Path]) -> None:
+        """Remove them, but for those that a driver holds."""
+        for folder in folders:
+            lock = lock_or_none(folder)
+            if lock is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(lock)
+
+
+def _age_s(path: Path, now_s: float) -> float:
+    try:
+        return now_s - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def lock_or_none(folder: Path) -> int | None:
+    """A lock that ends with this process; None if another one has it, or the folder is gone."""
+    try:
+        lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
 
 
 def write_durably(path: Path, data: bytes) -> None:

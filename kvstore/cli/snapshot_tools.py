@@ -1,0 +1,284 @@
+"""What the commands of `kvstore snapshot` share: the cluster, a Spark session, progress, and how things read."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from kvstore.cli.cluster import Tools, with_tools
+from kvstore.cli.output import as_table
+from kvstore.errors import ConfigError, InvalidRequest, StoreError, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kvstore.client.config import ClientConfig
+    from kvstore.spark.snapshots.chains import Cut
+    from kvstore.spark.snapshots.compare import Differences
+    from kvstore.spark.snapshots.manifest import Manifest
+    from kvstore.spark.snapshots.store import SnapshotStore
+    from kvstore.spark.snapshots.verify import Problem
+
+MASTER = "local[*]"
+ATTEMPTS = 3
+"""Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
+TIMEOUT_S = 60.0
+"""How long a job outlives an outage."""
+FIND_S = 10.0
+NOT_CHECKED = 3
+SETTINGS = {
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # values may be large: batches by bytes
+    "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
+    "spark.sql.parquet.columnarReaderBatchSize": "1024",
+}
+
+
+def need_spark(*modules: str) -> None:
+    """Raises ConfigError if what the work needs is not installed."""
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise ConfigError(f"{name} is not installed: install kvstore[spark]")
+
+
+def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tuple[ClientConfig, str]:
+    """How to reach the cluster, and its instance id. Raises ConfigError, Unavailable."""
+    from kvstore.cli.endpoints import config_of
+    from kvstore.client import Client
+    from kvstore.meta import paths
+
+    async def instance(tools: Tools) -> str:
+        return (await tools.store.get(paths.INSTANCE_ID))[0].decode()
+
+    config = config_of(data_dir, zookeeper, server, TIMEOUT_S)
+    try:
+        with Client(replace(config, timeout_s=FIND_S)):
+            pass
+    except StoreError as error:
+        raise Unavailable(
+            f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}): is it up (`kvstore status`)?"
+        ) from None
+    return config, with_tools(data_dir, zookeeper, instance, server)
+
+
+def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
+    """Let the servers know how old the last good snapshot is. What fails here makes no snapshot worse."""
+    from kvstore.meta.snapshots import SnapshotRecord, record_snapshot
+
+    told = SnapshotRecord(
+        kind=manifest.kind,
+        parent=manifest.parent,
+        started_ms=manifest.started_ms,
+        ended_ms=manifest.ended_ms,
+        rows=manifest.rows,
+        size_bytes=manifest.size_bytes,
+        where=str(folder),
+    )
+
+    async def tell(tools: Tools) -> None:
+        await record_snapshot(tools.store, manifest.id, told)
+
+    try:
+        with_tools(data_dir, zookeeper, tell, server)
+    except StoreError as error:
+        print(
+            f"kvstore: {folder} is whole, but the cluster was not told, so kvstore_process_snapshot_age_seconds does "
+            f"not know of it: {error}",
+            file=sys.stderr,
+        )
+
+
+@contextmanager
+def spark(master: str, conf: Sequence[str] | None, progress: Bar) -> Iterator[SparkSession]:
+    """A Spark session of our own, ended with the command. Raises ConfigError."""
+    need_spark("pyspark")
+    from kvstore.spark.session import open_session
+
+    settings = dict(SETTINGS)
+    for each in conf or ():
+        name, equals, value = each.partition("=")
+        if not equals or not name:
+            raise ConfigError(f"--conf: want NAME=VALUE, got {each!r}")
+        settings[name] = value
+    if master == MASTER:
+        master = f"local[*,{ATTEMPTS}]"
+    progress("starting Spark", 0, None)
+    session = open_session("kvstore snapshot", master=master, settings=settings)
+    session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
+    try:
+        yield session
+    finally:
+        session.stop()
+
+
+class Bar:
+    """Progress on standard error while a command works; nothing where that is no terminal."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        terminal = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            console=terminal,
+            transient=True,
+            disable=not terminal.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=None)
+
+    def __enter__(self) -> Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        self._progress.update(self._task, description=what, completed=done, total=total)
+
+
+class Counted:
+    """Adds up what several threads have done."""
+
+    def __init__(self, progress: Bar, what: str, total: int) -> None:
+        self._progress, self._what, self._total = progress, what, total
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, more: int) -> None:
+        with self._lock:
+            self._done += more
+            self._progress(self._what, self._done, self._total)
+
+
+@contextmanager
+def checking() -> Iterator[None]:
+    """What cannot be checked ends with an exit code of its own: it is neither good nor bad."""
+    try:
+        yield
+    except (StoreError, OSError) as error:
+        print(f"kvstore: not checked: {error or type(error).__name__}", file=sys.stderr)
+        raise typer.Exit(NOT_CHECKED) from None
+
+
+@contextmanager
+def told() -> Iterator[None]:
+    """An error of the file system is as good as one of ours: one line, with the path."""
+    try:
+        yield
+    except OSError as error:
+        raise ConfigError(str(error)) from None
+
+
+def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
+    """The store of snapshots, and the one that is meant: by default the newest. Raises StoreError."""
+    from kvstore.spark.snapshots.store import SnapshotStore
+
+    store, here = SnapshotStore.at(where)
+    if here is not None and wanted is not None and here != wanted:
+        raise InvalidRequest(f"{where} is snapshot {here}, asked for is {wanted}")
+    name = wanted or here
+    return store, store.load(name) if name else store.newest()
+
+
+def cut_of(at: str | None, positions: Sequence[str] | None) -> Cut:
+    """Up to where. Raises ConfigError."""
+    from kvstore.spark.snapshots.chains import Cut
+
+    sequences = {}
+    for each in positions or ():
+        partition, _, number = each.rpartition("=")
+        if not partition or not number.isdecimal():
+            raise ConfigError(f"--position: want PARTITION=SEQUENCE, got {each!r}")
+        sequences[partition] = int(number)
+    if at is None:
+        return Cut(sequences=sequences or None)
+    try:
+        moment = datetime.fromisoformat(at)
+    except ValueError:
+        raise ConfigError(f"--at: want a moment like 2026-11-20T20:15:00Z, got {at!r}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=UTC)
+    return Cut(int(moment.timestamp() * 1000), sequences or None)
+
+
+# ── how things read ──
+
+
+def document(manifest: Manifest) -> dict[str, Any]:
+    """A snapshot in a list."""
+    return {
+        "id": manifest.id,
+        "kind": str(manifest.kind),
+        "parent": manifest.parent,
+        "taken": datetime.fromtimestamp(manifest.started_ms / 1000, UTC).isoformat(timespec="seconds"),
+        "rows": manifest.rows,
+        "bytes": manifest.size_bytes,
+        "files": len(manifest.files),
+        "ring_version": manifest.ring_version,
+        "positions": {each.partition: each.sequence for each in manifest.partitions},
+    }
+
+
+def sentence(manifest: Manifest) -> str:
+    """A snapshot in one line."""
+    what = f"{manifest.kind} snapshot" + (f" after {manifest.parent}" if manifest.parent else "")
+    return f"{what}, {manifest.rows} rows in {len(manifest.files)} files, {manifest.size_bytes / 2**20:.1f} MiB"
+
+
+def verdict_document(
+    chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None
+) -> dict[str, Any]:
+    """What `verify` has found."""
+    return {
+        "snapshots": [each.id for each in chain],
+        "rows": sum(each.rows for each in chain),
+        "problems": [{"snapshot": each.snapshot, "path": each.path, "what": each.what} for each in problems],
+        "store": difference_document(found) if found is not None else None,
+    }
+
+
+def verdict(chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None) -> str:
+    """The same for people."""
+    lines = [f"{each.snapshot}/{each.path} {each.what}" for each in problems]
+    if problems:
+        lines.append("Take the files from a copy, or take a new full snapshot.")
+    rows = sum(each.rows for each in chain)
+    names = ", ".join(each.id for each in chain)
+    lines.append(f"{'damaged' if problems else 'whole'}: {names}; {rows} rows")
+    if found is not None:
+        lines.append(f"{'the store differs' if found.count else 'the store is the same'}: {difference_text(found)}")
+    return "\n".join(lines)
+
+
+def difference_document(found: Differences) -> dict[str, Any]:
+    return {
+        "same": found.same,
+        "added": found.added,
+        "removed": found.removed,
+        "changed": found.changed,
+        "old_bytes": found.old_bytes,
+        "new_bytes": found.new_bytes,
+        "examples": [{"key": key, "what": what} for key, what in found.examples],
+    }
+
+
+def difference_text(found: Differences) -> str:
+    counts = (
+        f"{found.added} keys added, {found.removed} removed, {found.changed} changed, {found.same} the same; "
+        f"{found.old_bytes} bytes before, {found.new_bytes} after"
+    )
+    examples = [{"key": key, "what": what} for key, what in found.examples]
+    return "\n".join([counts, *([as_table(examples)] if examples else [])])

@@ -1,0 +1,295 @@
+"""`kvstore snapshot`: the whole store in Parquet, and back. What each command does is in kvstore/spark/snapshots."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from kvstore.cli import snapshot_tools as tools
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
+from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError, InvalidRequest, StoreError
+
+Where = Annotated[Path, typer.Argument(help="The directory of snapshots, or one snapshot's folder.")]
+Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
+Master = Annotated[str, typer.Option(help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn.")]
+Conf = Annotated[list[str] | None, typer.Option("--conf", help="A setting for Spark, NAME=VALUE. May be repeated.")]
+At = Annotated[str | None, typer.Option("--at", help="As it was at this moment, for example 2026-11-20T20:15:00Z.")]
+Upto = Annotated[
+    list[str] | None, typer.Option("--position", help="Up to this sequence, PARTITION=SEQUENCE. May be repeated.")
+]
+Examples = Annotated[int, typer.Option("--show", min=0, help="How many differing keys to name.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this branch."""
+    branch = typer.Typer(name="snapshot", help="The whole store in Parquet, and back.", no_args_is_help=True)
+    branch.command("create")(create)
+    branch.command("list")(list_)
+    branch.command("verify")(verify)
+    branch.command("restore")(restore)
+    branch.command("prune")(prune)
+    branch.command("diff")(diff)
+    app.add_typer(branch)
+
+
+def create(
+    to: Annotated[Path, typer.Option("--to", help="The directory of snapshots; driver and executors share it.")],
+    incremental: Annotated[bool, typer.Option("--incremental", help="Only what changed since the parent.")] = False,
+    parent: Annotated[str | None, typer.Option(help="Which snapshot to continue; default: the newest.")] = None,
+    hold_hours: Annotated[
+        float, typer.Option(min=0, max=24, help="Keep the logs so long for an incremental to continue this one.")
+    ] = 0.0,
+    compression: Annotated[str, typer.Option(help="zstd, snappy, lz4, gzip or none.")] = "zstd",
+    split_mib: Annotated[int, typer.Option(min=1, max=4096, help="About how much each file holds, unpacked.")] = 64,
+    pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
+    master: Master = tools.MASTER,
+    conf: Conf = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Take a snapshot, consistent in each partition, while the store is read and written.
+
+    It is there when the command ends with exit code 0, and not before. A job that was killed is gone on with when the
+    same command runs again within --pin-minutes.
+    """
+    from kvstore.spark.snapshots.store import SnapshotStore
+
+    if compression not in ("zstd", "snappy", "lz4", "gzip", "none"):
+        raise ConfigError(f"--compression: want zstd, snappy, lz4, gzip or none, got {compression!r}")
+    store = SnapshotStore(to.absolute())
+    base = None
+    if incremental or parent:
+        base = store.load(parent) if parent else store.newest()
+    tools.need_spark("pyarrow")
+    from kvstore.spark.snapshots import create as job
+    from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
+
+    cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
+    if base is not None and base.cluster != instance:
+        raise InvalidRequest(
+            f"snapshot {base.id} is of another cluster ({base.cluster}, this one is {instance}): take a full one"
+        )
+    wanted = WantedSnapshot(
+        cluster=cluster,
+        instance=instance,
+        parent=base,
+        compression=compression,
+        split_bytes=split_mib << 20,
+        pin_ttl_s=pin_minutes * 60.0,
+    )
+    began = time.monotonic()
+    with tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+        manifest = job.create(store, wanted, session, progress)
+    if hold_hours:
+        job.hold_for_next(cluster, manifest, hold_hours)
+    tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
+    seconds = time.monotonic() - began
+    if json:
+        print(
+            as_json({**tools.document(manifest), "path": str(store.folder(manifest.id)), "seconds": round(seconds, 1)})
+        )
+    else:
+        print(f"{store.folder(manifest.id)}: {tools.sentence(manifest)}, {seconds:.1f} s")
+
+
+def list_(
+    where: Where,
+    max_age_hours: Annotated[
+        float | None, typer.Option(help="Exit 1 unless the newest one that can be used is at most so old.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """The snapshots of a directory, oldest first, and whether each can be used."""
+    from kvstore.spark.snapshots.chains import chain_of, in_order
+    from kvstore.spark.snapshots.store import SnapshotStore
+
+    store, _ = SnapshotStore.at(where)
+    readable, problems = store.load_readable()
+    rows: list[dict[str, Any]] = []
+    for manifest in in_order(readable):
+        try:
+            chain_of(readable, manifest.id)
+            state = "usable"
+        except StoreError as error:
+            state = str(error)
+        rows.append({**tools.document(manifest), "state": state})
+    rows += [{"id": name, "state": problem} for name, problem in sorted(problems.items())]
+    remains = [each.name for each in store.remains()]
+    if json:
+        print(as_json({"snapshots": rows, "unfinished": remains}))
+    else:
+        print(as_table(rows, ("id", "kind", "parent", "taken", "rows", "bytes", "state")))
+        for name in remains:
+            print(
+                f"unfinished: {name}; `snapshot create` goes on with it, `snapshot prune` removes it", file=sys.stderr
+            )
+    if max_age_hours is not None:
+        newest = max((readable[row["id"]].started_ms for row in rows if row["state"] == "usable"), default=0)
+        age_h = (time.time() - newest / 1000) / 3600
+        if age_h > max_age_hours:
+            told = f"is {age_h:.1f} h old" if newest else "does not exist"
+            raise InvalidRequest(f"the newest usable snapshot in {where} {told}, want at most {max_age_hours:g} h")
+
+
+def verify(
+    where: Where,
+    wanted: Wanted = None,
+    against_store: Annotated[
+        bool, typer.Option("--store", help="Compare with the cluster too: the one it was taken of, or a restored one.")
+    ] = False,
+    at: At = None,
+    position: Upto = None,
+    show: Examples = 10,
+    master: Master = tools.MASTER,
+    conf: Conf = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Prove a snapshot, and those that it stands on: every file, page and row. It needs no cluster, unless --store.
+
+    Exit code 0: it is whole, 1: it is damaged or differs, 2: wrong usage, 3: it could not be checked.
+    """
+    with tools.checking():
+        store, manifest = tools.one(where, wanted)
+        cut = tools.cut_of(at, position)
+        tools.need_spark("pyarrow")
+        from kvstore.spark.snapshots import chains, verify
+
+        chain = chains.covering(store.load_all(), manifest.id, cut)
+        with tools.Bar() as progress:
+            counted = tools.Counted(progress, "verifying", sum(each.rows for each in chain))
+            problems = list(verify.problems_of(store, chain, counted))
+        found = None
+        if against_store and not problems:
+            cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
+            from kvstore.spark.snapshots import compare
+
+            with tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+                progress("comparing with the store", 0, None)
+                if instance == manifest.cluster and cut == chains.Cut():
+                    found = compare.against_origin(session, store, chain, cluster, show)
+                else:
+                    found = compare.against_restored(session, store, chain, cut, cluster, show)
+    view = tools.verdict_document(chain, problems, found) if json else tools.verdict(chain, problems, found)
+    print(as_json(view) if json else view)
+    raise typer.Exit(1 if problems or (found is not None and found.count) else 0)
+
+
+def restore(
+    where: Where,
+    wanted: Wanted = None,
+    at: At = None,
+    position: Upto = None,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Into a cluster that holds keys: overwrite what the snapshot has.")
+    ] = False,
+    check: Annotated[bool, typer.Option("--check/--no-check", help="Check the files' checksums first.")] = True,
+    master: Master = tools.MASTER,
+    conf: Conf = None,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Load a snapshot into a cluster, of whatever number of partitions. Keys get new versions; expiries stay.
+
+    What has expired meanwhile is left out. A restore that was interrupted is run again, with --merge.
+    """
+    store, manifest = tools.one(where, wanted)
+    cut = tools.cut_of(at, position)
+    tools.need_spark("pyarrow")
+    from kvstore.spark.snapshots import chains, restore, verify
+
+    chain = chains.covering(store.load_all(), manifest.id if wanted or not (at or position) else None, cut)
+    cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
+    began = time.monotonic()
+    with tools.Bar() as progress:
+        if check:
+            verify.check_files(
+                store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
+            )
+        with tools.spark(master, conf, progress) as session:
+            done = restore.restore(session, store, chain, cut, cluster, into_filled=merge, progress=progress)
+    seconds = time.monotonic() - began
+    names = [each.id for each in chain]
+    if json:
+        print(
+            as_json(
+                {"snapshots": names, "written": done.written, "expired": done.expired, "seconds": round(seconds, 1)}
+            )
+        )
+    else:
+        left = f", {done.expired} that have expired left out" if done.expired else ""
+        print(f"{done.written} keys restored from {', '.join(names)}{left}, {seconds:.1f} s")
+
+
+def prune(
+    where: Where,
+    keep: Annotated[int, typer.Option(min=0, help="Keep the newest so many.")] = 0,
+    daily: Annotated[int, typer.Option(min=0, help="Keep the newest of each of so many days.")] = 0,
+    weekly: Annotated[int, typer.Option(min=0, help="Keep the newest of each of so many weeks.")] = 0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell what would go.")] = False,
+    json: Json = False,
+) -> None:
+    """Remove snapshots that the retention does not name. What a kept one stands on stays; so does the newest.
+
+    Work that killed jobs have left goes too, if nobody can go on with it.
+    """
+    from kvstore.spark.snapshots.chains import Retention, prunable
+    from kvstore.spark.snapshots.store import SnapshotStore
+
+    store, _ = SnapshotStore.at(where)
+    going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
+    remains = store.stale_remains(time.time())
+    if not dry_run:
+        with tools.Bar() as progress:
+            for number, manifest in enumerate(going):
+                progress("removing", number, len(going))
+                store.remove(manifest.id)
+            store.remove_remains(remains)
+    names = [each.id for each in going]
+    if json:
+        print(as_json({"removed": names, "remains": [each.name for each in remains], "dry_run": dry_run}))
+    else:
+        verb = "would remove" if dry_run else "removed"
+        print("\n".join([f"{verb} {name}" for name in [*names, *(each.name for each in remains)]] or ["nothing to do"]))
+
+
+def diff(
+    where: Where,
+    old: Annotated[str, typer.Argument(help="The earlier snapshot.")],
+    new: Annotated[str, typer.Argument(help="The later one.")],
+    show: Examples = 10,
+    master: Master = tools.MASTER,
+    conf: Conf = None,
+    json: Json = False,
+) -> None:
+    """Which keys two snapshots differ in: added, removed, or with another value or expiry.
+
+    Exit code 0: none, 1: some, 2: wrong usage, 3: they could not be compared.
+    """
+    with tools.checking():
+        store, _ = tools.one(where, old)
+        tools.need_spark("pyarrow")
+        from kvstore.spark.snapshots import chains
+
+        catalogue = store.load_all()
+        sides = [chains.chain_of(catalogue, each) for each in (old, new)]
+        with tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+            from kvstore.spark.snapshots import compare
+            from kvstore.spark.snapshots.fold import folded
+
+            progress("comparing", 0, None)
+            tables = [folded(session, store, chain, chains.Cut()) for chain in sides]
+            found = compare.differences(tables[0], tables[1], compare.CONTENT, show)
+    print(as_json(tools.difference_document(found)) if json else tools.difference_text(found))
+    raise typer.Exit(1 if found.count else 0)

@@ -1,0 +1,216 @@
+"""Takes a snapshot: a Spark job whose tasks write one file each, and a driver that names them last.
+
+Until the last rename there is nothing that looks like a snapshot. A driver that is killed leaves its work, and the next
+one goes on with it while the servers still keep the pinned positions.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Protocol
+
+from kvstore import errors
+from kvstore.client.config import ClientConfig
+from kvstore.client.feed import FeedReader
+from kvstore.client.pinned import renew_pin, unpin
+from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
+from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
+from kvstore.spark.snapshots.planning import Wanted, pin_name, plan_snapshot
+from kvstore.spark.snapshots.store import WORK, SnapshotStore
+from kvstore.spark.snapshots.tasks import Job, write_piece
+from kvstore.spark.snapshots.work import Piece, Plan, Work
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 0.5
+"""How often progress is looked at."""
+_RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
+
+
+class Progress(Protocol):
+    """Told of progress: what is being done, how much of how much is done. Called from any thread."""
+
+    def __call__(self, what: str, done: int, total: int | None) -> None: ...
+
+
+def create(store: SnapshotStore, wanted: Wanted, session: SparkSession, progress: Progress) -> Manifest:
+    """A new snapshot in `store`. Raises StoreError, OSError: then there is none, and what was done may be gone on with
+    by the next call that wants the same."""
+    store.root.mkdir(parents=True, exist_ok=True)
+    work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
+    try:
+        manifest = _make(store, work, plan, wanted, session, progress)
+    except (NoSuchPin, PositionTrimmed, InvalidRequest):
+        work.remove()  # nobody can go on with it
+        _give_back(wanted.cluster, plan)
+        raise
+    except BaseException:
+        work.release()
+        raise
+    _give_back(wanted.cluster, plan)
+    return manifest
+
+
+def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Work, Plan]:
+    progress("pinning the store", 0, None)
+    plan = plan_snapshot(wanted, _now_ms())
+    try:
+        return Work.begin(store, plan), plan
+    except OSError:
+        _give_back(wanted.cluster, plan)
+        raise
+
+
+def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] | None:
+    """Work of a driver that has ended, if it was after the same thing and its pin lives; what cannot be resumed any
+    more is removed."""
+    for folder in store.remains():
+        work = Work.of_the_dead_or_none(folder) if folder.name.startswith(WORK) else None
+        if work is None:
+            continue
+        plan = work.plan_or_none()
+        if plan is None or (wanted.fits(plan) and not _renewed(plan, wanted)):
+            work.remove()
+        elif wanted.fits(plan):
+            log.warning("snapshot=%s goes on with what a driver that was killed has left", plan.id)
+            return work, plan
+        else:
+            work.release()
+    return None
+
+
+def _renewed(plan: Plan, wanted: Wanted) -> bool:
+    try:
+        renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s)
+    except NoSuchPin:
+        log.warning("snapshot=%s its pin has ended: a new one is begun", plan.id)
+        return False
+    return True
+
+
+def _make(
+    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, session: SparkSession, progress: Progress
+) -> Manifest:
+    winners = work.finished()
+    missing = [piece for piece in plan.pieces if piece.name not in winners]
+    job = Job(
+        attempts=str(work.attempts),
+        kind=plan.kind,
+        pin=plan.pin,
+        positions={each.partition: each.position for each in plan.partitions},
+        compression=plan.compression,
+        cluster=wanted.cluster,
+    )
+
+    def look() -> None:
+        done = {note.name.partition(".")[0] for note in work.attempts.glob("*.json")} | winners.keys()
+        progress("writing", sum(piece.rows for piece in plan.pieces if piece.name in done), plan.rows)
+
+    if missing:
+        with kept(wanted, plan, session, look):
+            winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
+    progress("writing", plan.rows, plan.rows)
+    return work.publish(store, plan, winners, _now_ms())
+
+
+def run_pieces(session: SparkSession, job: Job, pieces: list[Piece], group: str) -> dict[str, DataFile]:
+    """One task for each piece; the file of the attempt that Spark counts. Raises StoreError."""
+    context = session.sparkContext
+    context.setJobGroup(group, group, interruptOnCancel=True)
+    try:
+        found = context.parallelize(pieces, len(pieces)).map(lambda piece: (piece.name, write_piece(job, piece)))
+        return dict(found.collect())
+    except Exception as error:  # whatever Spark and its JVM raise
+        raise failure_of(error) from error
+
+
+@contextmanager
+def kept(wanted: Wanted, plan: Plan, session: SparkSession, look: Callable[[], None]) -> Iterator[None]:
+    """Renews the pin, and looks at progress, while the job runs. A pin that is lost ends the job: NoSuchPin."""
+    ended = threading.Event()
+    lost: list[StoreError] = []
+
+    def keep() -> None:
+        due = time.monotonic() + wanted.pin_ttl_s / 4
+        while not ended.wait(LOOK_S):
+            look()
+            if time.monotonic() < due:
+                continue
+            due = time.monotonic() + wanted.pin_ttl_s / 4
+            try:
+                _keep_once(wanted, plan)
+            except NoSuchPin as error:
+                lost.append(error)
+                session.sparkContext.cancelJobGroup(f"kvstore snapshot {plan.id}")
+                return
+            except StoreError as error:
+                log.warning("snapshot=%s its pin could not be renewed, will be tried again: %s", plan.id, error)
+
+    keeper = threading.Thread(target=keep, name="pin", daemon=True)
+    keeper.start()
+    try:
+        yield
+    except StoreError:
+        if lost:
+            raise lost[0] from None
+        raise
+    finally:
+        ended.set()
+        keeper.join()
+
+
+def _keep_once(wanted: Wanted, plan: Plan) -> None:
+    renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s)
+    if wanted.parent is not None:
+        known = wanted.parent.places()
+        with FeedReader(wanted.cluster) as feed:
+            starts = {
+                each.partition: known[each.partition].sequence for each in plan.partitions if each.partition in known
+            }
+            feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
+
+
+def _give_back(cluster: ClientConfig, plan: Plan) -> None:
+    """The servers forget by themselves what cannot be given back now."""
+    try:
+        unpin(cluster, plan.pin)
+        if plan.kind is Kind.INCREMENTAL:
+            with FeedReader(cluster) as feed:
+                feed.hold(pin_name(plan.id), {}, 0)
+    except StoreError as error:
+        log.warning("snapshot=%s its pin ends at its deadline: %s", plan.id, error)
+
+
+def hold_for_next(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
+    """Keep the logs behind a snapshot, so that an incremental can continue it. Raises StoreError."""
+    positions = {each.partition: each.sequence for each in manifest.partitions if each.ranges}
+    with FeedReader(cluster) as feed:
+        feed.hold("snapshot-next", positions, hours * 3600)
+
+
+def failure_of(error: Exception) -> StoreError:
+    """What a task has raised, out of what Spark makes of it: pages of two stacks."""
+    text = str(error)
+    found = _RAISED.findall(text)
+    if found:
+        name, message = found[-1]
+        kind = getattr(errors, name, None)
+        message = message.strip()
+        if isinstance(kind, type) and issubclass(kind, StoreError) and kind.__init__ is StoreError.__init__:
+            return kind(message)
+        return InvalidRequest(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
+    return errors.Unavailable(f"the Spark job failed: {(told or lines or [type(error).__name__])[-1][:500]}")
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

@@ -1,0 +1,84 @@
+"""A chain of snapshots as one table of what was there at its end, or at a cut before it: of each key the last row."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from functools import reduce
+from typing import TYPE_CHECKING
+
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    BinaryType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.verify import parquet_paths
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+COLUMNS = StructType(
+    [
+        StructField("partition", StringType(), nullable=False),
+        StructField("key", BinaryType(), nullable=False),
+        StructField("value", BinaryType()),
+        StructField("version", LongType(), nullable=False),
+        StructField("created_version", LongType(), nullable=False),
+        StructField("written_at", TimestampType(), nullable=False),
+        StructField("expires_at", TimestampType()),
+    ]
+)
+KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
+"""Of each row, the version first: by it rows of one key are compared, over partitions too."""
+
+
+def folded(
+    session: SparkSession,
+    store: SnapshotStore,
+    chain: Sequence[Manifest],
+    cut: Cut,
+    later: DataFrame | None = None,
+) -> DataFrame:
+    """The records at the cut; `later` are changes behind the chain. Raises Corrupted for files that are not there."""
+    tables = [_table(session, store, manifest) for manifest in chain]
+    tables[1:] = [table.where(_within(manifest, cut)) for table, manifest in zip(tables[1:], chain[1:], strict=True)]
+    if later is not None:
+        tables.append(later)
+    if len(tables) == 1:
+        found = tables[0]
+    else:
+        every = reduce(lambda one, other: one.unionByName(other), tables)
+        last = every.groupBy("key").agg(F.max(F.struct(*KEPT)).alias("row"))
+        found = last.select("key", "row.*").where("value IS NOT NULL")
+    if cut.time_ms is not None:
+        found = found.where(F.col("expires_at").isNull() | (F.col("expires_at") > _moment(cut.time_ms)))
+    return found.select(*COLUMNS.names)
+
+
+def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
+    paths = [str(path) for path in parquet_paths(store, manifest)]
+    if not paths:
+        return session.createDataFrame([], COLUMNS)
+    return session.read.schema(COLUMNS).parquet(*paths)
+
+
+def _within(manifest: Manifest, cut: Cut) -> Column:
+    """Which rows of an incremental lie before the cut."""
+    within = F.lit(True)
+    if cut.time_ms is not None:
+        within = within & (F.col("written_at") <= _moment(cut.time_ms))
+    for partition, sequence in sorted((cut.sequences or {}).items()):
+        within = within & ((F.col("partition") != partition) | (F.col("version") <= sequence))
+    return within
+
+
+def _moment(time_ms: int) -> Column:
+    return F.lit(datetime.fromtimestamp(time_ms / 1000, UTC))

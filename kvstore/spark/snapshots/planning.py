@@ -1,0 +1,169 @@
+"""What a new snapshot has to hold: pins the store and cuts it, or what its logs say since the parent, into pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from uuid import uuid4
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.feed import FeedReader, PartitionFeed
+from kvstore.client.pinned import PinnedPartition, PinnedStore, pin_store
+from kvstore.errors import InvalidRequest, PositionTrimmed
+from kvstore.spark.snapshots.manifest import Kind, Manifest, Place
+from kvstore.spark.snapshots.work import Piece, Plan
+
+PIN_TTL_S = 900.0
+"""How long a job that was killed can be resumed."""
+SPLIT_BYTES = 64 << 20
+CHANGES_PER_PIECE = 500_000
+PIECES_PER_PARTITION_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is asked of a new snapshot."""
+
+    cluster: ClientConfig
+    instance: str
+    """The cluster's instance id."""
+    parent: Manifest | None = None
+    """None: a full one."""
+    compression: str = "zstd"
+    split_bytes: int = SPLIT_BYTES
+    pin_ttl_s: float = PIN_TTL_S
+
+    @property
+    def kind(self) -> Kind:
+        return Kind.INCREMENTAL if self.parent else Kind.FULL
+
+    @property
+    def parent_id(self) -> str | None:
+        return self.parent.id if self.parent else None
+
+    def fits(self, plan: Plan) -> bool:
+        """Whether a job that was killed was after the same thing."""
+        return (plan.kind, plan.parent, plan.cluster) == (self.kind, self.parent_id, self.instance)
+
+
+def pin_name(snapshot: str) -> str:
+    """Under which the servers keep what a snapshot reads."""
+    return f"snapshot-{snapshot}"
+
+
+def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
+    """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
+    InvalidRequest."""
+    moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
+    if wanted.parent is None:
+        pinned = _pin(wanted, name)
+        places, pieces = tuple(map(_place, pinned.partitions)), tuple(_splits(pinned))
+    else:
+        pinned, places, pieces = _plan_changes(wanted, wanted.parent, name)
+    return Plan(
+        id=name,
+        kind=wanted.kind,
+        parent=wanted.parent_id,
+        cluster=wanted.instance,
+        started_ms=now_ms,
+        ring_version=pinned.ring_version,
+        pin=pinned.id,
+        partitions=tuple(sorted(places, key=lambda each: each.partition)),
+        pieces=pieces,
+        compression=wanted.compression,
+    )
+
+
+def _pin(wanted: Wanted, name: str) -> PinnedStore:
+    return pin_store(wanted.cluster, ttl_s=wanted.pin_ttl_s, id=pin_name(name), split_bytes=wanted.split_bytes)
+
+
+def _place(pinned: PinnedPartition) -> Place:
+    return Place(
+        partition=pinned.partition,
+        ledger=pinned.position.ledger,
+        entry=pinned.position.entry,
+        sequence=pinned.sequence,
+        time_ms=pinned.time_ms,
+        ranges=pinned.spans,
+    )
+
+
+def _splits(pinned: PinnedStore) -> Iterator[Piece]:
+    numbers: dict[str, int] = {}
+    for split in pinned.splits():
+        number = numbers[split.partition] = numbers.get(split.partition, -1) + 1
+        yield Piece(
+            name=f"{split.partition}-{number:05d}",
+            partition=split.partition,
+            first=split.first,
+            last=split.last,
+            servers=split.replicas,
+            rows=split.rows,
+        )
+
+
+def _plan_changes(
+    wanted: Wanted, parent: Manifest, name: str
+) -> tuple[PinnedStore, tuple[Place, ...], tuple[Piece, ...]]:
+    with FeedReader(wanted.cluster) as feed:
+        feeds = {each.partition: each for each in feed.positions()}
+        starts = {each: place.sequence for each, place in parent.places().items() if each in feeds}
+        try:
+            feed.hold(pin_name(name), starts, wanted.pin_ttl_s)
+        except PositionTrimmed as error:
+            raise InvalidRequest(trimmed(parent, error)) from None
+        pinned = _pin(wanted, name)
+        feeds = {each.partition: each for each in feed.positions()}
+    places = (*map(_place, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
+    return pinned, places, tuple(change_pieces(parent.places(), places, feeds))
+
+
+def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
+    """For people."""
+    return (
+        f"the log does not reach back to snapshot {parent.id} ({error}): take a full snapshot; --hold-hours keeps the "
+        "logs for the next incremental"
+    )
+
+
+def left_places(
+    parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
+) -> Iterator[Place]:
+    """Where the logs of partitions end that have left the ring since. Raises InvalidRequest if such a log is gone."""
+    here = {each.partition for each in pinned}
+    for before in parent.partitions:
+        if before.partition in here or not before.ranges:
+            continue  # what owned nothing any more, the parent has up to its end
+        feed = feeds.get(before.partition)
+        if feed is None or not feed.ended:
+            raise InvalidRequest(
+                f"partition {before.partition} has left the ring and its log is gone, so what changed there since "
+                f"snapshot {parent.id} is not known: take a full snapshot"
+            )
+        yield Place(
+            partition=before.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=before.time_ms, ranges=()
+        )
+
+
+def change_pieces(
+    before: Mapping[str, Place], places: Sequence[Place], feeds: Mapping[str, PartitionFeed]
+) -> Iterator[Piece]:
+    """The logs between two snapshots, cut into sequences that one task reads."""
+    for place in places:
+        start = before[place.partition].sequence if place.partition in before else 0
+        count = place.sequence - start
+        step = max(CHANGES_PER_PIECE, -(-count // PIECES_PER_PARTITION_MAX))
+        servers = feeds[place.partition].servers if place.partition in feeds else ()
+        for number, first in enumerate(range(start, place.sequence, step)):
+            last = min(first + step, place.sequence)
+            yield Piece(
+                name=f"{place.partition}-{number:05d}",
+                partition=place.partition,
+                first=first,
+                last=last,
+                servers=servers,
+                rows=last - first,
+            )

@@ -1,0 +1,122 @@
+"""Loads a snapshot into a cluster of any shape. Every record is written once or more, always with the same bytes: a
+restore that was interrupted is simply run again.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.sync import Client
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.create import Progress, failure_of
+from kvstore.spark.snapshots.fold import folded
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+LOOK_S = 1.0
+COUNTS = "written long, expired long"
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """In records."""
+
+    written: int
+    expired: int
+    """Left out: their time was over."""
+
+
+def restore(
+    session: SparkSession,
+    store: SnapshotStore,
+    chain: Sequence[Manifest],
+    cut: Cut,
+    cluster: ClientConfig,
+    *,
+    into_filled: bool,
+    progress: Progress,
+) -> Restored:
+    """Write the records at the cut. Raises InvalidRequest if the cluster holds keys, unless `into_filled`: then keys
+    that the snapshot does not have stay as they are."""
+    with Client(cluster) as client:
+        there = client.count()
+    if there and not into_filled:
+        raise InvalidRequest(
+            f"the cluster holds {there} keys: restore into an empty one, or say --merge to overwrite what the snapshot "
+            "has and keep the rest"
+        )
+    total = sum(manifest.rows for manifest in chain)
+    now_ms = time.time_ns() // 1_000_000
+
+    def write(batches: Iterator[Any]) -> Iterator[Any]:
+        yield _write(cluster, batches, now_ms)
+
+    records = folded(session, store, chain, cut).select("key", "value", "expires_at")
+    with _watched(cluster, there, total, progress):
+        try:
+            counts = records.mapInArrow(write, COUNTS).collect()
+        except Exception as error:  # whatever Spark and its JVM raise
+            raise failure_of(error) from error
+    return Restored(sum(row["written"] for row in counts), sum(row["expired"] for row in counts))
+
+
+def _write(cluster: ClientConfig, batches: Iterator[Any], now_ms: int) -> pa.RecordBatch:
+    """One task's records."""
+    from kvstore.client.bulk import Loader, Row
+    from kvstore.env.real import run
+
+    expired = 0
+
+    async def load() -> int:
+        nonlocal expired
+        async with Loader(cluster) as loader:
+            for batch in batches:
+                living = _living(batch, now_ms)
+                expired += batch.num_rows - living.num_rows
+                expiry = pc.fill_null(living["expires_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), 0)
+                columns = (living["key"].to_pylist(), living["value"].to_pylist(), expiry.to_pylist())
+                await loader.add(map(Row, *columns))
+        return loader.written
+
+    written = run(load())
+    return pa.RecordBatch.from_pydict({"written": [written], "expired": [expired]})
+
+
+def _living(batch: Any, now_ms: int) -> Any:
+    moment = pa.scalar(now_ms * 1000, pa.timestamp("us", "UTC"))
+    return batch.filter(pc.fill_null(pc.greater(batch["expires_at"], moment), True))
+
+
+@contextmanager
+def _watched(cluster: ClientConfig, before: int, total: int, progress: Progress) -> Iterator[None]:
+    """Tells how many keys the cluster has, while the job runs."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        with Client(cluster) as client:
+            while not ended.wait(LOOK_S):
+                try:
+                    progress("restoring", max(0, client.count() - before), total)
+                except StoreError:
+                    continue  # tasks wait for the cluster too
+
+    watcher = threading.Thread(target=watch, name="progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()

@@ -1,0 +1,187 @@
+"""Rows of a snapshot ↔ Parquet files with page checksums (docs/formats.md, Snapshots).
+
+Row group by row group: a file of any size passes through a bounded memory.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from kvstore.client.pinned_arrow import SCHEMA, TIMESTAMP
+from kvstore.errors import Corrupted
+from kvstore.spark.snapshots.manifest import DataFile
+
+GROUP_BYTES = 16 << 20
+GROUP_ROWS_MAX = 1 << 17
+"""A group ends with the batch that reaches either."""
+BATCH_BYTES = 4 << 20
+"""What readers hand on at a time; a single row may be larger."""
+_CHUNK_BYTES = 1 << 20
+
+
+class TableWriter:
+    """Writes one file; what is not closed well is no file of a snapshot: it has no end, and nobody names it."""
+
+    def __init__(self, path: Path, partition: str, *, compression: str = "zstd") -> None:
+        self._path, self._partition = path, partition
+        self._file = open(path, "xb")  # noqa: SIM115 - closed by `close` or `abandon`
+        self._sink = _Hashing(self._file)
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            SCHEMA,
+            version="2.6",
+            compression=compression,
+            compression_level=1 if compression == "zstd" else None,
+            use_dictionary=["partition"],
+            write_statistics=["version", "written_at"],  # of keys and values they would be as large as these
+            write_page_checksum=True,
+        )
+        self._waiting: list[pa.RecordBatch] = []
+        self._waiting_rows = self._waiting_bytes = 0
+        self._rows = self._deletes = 0
+        self._keys: list[tuple[bytes, bytes]] = []
+        self._versions: list[tuple[int, int]] = []
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        """Rows of SCHEMA, as many as the caller has at hand."""
+        if not batch.num_rows:
+            return
+        self._rows += batch.num_rows
+        self._deletes += batch["value"].null_count
+        self._keys = [_widest([*self._keys, _bounds(batch["key"])])]
+        self._versions = [_widest([*self._versions, _bounds(batch["version"])])]
+        self._waiting.append(batch)
+        self._waiting_rows += batch.num_rows
+        self._waiting_bytes += batch.nbytes
+        if self._waiting_bytes >= GROUP_BYTES or self._waiting_rows >= GROUP_ROWS_MAX:
+            self._flush()
+
+    def close(self, name: str) -> DataFile:
+        """Finish and sync the file; what a manifest says of it under that name. Raises OSError."""
+        self._flush()
+        self._writer.close()
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        self._file.close()
+        return DataFile(
+            path=name,
+            partition=self._partition,
+            rows=self._rows,
+            deletes=self._deletes,
+            size_bytes=self._sink.written,
+            sha256=self._sink.hash.hexdigest(),
+            min_key=self._keys[0][0] if self._keys else None,
+            max_key=self._keys[0][1] if self._keys else None,
+            min_version=self._versions[0][0] if self._versions else 0,
+            max_version=self._versions[0][1] if self._versions else 0,
+        )
+
+    def abandon(self) -> None:
+        """Remove what was written."""
+        with suppress(Exception):  # it would end itself later, into a file that is closed by then
+            self._writer.close()
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+    def _flush(self) -> None:
+        if self._waiting:
+            self._writer.write_table(pa.Table.from_batches(self._waiting, SCHEMA), row_group_size=self._waiting_rows)
+        self._waiting.clear()
+        self._waiting_rows = self._waiting_bytes = 0
+
+
+class _Hashing:
+    """A file to write to that hashes and counts what passes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.hash = hashlib.sha256()
+        self.written = 0
+        self.closed = False
+
+    def write(self, data: Any) -> int:
+        self.hash.update(data)
+        self.written += len(data)
+        return self._file.write(data)
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def tell(self) -> int:
+        return self.written
+
+    def close(self) -> None:
+        """The file is closed by whoever opened it, after it is synced."""
+        self.closed = True
+
+
+def _bounds(column: Any) -> tuple[Any, Any]:
+    found = pc.min_max(column).as_py()
+    return found["min"], found["max"]
+
+
+def _widest(bounds: list[tuple[Any, Any]]) -> tuple[Any, Any]:
+    return min(low for low, _ in bounds), max(high for _, high in bounds)
+
+
+def read_table(path: Path, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """The rows of a file in their order, in batches of some MiB; every page against its checksum. Raises Corrupted,
+    OSError."""
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True, memory_map=False) as file:
+            if file.schema_arrow != SCHEMA:
+                raise Corrupted(f"{path} has other columns than a snapshot's")
+            for group in range(file.num_row_groups):
+                found = file.metadata.row_group(group)
+                each = max(1, found.total_byte_size // max(1, found.num_rows))
+                rows = max(1, BATCH_BYTES // each)
+                yield from file.iter_batches(batch_size=rows, row_groups=[group], columns=columns)
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, FileNotFoundError):
+            raise Corrupted(f"{path} is missing") from None
+        raise Corrupted(f"{path} is damaged: {str(error).splitlines()[0]}") from None
+
+
+def sha256_of(path: Path) -> tuple[int, str]:
+    """Size and checksum of a file. Raises OSError."""
+    digest, size = hashlib.sha256(), 0
+    with open(path, "rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+            size += len(chunk)
+    return size, digest.hexdigest()
+
+
+def columns_of(
+    partition: str, keys: Any, values: Any, versions: Any, created: Any, written_ms: Any, expires_ms: Any
+) -> pa.RecordBatch:
+    """Rows given column by column; an expiry of 0 is none."""
+    expiry = pa.array(expires_ms, pa.int64())
+    if len(expiry):
+        expiry = pc.if_else(pc.equal(expiry, 0), pa.scalar(None, pa.int64()), expiry)
+    return pa.RecordBatch.from_arrays(
+        [
+            pa.repeat(pa.scalar(partition), len(keys)),
+            pa.array(keys, pa.binary()),
+            pa.array(values, pa.binary()),
+            pa.array(versions, pa.int64()),
+            pa.array(created, pa.int64()),
+            moments(pa.array(written_ms, pa.int64())),
+            moments(expiry),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def moments(milliseconds: Any) -> Any:
+    """Milliseconds since 1970 as timestamps."""
+    return pc.multiply(milliseconds, 1000).cast(TIMESTAMP)

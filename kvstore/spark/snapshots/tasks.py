@@ -1,0 +1,113 @@
+"""What runs on an executor: reads one piece at its pinned position, or out of the log, and writes it into one file.
+
+Tasks are retried and run twice. Each attempt writes a file of its own; which of them counts, the driver says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import pyarrow as pa
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.feed import FeedReader
+from kvstore.client.pinned import Split
+from kvstore.client.pinned_arrow import batch_of
+from kvstore.client.pinned_read import read_pinned
+from kvstore.errors import Unavailable
+from kvstore.proto import feed_pb2
+from kvstore.spark.snapshots.manifest import DataFile, Kind
+from kvstore.spark.snapshots.store import write_durably
+from kvstore.spark.snapshots.table import TableWriter, columns_of
+from kvstore.spark.snapshots.work import Piece, note_of
+from kvstore.types import Position
+
+PAGE_BYTES = 1 << 20
+"""What a server gives at a time: as large as it can be without making others wait."""
+PATIENCE_S = 60.0
+"""How long a task looks for a replica before it fails."""
+WAIT_MS = 2000
+"""For a replica that has not read so far yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """What all tasks of a job know. It is sent to each."""
+
+    attempts: str
+    """The directory to write to."""
+    kind: Kind
+    pin: str
+    positions: dict[str, Position]
+    compression: str
+    cluster: ClientConfig
+
+
+def write_piece(job: Job, piece: Piece) -> DataFile:
+    """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed."""
+    path = Path(job.attempts) / f"{piece.name}.{uuid4().hex}.parquet"
+    writer = TableWriter(path, piece.partition, compression=job.compression)
+    try:
+        for batch in batches(job, piece):
+            writer.write(batch)
+        file = writer.close(path.name)
+        write_durably(path.with_suffix(".json"), note_of(file))
+    except BaseException:
+        writer.abandon()
+        raise
+    return file
+
+
+def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The rows of a piece. The same ones in the same order, whoever asks."""
+    if job.kind is Kind.INCREMENTAL:
+        yield from changes(job.cluster, piece.partition, piece.first, piece.last, piece.servers)
+        return
+    split = Split(
+        job.pin,
+        piece.partition,
+        job.positions[piece.partition],
+        piece.first,
+        piece.last,
+        piece.servers,
+        piece.rows,
+        0,
+        job.cluster.tls,
+    )
+    for page in read_pinned(split, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S):
+        yield batch_of(page, piece.partition)
+
+
+def changes(
+    cluster: ClientConfig, partition: str, after: int, until: int, servers: tuple[str, ...] = ()
+) -> Iterator[pa.RecordBatch]:
+    """What the log says between two sequences. Raises PositionTrimmed."""
+    waited_ms = 0
+    with FeedReader(cluster) as feed:
+        while after < until:
+            page = feed.changes(partition, after, servers=servers, until=until, wait_ms=WAIT_MS, timeout_s=PATIENCE_S)
+            if page.sequences:
+                yield _batch_of_changes(partition, page)
+            waited_ms = 0 if page.next > after else waited_ms + WAIT_MS
+            if waited_ms > PATIENCE_S * 1000:
+                raise Unavailable(f"partition {partition}: no server has its log from {after} to {until}")
+            after = page.next
+
+
+def _batch_of_changes(partition: str, page: feed_pb2.ChangesResponse) -> pa.RecordBatch:
+    gone = (feed_pb2.DELETED, feed_pb2.EXPIRED)
+    values: list[bytes | None] = list(page.values)
+    if any(kind in gone for kind in page.kinds):
+        values = [None if kind in gone else value for kind, value in zip(page.kinds, values, strict=True)]
+    return columns_of(
+        partition,
+        list(page.keys),
+        values,
+        list(page.sequences),
+        list(page.created),
+        list(page.times_ms),
+        list(page.expires_ms),
+    )

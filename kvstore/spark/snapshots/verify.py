@@ -1,0 +1,181 @@
+"""Proves a snapshot against itself, without a cluster and without Spark: every byte against its checksum, every row
+against what the manifest says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from kvstore.errors import Corrupted
+from kvstore.ring.hashing import token_of
+from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
+from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.table import read_table, sha256_of
+
+THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not as the manifest says."""
+
+    snapshot: str
+    path: str
+    what: str
+
+
+def problems_of(
+    store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None] = lambda rows: None
+) -> Iterator[Problem]:
+    """What is wrong in the files of these snapshots; `done` is told how many rows were looked at."""
+    for manifest in chain:
+        with ThreadPoolExecutor(THREADS, "verify") as threads:
+            looked = list(threads.map(lambda file, of=manifest: _file_problems(store, of, file, done), manifest.files))
+        spans: dict[str, list[tuple[int, int]]] = {}
+        for file, (problems, span) in zip(manifest.files, looked, strict=True):
+            yield from (Problem(manifest.id, file.path, each) for each in problems)
+            if span is not None:
+                spans.setdefault(file.partition, []).append(span)
+        for partition, each in sorted(spans.items()):
+            if any(before[1] >= after[0] for before, after in pairwise(sorted(each))):
+                yield Problem(manifest.id, partition, "the same rows are in two files of the partition")
+        yield from (Problem(manifest.id, name, "is not in the manifest") for name in strangers(store, manifest))
+
+
+def strangers(store: SnapshotStore, manifest: Manifest) -> list[str]:
+    """Files that stand in the snapshot's folder and do not belong there."""
+    folder = store.folder(manifest.id)
+    known = {each.path for each in manifest.files}
+    found = {str(each.relative_to(folder)) for each in folder.rglob("*.parquet")}
+    return sorted(found - known)
+
+
+def _file_problems(
+    store: SnapshotStore, manifest: Manifest, file: DataFile, done: Callable[[int], None]
+) -> tuple[list[str], tuple[int, int] | None]:
+    """What is wrong with a file, and from where to where its rows go."""
+    path = store.folder(manifest.id) / file.path
+    try:
+        size, digest = sha256_of(path)
+        if size != file.size_bytes:
+            return [f"has {size} bytes, the manifest says {file.size_bytes}"], None
+        if digest != file.sha256:
+            return ["its checksum is not the manifest's: it was changed or is damaged"], None
+        check = _Check(file, manifest.places()[file.partition], manifest.kind)
+        for batch in read_table(path):
+            check.add(batch)
+            done(batch.num_rows)
+        return check.problems(), check.span
+    except FileNotFoundError:
+        return ["is missing"], None
+    except (Corrupted, OSError) as error:
+        return [str(error)], None
+
+
+class _Check:
+    """The rows of one file."""
+
+    def __init__(self, file: DataFile, place: Place, kind: Kind) -> None:
+        self._file, self._place, self._kind = file, place, kind
+        self._rows = self._deletes = 0
+        self._found: dict[str, None] = {}
+        self._before: tuple[int, bytes] | int | None = None
+        self._firsts = np.array([first for first, _ in place.ranges], np.int64)
+        self._lasts = np.array([last for _, last in place.ranges], np.int64)
+        self._first: int | None = None
+        self._last = 0
+
+    @property
+    def span(self) -> tuple[int, int] | None:
+        """From which token or sequence to which; None without rows."""
+        return None if self._first is None else (self._first, self._last)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._rows += batch.num_rows
+        self._deletes += batch["value"].null_count
+        if pc.any(pc.not_equal(batch["partition"], self._file.partition)).as_py():
+            self._say("has rows of another partition")
+        low, high = pc.min_max(batch["version"]).as_py().values()
+        if low < self._file.min_version or high > self._file.max_version or high > self._place.sequence:
+            self._say(f"has versions from {low} to {high}, the position is {self._place.sequence}")
+        if self._kind is Kind.FULL:
+            self._add_records(batch["key"].to_pylist())
+        else:
+            self._add_changes(batch["version"].to_pylist())
+
+    def _add_records(self, keys: list[bytes]) -> None:
+        """Records stand in the order of (token, key), each once, and belong to the partition."""
+        tokens = list(map(token_of, keys))
+        places = list(zip(tokens, keys, strict=True))
+        if isinstance(self._before, tuple):
+            places.insert(0, self._before)
+        if any(before >= after for before, after in pairwise(places)):
+            self._say("has records out of order, or twice")
+        numbers = np.array(tokens, np.int64)
+        at = np.searchsorted(self._firsts, numbers, "right") - 1
+        if not len(self._firsts) or (at < 0).any() or (numbers > self._lasts[at]).any():
+            self._say("has records that the partition did not own")
+        self._before = places[-1]
+        self._first = tokens[0] if self._first is None else self._first
+        self._last = tokens[-1]
+
+    def _add_changes(self, sequences: list[int]) -> None:
+        """Changes stand in the order of the log, each once."""
+        if isinstance(self._before, int):
+            sequences.insert(0, self._before)
+        if any(before >= after for before, after in pairwise(sequences)):
+            self._say("has changes out of order, or twice")
+        self._first = sequences[0] if self._first is None else self._first
+        self._before = self._last = sequences[-1]
+
+    def _say(self, what: str) -> None:
+        self._found[what] = None
+
+    def problems(self) -> list[str]:
+        if (self._rows, self._deletes) != (self._file.rows, self._file.deletes):
+            self._say(
+                f"has {self._rows} rows, {self._deletes} of them deletes; the manifest says {self._file.rows} and "
+                f"{self._file.deletes}"
+            )
+        if self._kind is Kind.FULL and self._deletes:
+            self._say("has records without a value")
+        return list(self._found)
+
+
+def check_files(store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None]) -> None:
+    """Every file against its checksum; quick. `done` is told of each. Raises Corrupted."""
+    files = [store.folder(manifest.id) / file.path for manifest in chain for file in manifest.files]
+    wanted = [file.sha256 for manifest in chain for file in manifest.files]
+    with ThreadPoolExecutor(THREADS, "verify") as threads:
+        try:
+            for path, found, digest in zip(files, threads.map(sha256_of, files), wanted, strict=True):
+                if found[1] != digest:
+                    raise Corrupted(f"{path} is damaged: its checksum is not the manifest's; take it from a copy")
+                done(1)
+        except FileNotFoundError as error:
+            raise Corrupted(f"{error.filename} is missing: take it from a copy") from None
+
+
+def parquet_paths(store: SnapshotStore, manifest: Manifest) -> list[Path]:
+    """The files of a snapshot. Raises Corrupted for one that is missing or has another size."""
+    found = []
+    for file in manifest.files:
+        path = store.folder(manifest.id) / file.path
+        try:
+            size = path.stat().st_size
+        except FileNotFoundError:
+            raise Corrupted(
+                f"{path} is missing: take the file from a copy; `snapshot verify` tells what else"
+            ) from None
+        if size != file.size_bytes:
+            raise Corrupted(f"{path} has {size} bytes, the manifest says {file.size_bytes}: take it from a copy")
+        found.append(path)
+    return found

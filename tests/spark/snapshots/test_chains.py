@@ -1,0 +1,159 @@
+"""What stands on what, where chains are cut, and that pruning never breaks one."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.errors import Corrupted, InvalidRequest
+from kvstore.spark.snapshots.chains import Cut, Retention, chain_of, covering, in_order, newest_or_none, prunable
+from kvstore.spark.snapshots.manifest import Manifest
+from tests.spark.snapshots.made import EPOCH_MS, HOUR_MS, RANGES, manifest_of, places_of
+
+Catalogue = dict[str, Manifest]
+
+
+def at(sequence: int, hour: int) -> tuple:
+    return tuple(replace(place, sequence=sequence, time_ms=EPOCH_MS + hour * HOUR_MS) for place in places_of([]))
+
+
+def line(*parents: int | None) -> Catalogue:
+    """Snapshot i, taken in hour i, continues parents[i]."""
+    made: list[Manifest] = []
+    for number, parent in enumerate(parents):
+        above = None if parent is None else made[parent]
+        made.append(manifest_of(f"s{number:03d}", above, at(10 * (number + 1), number), hour=number))
+    return {each.id: each for each in made}
+
+
+@st.composite
+def catalogues(draw: st.DrawFn) -> Catalogue:
+    """Any history: each snapshot is a full one or continues some earlier one."""
+    count = draw(st.integers(1, 24))
+    hours = [draw(st.none() | st.integers(0, number - 1)) if number else None for number in range(count)]
+    return line(*hours)
+
+
+@given(catalogues(), st.integers(0, 6), st.integers(0, 3), st.integers(0, 3))
+def test_after_each_removal_of_a_pruning_every_chain_is_whole(
+    catalogue: Catalogue, newest: int, days: int, weeks: int
+) -> None:
+    if not (newest or days or weeks):
+        return
+    retention = Retention(newest=newest, days=days, weeks=weeks)
+    kept = dict(catalogue)
+    for manifest in prunable(catalogue, retention):
+        del kept[manifest.id]
+        for each in kept:
+            assert chain_of(kept, each)[0].parent is None
+    assert newest_or_none(kept) == newest_or_none(catalogue)
+    assert {each.id for each in in_order(catalogue)[::-1][:newest]} <= kept.keys()
+    assert prunable(kept, retention) == []
+
+
+def test_what_a_kept_one_stands_on_stays() -> None:
+    catalogue = line(None, 0, 1, None, 3)
+    assert [each.id for each in prunable(catalogue, Retention(newest=1))] == ["s002", "s001", "s000"]
+    assert prunable(line(None, 0, 1, 2), Retention(newest=1)) == []
+
+
+def test_the_newest_of_each_day_is_kept() -> None:
+    catalogue = line(*[None] * 60)  # one an hour from 22:13, over four days
+    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, Retention(days=3))})
+    assert kept == ["s025", "s049", "s059"]
+
+
+def test_nothing_to_keep_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="--keep"):
+        Retention()
+
+
+def test_a_chain_that_is_broken_already_is_not_pruned() -> None:
+    catalogue = line(None, 0, 1)
+    del catalogue["s000"]
+    with pytest.raises(InvalidRequest, match="s001 continues s000"):
+        prunable(catalogue, Retention(newest=1))
+
+
+def test_a_missing_parent_is_named() -> None:
+    catalogue = line(None, 0, 1)
+    del catalogue["s001"]
+    with pytest.raises(InvalidRequest, match="s002 continues s001, which is not here"):
+        chain_of(catalogue, "s002")
+
+
+def test_a_snapshot_that_continues_itself_is_refused() -> None:
+    catalogue = line(None, 0, 1)
+    catalogue["s001"] = replace(catalogue["s001"], parent="s002")
+    with pytest.raises(Corrupted, match="continues itself"):
+        chain_of(catalogue, "s002")
+
+
+def test_a_child_behind_its_parent_is_refused() -> None:
+    catalogue = line(None, 0)
+    catalogue["s001"] = replace(catalogue["s001"], partitions=at(5, 1))
+    with pytest.raises(Corrupted, match="partition p1 is at 5, in its parent at 10"):
+        chain_of(catalogue, "s001")
+
+
+def test_a_child_of_another_cluster_is_refused() -> None:
+    catalogue = line(None, 0)
+    catalogue["s001"] = replace(catalogue["s001"], cluster="cluster-2")
+    with pytest.raises(Corrupted, match="cluster-2"):
+        chain_of(catalogue, "s001")
+
+
+def test_a_partition_that_has_left_may_be_missing_only_behind_its_end() -> None:
+    catalogue = line(None, 0)
+    whole = ((0, 2**32 - 1),)
+    first, second = catalogue["s000"].partitions
+    alone = replace(catalogue["s001"].partitions[0], ranges=whole)
+    catalogue["s001"] = replace(catalogue["s001"], partitions=(alone,))
+    with pytest.raises(Corrupted, match="partition p2 is missing"):
+        chain_of(catalogue, "s001")
+    ended = (replace(first, ranges=whole), replace(second, ranges=()))
+    catalogue["s000"] = replace(catalogue["s000"], partitions=ended)
+    assert len(chain_of(catalogue, "s001")) == 2
+
+
+@pytest.mark.parametrize(
+    ("hour", "needed"),
+    [
+        (0, ["s000", "s001"]),
+        (0.5, ["s000", "s001"]),
+        (1, ["s000", "s001", "s002"]),
+        (2.5, ["s000", "s001", "s002", "s003"]),
+    ],
+)
+def test_a_moment_needs_the_chain_up_to_it(hour: float, needed: list[str]) -> None:
+    cut = Cut(time_ms=EPOCH_MS + int(hour * HOUR_MS))
+    assert [each.id for each in covering(line(None, 0, 1, 2), "s003", cut)] == needed
+
+
+@pytest.mark.parametrize(("hours", "told"), [(-1, "is before snapshot s000"), (9, "is after snapshot s001")])
+def test_a_moment_outside_is_refused(hours: int, told: str) -> None:
+    with pytest.raises(InvalidRequest, match=told):
+        covering(line(None, 0), "s001", Cut(time_ms=EPOCH_MS + hours * HOUR_MS))
+
+
+def test_without_a_name_some_chain_that_reaches_the_moment_is_taken() -> None:
+    catalogue = line(None, 0, None, 2)
+    cut = Cut(time_ms=EPOCH_MS + HOUR_MS // 2)
+    assert [each.id for each in covering(catalogue, None, cut)] == ["s000", "s001"]
+
+
+@pytest.mark.parametrize(("sequence", "needed"), [(10, ["s000", "s001", "s002"]), (15, ["s000", "s001", "s002"])])
+def test_a_sequence_cuts_its_partition_only(sequence: int, needed: list[str]) -> None:
+    assert [each.id for each in covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))] == needed
+
+
+def test_sequences_of_all_partitions_cut_the_chain() -> None:
+    cut = Cut(sequences=dict.fromkeys(RANGES, 20))
+    assert [each.id for each in covering(line(None, 0, 1), "s002", cut)] == ["s000", "s001"]
+
+
+@pytest.mark.parametrize("sequence", [9, 31])
+def test_a_sequence_outside_is_refused(sequence: int) -> None:
+    with pytest.raises(InvalidRequest, match=r"want a sequence from 10 \(s000\) to 30 \(s002\)"):
+        covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))

@@ -1,0 +1,105 @@
+"""Rows into Parquet and back, in bounded memory, with every page checked."""
+
+import hashlib
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.client.pinned_arrow import SCHEMA
+from kvstore.errors import Corrupted
+from kvstore.spark.snapshots import table
+from kvstore.spark.snapshots.table import TableWriter, columns_of, read_table, sha256_of
+
+rows = st.lists(
+    st.tuples(
+        st.binary(min_size=1, max_size=20),
+        st.none() | st.binary(max_size=50),
+        st.integers(1, 2**62),
+        st.integers(0, 2**62),
+        st.integers(0, 2**42),
+        st.integers(0, 2**42),
+    ),
+    max_size=30,
+)
+
+
+def batch(made: list) -> pa.RecordBatch:
+    return columns_of("p1", *(list(column) for column in (zip(*made, strict=True) if made else [[]] * 6)))
+
+
+@given(st.lists(rows, max_size=4))
+@settings(max_examples=50, deadline=None)
+def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPathFactory, parts: list[list]) -> None:
+    path = tmp_path_factory.mktemp("table") / "x.parquet"
+    writer = TableWriter(path, "p1")
+    for part in parts:
+        writer.write(batch(part))
+    file = writer.close("data/x.parquet")
+    every = [row for part in parts for row in part]
+    read = pa.Table.from_batches(read_table(path), SCHEMA)
+    assert read == pa.Table.from_batches([batch(every)], SCHEMA)
+    assert (file.rows, file.deletes) == (len(every), sum(row[1] is None for row in every))
+    assert (file.min_key, file.max_key) == (
+        (min(row[0] for row in every), max(row[0] for row in every)) if every else (None, None)
+    )
+    assert (file.min_version, file.max_version) == (
+        (min(row[2] for row in every), max(row[2] for row in every)) if every else (0, 0)
+    )
+    data = path.read_bytes()
+    assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest()) == sha256_of(path)
+
+
+def test_an_expiry_of_zero_is_none() -> None:
+    made = batch([(b"a", b"1", 1, 1, 5, 0), (b"b", b"2", 2, 2, 5, 7)])
+    assert [each and each.timestamp() for each in made["expires_at"].to_pylist()] == [None, 0.007]
+
+
+def test_large_values_stay_in_small_groups(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path / "x.parquet", "p1")
+    for number in range(40):
+        writer.write(batch([(b"%d" % number, bytes(1 << 20), number + 1, 1, 1, 0)]))
+    writer.close("x")
+    groups = pq.ParquetFile(tmp_path / "x.parquet").metadata
+    sizes = [groups.row_group(each).total_byte_size for each in range(groups.num_row_groups)]
+    assert max(groups.row_group(each).num_rows for each in range(groups.num_row_groups)) <= 17
+    assert len(sizes) >= 3
+    assert max(each.nbytes for each in read_table(tmp_path / "x.parquet")) <= table.GROUP_BYTES + (2 << 20)
+
+
+def test_many_small_rows_stay_in_groups_of_a_bounded_number(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path / "x.parquet", "p1")
+    some = batch([(b"k", b"", number + 1, 1, 1, 0) for number in range(50_000)])
+    for _ in range(8):
+        writer.write(some)
+    writer.close("x")
+    groups = pq.ParquetFile(tmp_path / "x.parquet").metadata
+    assert [groups.row_group(each).num_rows for each in range(groups.num_row_groups)] == [150_000, 150_000, 100_000]
+
+
+def test_a_damaged_page_is_found_by_its_checksum(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    writer = TableWriter(path, "p1", compression="none")
+    writer.write(batch([(b"key", b"needle" * 10, 1, 1, 1, 0)]))
+    writer.close("x")
+    data = path.read_bytes()
+    assert data.count(b"needle" * 10) == 1
+    path.write_bytes(data.replace(b"needle" * 10, b"noodle" * 10))
+    with pytest.raises(Corrupted, match=r"damaged: .*(CRC|checksum)"):
+        list(read_table(path))
+
+
+def test_other_columns_are_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"a": [1]}), tmp_path / "x.parquet")
+    with pytest.raises(Corrupted, match="other columns"):
+        list(read_table(tmp_path / "x.parquet"))
+
+
+def test_an_attempt_that_is_given_up_leaves_nothing(tmp_path: Path) -> None:
+    writer = TableWriter(tmp_path / "x.parquet", "p1")
+    writer.write(batch([(b"a", b"1", 1, 1, 5, 0)]))
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,123 @@
+"""Every kind of damage is found, and named, without a cluster."""
+
+import os
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import Corrupted
+from kvstore.spark.snapshots import verify
+from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
+from kvstore.spark.snapshots.store import SnapshotStore
+from tests.spark.snapshots.made import Change, file_of, full, incremental, some_log
+
+LOG = some_log(300)
+OWN = [change for change in LOG if change.partition == "p1" and change.value is not None]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    return SnapshotStore(tmp_path)
+
+
+def found(store: SnapshotStore, *chain: Manifest) -> list[str]:
+    return [f"{each.snapshot}/{each.path} {each.what}" for each in verify.problems_of(store, chain)]
+
+
+def with_file(store: SnapshotStore, manifest: Manifest, changes: list[Change]) -> Manifest:
+    """The snapshot with other rows in p1's file, described as correctly as its writer would."""
+    folder = store.folder(manifest.id)
+    (folder / "data/p1-00000.parquet").unlink()
+    file = file_of(folder, "p1", changes)
+    files = (file, *manifest.files[1:])
+    return replace(manifest, files=files, rows=sum(f.rows for f in files), size_bytes=sum(f.size_bytes for f in files))
+
+
+def test_whole_snapshots_have_no_problem(store: SnapshotStore) -> None:
+    first = full(store, "a", LOG[:200])
+    second = incremental(store, "b", first, LOG)
+    rows = []
+    assert list(verify.problems_of(store, [first, second], rows.append)) == []
+    assert sum(rows) == first.rows + second.rows
+    verify.check_files(store, [first, second], rows.append)
+
+
+@pytest.mark.parametrize("at", [0, 100, -1])
+def test_any_changed_byte_of_a_file_is_found(store: SnapshotStore, at: int) -> None:
+    manifest = full(store, "a", LOG)
+    path = store.folder("a") / manifest.files[1].path
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+    assert found(store, manifest) == [
+        "a/data/p2-00000.parquet its checksum is not the manifest's: it was changed or is damaged"
+    ]
+    with pytest.raises(Corrupted, match=f"{re.escape(str(path))} is damaged"):
+        verify.check_files(store, [manifest], lambda _: None)
+
+
+def test_a_missing_file_and_a_stranger_are_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    os.rename(store.folder("a") / "data/p1-00000.parquet", store.folder("a") / "data/p1-00001.parquet")
+    assert found(store, manifest) == [
+        "a/data/p1-00000.parquet is missing",
+        "a/data/p1-00001.parquet is not in the manifest",
+    ]
+    for check in (
+        lambda: verify.check_files(store, [manifest], lambda _: None),
+        lambda: verify.parquet_paths(store, manifest),
+    ):
+        with pytest.raises(Corrupted, match="is missing"):
+            check()
+
+
+def test_a_shortened_file_is_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    path = store.folder("a") / manifest.files[0].path
+    size = path.stat().st_size
+    os.truncate(path, size - 1)
+    assert found(store, manifest) == [f"a/{manifest.files[0].path} has {size - 1} bytes, the manifest says {size}"]
+
+
+def test_a_record_of_another_partition_is_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    stranger = next(c for c in LOG if c.partition == "p2" and c.value is not None)
+    (told,) = found(store, with_file(store, manifest, [stranger]))
+    assert "has records that the partition did not own" in told
+
+
+def test_records_twice_or_out_of_order_are_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    assert "twice" in found(store, with_file(store, manifest, [OWN[0], OWN[0]]))[0]
+
+
+def test_the_same_record_in_two_files_is_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    single = with_file(store, manifest, [OWN[0]])
+    double = file_of(store.folder("a"), "p1", [OWN[0]], number=1)
+    files = tuple(sorted([*single.files, double], key=lambda file: file.path))
+    whole = replace(single, files=files, rows=single.rows + 1, size_bytes=single.size_bytes + double.size_bytes)
+    assert found(store, whole) == ["a/p1 the same rows are in two files of the partition"]
+
+
+def test_a_version_behind_the_position_is_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    late = with_file(store, manifest, [replace(OWN[0], sequence=1000)])
+    assert "has versions from 1000 to 1000, the position is" in found(store, late)[0]
+
+
+def test_changes_out_of_order_are_found(store: SnapshotStore) -> None:
+    first = full(store, "a", LOG[:1])
+    second = incremental(store, "b", first, LOG)
+    assert "changes out of order" in found(store, with_file(store, second, [OWN[2], OWN[1]]))[0]
+
+
+def test_a_manifest_that_lies_about_rows_is_found(store: SnapshotStore) -> None:
+    manifest = full(store, "a", LOG)
+    file = replace(manifest.files[0], rows=manifest.files[0].rows + 1, deletes=1)
+    lying = replace(manifest, files=(file, *manifest.files[1:]), rows=manifest.rows + 1)
+    (store.folder("a") / NAME).write_bytes(encode(lying))
+    (told,) = found(store, store.load("a"))
+    assert re.search(r"has \d+ rows, 0 of them deletes; the manifest says \d+ and 1", told)

@@ -1,0 +1,197 @@
+"""Work that is half done looks like no snapshot, and whoever goes on with it trusts only what is whole."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest
+from kvstore.spark.snapshots import store as stores
+from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore, write_durably
+from kvstore.spark.snapshots.table import TableWriter
+from kvstore.spark.snapshots.work import Piece, Plan, Work, note_of
+from tests.spark.snapshots.made import full, incremental, places_of, some_log
+
+PIECES = tuple(
+    Piece(name=f"{name}-00000", partition=name, first=0, last=9, servers=("h:1",), rows=1) for name in ("p1", "p2")
+)
+PLAN = Plan(
+    id="s1",
+    kind=Kind.FULL,
+    parent=None,
+    cluster="c",
+    started_ms=1,
+    ring_version=1,
+    pin="snapshot-s1",
+    partitions=places_of([]),
+    pieces=PIECES,
+    compression="zstd",
+)
+
+
+def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
+    """What a task leaves: the file and, if it came to its end, the note beside it."""
+    path = work.attempts / f"{piece.name}.{uuid4().hex}.parquet"
+    file = TableWriter(path, piece.partition).close(path.name)
+    if noted:
+        write_durably(path.with_suffix(".json"), note_of(file))
+    return file
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    return SnapshotStore(tmp_path)
+
+
+def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: SnapshotStore) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    attempt(work, PIECES[0])  # of a speculative task
+    attempt(work, PIECES[1], noted=False)  # of one that was killed
+    assert store.ids() == []
+    manifest = work.publish(store, PLAN, winners, 2)
+    assert store.load("s1") == manifest
+    assert sorted(os.listdir(store.folder("s1") / "data")) == ["p1-00000.parquet", "p2-00000.parquet"]
+    assert os.listdir(store.root) == ["s1"]
+
+
+def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: SnapshotStore) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    (work.attempts / winners["p1-00000"].path).unlink()
+    with pytest.raises(Corrupted, match="executors share"):
+        work.publish(store, PLAN, winners, 2)
+    assert store.ids() == []
+
+
+@pytest.mark.parametrize("step", ["plan", "one piece", "moved", "manifest"])
+def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
+    store: SnapshotStore, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {}
+    if step != "plan":
+        winners["p1-00000"] = attempt(work, PIECES[0])
+    if step in ("moved", "manifest"):
+        winners["p2-00000"] = attempt(work, PIECES[1])
+        dies_at = {"moved": "sync_tree", "manifest": "write_durably"}[step]
+        monkeypatch.setattr(stores, dies_at, died)
+        with pytest.raises(Killed):
+            work.publish(store, PLAN, winners, 2)
+        monkeypatch.undo()
+    work.release()
+    assert store.ids() == []
+    (found,) = store.remains()
+    again = Work.of_the_dead_or_none(found)
+    assert again is not None
+    assert again.plan_or_none() == PLAN
+    assert again.finished() == winners
+    for piece in PIECES:
+        if piece.name not in winners:
+            winners[piece.name] = attempt(again, piece)
+    again.publish(store, PLAN, winners, 3)
+    assert store.ids() == ["s1"]
+
+
+class Killed(BaseException):
+    """As by a signal."""
+
+
+def died(*_: object) -> None:
+    raise Killed
+
+
+def test_a_finished_piece_that_was_damaged_is_made_again(store: SnapshotStore) -> None:
+    work = Work.begin(store, PLAN)
+    file = attempt(work, PIECES[0])
+    path = work.attempts / file.path
+    path.write_bytes(path.read_bytes()[:-1] + b"\0")
+    assert work.finished() == {}
+    assert list(work.attempts.iterdir()) == []
+
+
+def test_a_note_that_was_torn_does_not_count(store: SnapshotStore) -> None:
+    work = Work.begin(store, PLAN)
+    file = attempt(work, PIECES[0], noted=False)
+    (work.attempts / file.path).with_suffix(".json").write_bytes(note_of(file)[:50])
+    assert work.finished() == {}
+
+
+def test_the_work_of_a_driver_that_lives_is_left_alone(store: SnapshotStore) -> None:
+    Work.begin(store, PLAN)
+    (folder,) = store.remains()
+    assert Work.of_the_dead_or_none(folder) is None
+    store.remove_remains([folder])
+    assert folder.exists()
+
+
+def test_only_what_nobody_can_go_on_with_is_stale(store: SnapshotStore) -> None:
+    Work.begin(store, PLAN).release()
+    (folder,) = store.remains()
+    now_s = folder.stat().st_mtime
+    assert store.stale_remains(now_s + RESUMABLE_S - 1) == []
+    assert store.stale_remains(now_s + RESUMABLE_S + 1) == [folder]
+    store.remove_remains([folder])
+    assert store.remains() == []
+
+
+def test_removing_takes_the_snapshot_away_before_its_files(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full(store, "a", some_log(9))
+    monkeypatch.setattr(stores.shutil, "rmtree", lambda path, ignore_errors=False: ignore_errors or died())
+    with pytest.raises(Killed):
+        store.remove("a")
+    assert store.ids() == []
+    monkeypatch.undo()
+    store.remove_remains(store.stale_remains(0))
+    assert os.listdir(store.root) == []
+
+
+def test_a_directory_is_told_from_one_snapshot(store: SnapshotStore) -> None:
+    manifest = full(store, "a", some_log(9))
+    incremental(store, "b", manifest, some_log(12))
+    assert SnapshotStore.at(store.root)[1] is None
+    found, name = SnapshotStore.at(store.root / "b")
+    assert (found.root, name) == (store.root, "b")
+
+
+def test_what_holds_no_snapshots_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no directory of snapshots"):
+        SnapshotStore.at(tmp_path / "absent")
+    (tmp_path / "something").touch()
+    with pytest.raises(ConfigError, match=r"holds no snapshot: none of its folders has a manifest.json"):
+        SnapshotStore.at(tmp_path)
+
+
+def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: SnapshotStore) -> None:
+    full(store, "a", some_log(9))
+    with pytest.raises(InvalidRequest, match=r"no snapshot b in .*\(the last there: a\)"):
+        store.load("b")
+
+
+def test_a_renamed_snapshot_is_refused(store: SnapshotStore) -> None:
+    full(store, "a", some_log(9))
+    (store.root / "a").rename(store.root / "b")
+    with pytest.raises(Corrupted, match="is of snapshot a: a snapshot cannot be renamed"):
+        store.load("b")
+
+
+def test_one_bad_manifest_hides_no_good_ones(store: SnapshotStore) -> None:
+    full(store, "a", some_log(9))
+    full(store, "b", some_log(9))
+    path = store.root / "b" / NAME
+    path.write_bytes(path.read_bytes().replace(b"cluster-1", b"cluster-2"))
+    readable, problems = store.load_readable()
+    assert list(readable) == ["a"]
+    assert "checksum does not fit" in problems["b"]
+    with pytest.raises(Corrupted):
+        store.load_all()
+
+
+def test_the_plan_of_an_incremental_survives_too(store: SnapshotStore) -> None:
+    plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0")
+    assert Work.begin(store, plan).plan_or_none() == plan
