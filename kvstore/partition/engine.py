@@ -7,7 +7,7 @@ up to some point and none after it: at the latest those before the last complete
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 BEHIND_S = 0.01
@@ -26,6 +26,30 @@ class Batch(Protocol):
     def delete_range(self, begin: bytes, end: bytes) -> None:
         """Remove all keys in [begin, end)."""
         ...
+
+
+class Cursor(Protocol):
+    """Rows in a range of a view, taken bit by bit."""
+
+    def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        """The next keys and values, at most so many; they end with the first that reaches `bytes_max`. Both empty: the
+        end. Raises ViewClosed."""
+        ...
+
+
+class ViewClosed(Exception):
+    """The view has been closed."""
+
+
+class View(Protocol):
+    """Ranges of rows as they were when the view was made. It holds space, and must be closed; the engine closes it when
+    it is closed or cleared itself."""
+
+    def cursor(self, begin: bytes, end: bytes) -> Cursor:
+        """From the first row in [begin, end), which is part of one range of the view. Raises ViewClosed."""
+        ...
+
+    def close(self) -> None: ...
 
 
 class Engine(Protocol):
@@ -51,6 +75,10 @@ class Engine(Protocol):
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values in [begin, end), as they are now: writes made while the iterator is used do not show.
         It holds space until it is dropped."""
+        ...
+
+    def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> View:
+        """Rows in ranges [begin, end) as they are now. Takes microseconds, however many they are."""
         ...
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:

@@ -4,11 +4,12 @@ simulation: as engines on disk it keeps all batches up to some point and none af
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from sortedcontainers import SortedDict
 
-from kvstore.partition.engine import Batch
+from kvstore.partition.engine import Batch, ViewClosed
 
 _Undo = list[tuple[bytes, bytes | None]]
 
@@ -30,6 +31,42 @@ class MemoryBatch:
         self.operations.append((begin, None, end))
 
 
+class MemoryView:
+    """A copy."""
+
+    def __init__(self, rows: SortedDict[bytes, bytes]) -> None:
+        self._rows: SortedDict[bytes, bytes] | None = rows.copy()
+
+    @property
+    def rows(self) -> SortedDict[bytes, bytes]:
+        if self._rows is None:
+            raise ViewClosed
+        return self._rows
+
+    def cursor(self, begin: bytes, end: bytes) -> MemoryCursor:
+        return MemoryCursor(self, begin, end)
+
+    def close(self) -> None:
+        self._rows = None
+
+
+class MemoryCursor:
+    """Keys of a view."""
+
+    def __init__(self, view: MemoryView, begin: bytes, end: bytes) -> None:
+        self._view = view
+        self._keys: Iterator[bytes] = view.rows.irange(begin, end, inclusive=(True, False))
+
+    def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        rows, keys, size = self._view.rows, list[bytes](), 0
+        for key in islice(self._keys, rows_max):
+            keys.append(key)
+            size += len(key) + len(rows[key])
+            if size >= bytes_max:
+                break
+        return keys, [rows[key] for key in keys]
+
+
 class MemoryEngine:
     """`flush_s`: how long a flush takes; what is written meanwhile is not in it."""
 
@@ -44,6 +81,7 @@ class MemoryEngine:
         self._life = 0
         """Counts crashes: what was being flushed then is not."""
         self._open = True
+        self._views: list[MemoryView] = []
         self.behind = False
         """What `is_behind` says."""
 
@@ -90,6 +128,15 @@ class MemoryEngine:
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter([(key, self._rows[key]) for key in self._rows.irange(begin, end, inclusive=(True, False))])
 
+    def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> MemoryView:
+        made = MemoryView(self._rows)
+        self._views.append(made)
+        return made
+
+    def _close_views(self) -> None:
+        while self._views:
+            self._views.pop().close()
+
     def flush(self, done: Callable[[OSError | None], None]) -> None:
         loop = asyncio.get_running_loop()
         loop.call_later(self._flush_s, self._mark, self._written, self._life, done)
@@ -102,6 +149,7 @@ class MemoryEngine:
         done(None)
 
     def clear(self) -> None:
+        self._close_views()
         self._rows.clear()
         self._unflushed.clear()
         self._flushed = self._written
@@ -111,11 +159,13 @@ class MemoryEngine:
         return self._bytes
 
     def close(self) -> None:
+        self._close_views()
         self._open = False
 
     def crash(self, keep: int = 0) -> None:
         """Fall back to the mark, or to `keep` batches after it; what was being flushed counts as not flushed. The
         engine can be used again, as if reopened."""
+        self._close_views()
         for undo in reversed(self._unflushed[keep:]):
             for key, old in reversed(undo):
                 self._replace(key, self._rows.get(key), old)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
@@ -25,7 +25,7 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvstore.partition.engine import Batch
+from kvstore.partition.engine import Batch, ViewClosed
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFERS_MAX = 8
@@ -35,6 +35,7 @@ BEHIND_FILES = 40
 """So many waiting, or files that wait for compaction, and writers are asked to pause."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
 """Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
+READAHEAD_BYTES = 256 << 10
 BYTES_PER_SYNC = 512 << 10
 """A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
 
@@ -49,6 +50,7 @@ class RocksEngine:
         self._path = path
         self._options = _options(write_buffer_bytes, block_cache_bytes)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
+        self._views: dict[RocksView, None] = {}
         self._open()
 
     def _open(self) -> None:
@@ -96,6 +98,17 @@ class RocksEngine:
         rows: Any = self._db.items(from_key=begin, read_opt=options)
         return iter(rows)
 
+    def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> RocksView:
+        try:
+            return RocksView(self._db, ranges, self._views)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _close_views(self) -> None:
+        """They hold the files."""
+        for view in list(self._views):
+            view.close()
+
     def flush(self, done: Callable[[OSError | None], None]) -> None:
         loop = asyncio.get_running_loop()
 
@@ -113,6 +126,7 @@ class RocksEngine:
         return None
 
     def clear(self) -> None:
+        self._close_views()
         self._db.close()
         try:
             Rdict.destroy(self._path, self._options)
@@ -126,7 +140,84 @@ class RocksEngine:
 
     def close(self) -> None:
         self._threads.shutdown(wait=True)
+        self._close_views()
         self._db.close()
+
+
+class RocksView:
+    """One iterator for each range, made when the view is: an iterator shows what was there then, wherever it is moved
+    later, and holds the files for it. The library's snapshots do not do this: iterators over them show later writes."""
+
+    def __init__(self, db: Rdict, ranges: Sequence[tuple[bytes, bytes]], views: dict[RocksView, None]) -> None:
+        self._views = views
+        self._ranges = [(begin, end, _iterator(db, end)) for begin, end in ranges]
+        self._users: dict[int, RocksCursor] = {}
+        """Per iterator: for whom it stands where it does."""
+        self._is_closed = False
+        views[self] = None
+
+    def cursor(self, begin: bytes, end: bytes) -> RocksCursor:
+        if self._is_closed:
+            raise ViewClosed
+        for number, (first, last, _) in enumerate(self._ranges):
+            if first <= begin and end <= last:
+                return RocksCursor(self, number, begin, end)
+        raise ValueError(f"want a range of the view, got {begin[:8]!r} to {end[:8]!r}")
+
+    def iterator(self, user: RocksCursor, number: int, at: bytes) -> Any:
+        """The range's iterator, standing at the first row from `at` on. Raises ViewClosed."""
+        if self._is_closed:
+            raise ViewClosed
+        iterator = self._ranges[number][2]
+        if self._users.get(number) is not user:
+            iterator.seek(at)
+            self._users[number] = user
+        return iterator
+
+    def close(self) -> None:
+        self._is_closed = True
+        self._ranges.clear()
+        self._users.clear()
+        self._views.pop(self, None)
+
+
+class RocksCursor:
+    """Shares the view's iterator: another cursor may move it between two calls."""
+
+    def __init__(self, view: RocksView, number: int, begin: bytes, end: bytes) -> None:
+        self._view, self._number, self._at, self._end = view, number, begin, end
+
+    def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        iterator = self._view.iterator(self, self._number, self._at)
+        valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
+        keys: list[bytes] = []
+        values: list[bytes] = []
+        end, size = self._end, 0
+        while valid():
+            key = key_of()
+            if key >= end or size >= bytes_max or rows_max == len(keys):
+                self._at = key
+                return keys, values
+            value = value_of()
+            keys.append(key)
+            values.append(value)
+            size += len(key) + len(value)
+            step()
+        self._at = end
+        try:
+            iterator.status()
+        except Exception as error:
+            raise OSError(errno.EIO, f"a view cannot be read: {error}") from error
+        return keys, values
+
+
+def _iterator(db: Rdict, end: bytes) -> Any:
+    """Blocks that it reads do not push out those that others read again and again."""
+    options = ReadOptions()
+    options.set_iterate_upper_bound(end)
+    options.fill_cache(False)  # type: ignore[call-arg]  # the stub has forgotten its argument
+    options.set_readahead_size(READAHEAD_BYTES)
+    return db.iter(options)
 
 
 def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Options:

@@ -48,6 +48,9 @@ class Kind(IntEnum):
     OWN = 26
     DROP = 27
 
+    MARK = 28
+    """Of pins: marks.py."""
+
 
 EXPIRES = 0x20
 """Flag on a put's kind: it has an expiry."""

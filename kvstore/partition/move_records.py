@@ -13,6 +13,7 @@ import msgspec
 
 from kvstore.errors import Corrupted
 from kvstore.partition.entry import Kind
+from kvstore.partition.marks import Mark
 from kvstore.partition.tokens import Span
 from kvstore.types import PartitionId, Position
 
@@ -78,6 +79,9 @@ class Release(NamedTuple):
     move: int
     freeze: Position
     records: int
+    target: PartitionId = PartitionId("")
+    """As in the freeze: feeds are told here where the range goes on. Empty, and no range, in old logs."""
+    span: Span | None = None
 
 
 class Own(NamedTuple):
@@ -90,6 +94,9 @@ class Own(NamedTuple):
     seq: int
     """Of the source then."""
     time_ms: int
+    source: PartitionId = PartitionId("")
+    """As in the import: feeds are told here whose changes come first. Empty, and no range, in old logs."""
+    span: Span | None = None
 
 
 class Drop(NamedTuple):
@@ -100,7 +107,8 @@ class Drop(NamedTuple):
     """All records before this key. Empty: all of them, and nothing is remembered of the move."""
 
 
-MoveRecord = Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop
+MoveRecord = Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | Mark
+"""Marks are about no token: they change no territory."""
 
 KIND_OF: dict[type, Kind] = {
     Founded: Kind.EPOCH_START,
@@ -112,6 +120,7 @@ KIND_OF: dict[type, Kind] = {
     Release: Kind.RELEASE_RANGE,
     Own: Kind.OWN,
     Drop: Kind.DROP,
+    Mark: Kind.MARK,
 }
 _decoders: dict[int, Any] = {int(kind): msgspec.msgpack.Decoder(record) for record, kind in KIND_OF.items()}
 _encode = msgspec.msgpack.Encoder().encode

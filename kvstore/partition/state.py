@@ -22,6 +22,8 @@ from kvstore.partition.dedup import RetryTable, decode_row
 from kvstore.partition.digest import RangeDigest
 from kvstore.partition.engine import Batch, Engine
 from kvstore.partition.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.held import HeldStates
+from kvstore.partition.marks import Mark
 from kvstore.partition.move_effects import apply_record
 from kvstore.partition.move_records import ImportRows
 from kvstore.partition.rows import AGED, ORDER, Meta, data_key, expiry_key, pack_aged, pack_fresh, retry_key
@@ -57,6 +59,8 @@ class State:
         """Whether the last entry applied is a release record."""
         self.territory = Territory()
         """What is owned."""
+        self.held = HeldStates(partition, engine)
+        """As they were at pinned positions."""
         self._digests: list[RangeDigest] = []
         self.load()
 
@@ -78,7 +82,8 @@ class State:
             changed = territory.after(record, position, self.seq, entry.time_ms)
             territory, last, more = apply_record(self.engine, batch, territory, record, changed, seq)
             seq, count, data_keys = Seq(last), count + more, []
-            batch.put(rows.TERRITORY_KEY, territory.encode())
+            if not isinstance(record, Mark):
+                batch.put(rows.TERRITORY_KEY, territory.encode())
             if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, crc32c(entry.control, crc)
         elif entry.keys:
@@ -98,6 +103,20 @@ class State:
             self.engine.write(batch)
         self.territory = territory
         self._stand_at(meta)
+        if entry.kinds == _MARK:
+            self._mark(position, entry)
+
+    def _mark(self, position: Position, entry: Entry) -> None:
+        mark = move_records.decode(Kind.MARK, entry.control)
+        assert isinstance(mark, Mark)
+        self.held.apply(
+            mark,
+            position=position,
+            seq=self.seq,
+            time_ms=entry.time_ms,
+            owned=self.territory.owned,
+            records=self.key_count,
+        )
 
     def _write_counting(self, batch: Batch, data_keys: list[bytes]) -> None:
         concerned = [(digest, digest.concerned(data_keys)) for digest in self._digests]
@@ -165,6 +184,7 @@ class State:
         are removed."""
         self._life = getattr(self, "_life", 0) + 1
         self._digests.clear()
+        self.held.close()
         self._crcs: deque[tuple[Seq, int]] = deque(maxlen=CRCS_REMEMBERED)
         config = self._config
         self.retries = RetryTable(
@@ -225,6 +245,7 @@ class State:
 
 
 _RELEASE = bytes((Kind.RELEASE,))
+_MARK = bytes((Kind.MARK,))
 _EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
 
 

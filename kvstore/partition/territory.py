@@ -15,6 +15,7 @@ from typing import NamedTuple, TypeVar, assert_never
 import msgspec
 
 from kvstore.errors import ConfigError, Corrupted
+from kvstore.partition.marks import Mark
 from kvstore.partition.move_records import (
     Drop,
     Founded,
@@ -157,6 +158,8 @@ class Territory:
                 return self._release(record, position, seq, time_ms)
             case Drop():
                 return self._drop(record)
+            case Mark():
+                return self
         assert_never(record)
 
     def _want(self, is_right: bool, record: MoveRecord) -> None:

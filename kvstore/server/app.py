@@ -17,8 +17,10 @@ from kvstore.env import Env
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.entry import is_release
+from kvstore.partition.state import State
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
+from kvstore.server.feeds import Feeds
 from kvstore.server.heat import Load
 from kvstore.server.hosting import DropEngine, Hosting, OpenEngine
 from kvstore.server.members import ClusterTopology, Member
@@ -65,6 +67,7 @@ class Node:
         self.rings: RingStore
         self.steward: Steward
         self.taps: Taps
+        self.feeds: Feeds
         self.resp: RespServer
         self.links: PeerLinks
         self.peers: PeerServer
@@ -99,6 +102,7 @@ class Node:
                 **self.links.statistics(),
                 **self.peers.statistics(),
                 **self.steward.statistics(),
+                **self.feeds.statistics(),
             }
             heat = self.taps.numbers()
             found["partitions"] = {
@@ -152,6 +156,10 @@ class Node:
         await self.membership.announce_draining()
         return led
 
+    def state_of(self, partition: PartitionId) -> State | None:
+        """The state of the replica here."""
+        return self.hosting.state_of(partition)
+
     def status(self) -> dict[str, Any]:
         """For the status page."""
         shown: dict[str, Any] = {
@@ -204,7 +212,7 @@ async def serve(
     async with AsyncExitStack() as stack:
         logs = await _open_log(node, stack)
         if Role.SERVER in config.roles:
-            await _open_server(node, stack)
+            await _open_server(node, stack, logs)
             if doors is not None:
                 await doors(node, stack)
             await _host(node, stack, logs, open_engine, drop_engine or (lambda _: None))
@@ -233,7 +241,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log)
 
 
-async def _open_server(node: Node, stack: AsyncExitStack) -> None:
+async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -> None:
     """What takes operations, without the partitions themselves."""
     config, env = node.config, node.env
     nonce = env.random.randbytes(8).hex()
@@ -259,6 +267,8 @@ async def _open_server(node: Node, stack: AsyncExitStack) -> None:
     node.peers = PeerServer(env, node.id, dispatcher, 2 * forwarded_max)
     node.links = PeerLinks(env, node.id, dispatcher, forwarded_max, node.peers.answer)
     dispatcher.use_links(node.links)
+    node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring)
+    stack.push_async_callback(node.feeds.close)
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     node.resp = RespServer(env, dispatcher, config.limits, node.peers.accept, node.facts)

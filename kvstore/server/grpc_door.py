@@ -1,31 +1,48 @@
-"""The gRPC door of a node: KV and Admin, health and reflection on one port."""
+"""The gRPC door of a node: KV, Feed, Data and Admin, health and reflection on one port."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from kvstore.env import Env
 from kvstore.env.tls import Tls
-from kvstore.proto import admin_pb2_grpc, kv_pb2_grpc
+from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.admin import Admin, AdminSource
 from kvstore.server.backend import Backend
+from kvstore.server.data import Data, DataSource
+from kvstore.server.feed_service import FeedService
+from kvstore.server.feeds import Feeds
 from kvstore.server.kv import KV
 
 KV_SERVICE = "kvstore.v1.KV"
+FEED_SERVICE = "kvstore.v1.Feed"
+DATA_SERVICE = "kvstore.v1.Data"
 ADMIN_SERVICE = "kvstore.v1.Admin"
 GRACE_S = 1.0
 """What calls under way get at a stop. Sessions do not end by themselves; their clients go elsewhere."""
 
 
+class NodeSource(AdminSource, DataSource, Protocol):
+    """The node behind the services."""
+
+    feeds: Feeds
+
+
 class GrpcDoor:
     """Open it when operations can be taken; close it before the dispatcher."""
 
-    def __init__(self, env: Env, backend: Backend, server: str, source: AdminSource) -> None:
-        self._kv = KV(env, backend, server)
+    def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource) -> None:
+        self._kv = KV(env, backend, server, source.feeds)
+        self._feed = FeedService(env, backend, source.feeds, source.store)
+        self._data = Data(env, source)
         admin = Admin(env, source, backend)
         self._server = GrpcServer(
-            (KV_SERVICE, ADMIN_SERVICE),
+            (KV_SERVICE, FEED_SERVICE, DATA_SERVICE, ADMIN_SERVICE),
             (
                 lambda server: kv_pb2_grpc.add_KVServicer_to_server(self._kv, server),
+                lambda server: feed_pb2_grpc.add_FeedServicer_to_server(self._feed, server),
+                lambda server: data_pb2_grpc.add_DataServicer_to_server(self._data, server),
                 lambda server: admin_pb2_grpc.add_AdminServicer_to_server(admin, server),
             ),
         )
@@ -42,4 +59,6 @@ class GrpcDoor:
 
     async def close(self) -> None:
         self._kv.close()
+        self._feed.close()
         await self._server.stop(GRACE_S)
+        await self._data.close()

@@ -17,6 +17,7 @@ from kvstore.partition.engine import Engine
 from kvstore.partition.handover import Turns
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
+from kvstore.partition.state import State
 from kvstore.ring import Rings
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.membership import Membership
@@ -79,6 +80,11 @@ class Hosting:
     def leads(self) -> list[PartitionId]:
         """The partitions that this server leads and answers for."""
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
+
+    def state_of(self, partition: PartitionId) -> State | None:
+        """The state of the replica here."""
+        replica = self._hosted.get(partition)
+        return None if replica is None else replica.state
 
     def leading(self) -> dict[PartitionId, Partition]:
         """The replicas that lead and answer."""

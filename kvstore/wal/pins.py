@@ -6,12 +6,13 @@ reads the pins, then deletes what no pin holds. So one of the two always sees th
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 
-from kvstore.errors import NoSuchLedger, NoSuchNode
+from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, VersionConflict
 from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore, ensure_path
-from kvstore.meta.update import until_known
+from kvstore.meta.update import until_known, update
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
 
@@ -45,6 +46,47 @@ class Pins:
             await self.release(partition, name)
             raise NoSuchLedger(f"partition {partition}: ledger {ledger} was trimmed")
 
+    async def hold_until(self, partition: PartitionId, name: str, ledger: LedgerId, deadline_ms: int) -> None:
+        """Hold `ledger` and what follows until the deadline. A pin of that name goes on, and holds what it held. Raises
+        NoSuchLedger."""
+        if not await self.extend(partition, name, deadline_ms):
+            try:
+                await self.hold(partition, name, ledger, deadline_ms=deadline_ms)
+            except NodeExists:  # after a broken connection: our own, or that of another attempt
+                await self.extend(partition, name, deadline_ms)
+
+    async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
+        """Move a pin's deadline. False if there is no such pin, or it has none."""
+        path = paths.partition_pin(partition, name)
+
+        async def read() -> tuple[Pin, int]:
+            data, stat = await self._store.get(path)
+            return codec.decode(Pin, data, what=path), stat.version
+
+        async def write(pin: Pin, version: int) -> int:
+            return await self._store.set(path, codec.encode(pin), version)
+
+        def later(pin: Pin) -> Pin:
+            return replace(pin, deadline_ms=deadline_ms) if pin.deadline_ms else pin
+
+        try:
+            pin, _ = await update(read, write, later)
+        except NoSuchNode:
+            return False
+        return pin.deadline_ms > 0
+
+    async def all(self, partition: PartitionId) -> list[tuple[str, Pin]]:
+        """Every pin that is there, by name, those past their deadline too."""
+        directory = paths.partition_pins(partition)
+        found = []
+        with suppress(NoSuchNode):
+            for name in await self._store.children(directory):
+                with suppress(NoSuchNode):
+                    path = paths.join(directory, name)
+                    data, _ = await self._store.get(path)
+                    found.append((name, codec.decode(Pin, data, what=path)))
+        return found
+
     async def release(self, partition: PartitionId, name: str) -> None:
         """Hold nothing any more; no error if the pin is gone."""
         await until_known(lambda: self._release(paths.partition_pin(partition, name)))
@@ -67,12 +109,13 @@ class Pins:
         for name in names:
             path = paths.join(directory, name)
             try:
-                data, _ = await self._store.get(path)
+                data, stat = await self._store.get(path)
             except NoSuchNode:
                 continue
             pin = codec.decode(Pin, data, what=path)
             if pin.deadline_ms and pin.deadline_ms < now_ms:
-                await self.release(partition, name)
+                with suppress(NoSuchNode, VersionConflict):  # it has been extended
+                    await self._store.delete(path, stat.version)
             else:
                 held.append(pin.ledger)
         return min(held, default=None)

@@ -1,0 +1,108 @@
+"""States of a partition that are kept as they were at pinned positions. Decides only.
+
+Every replica that applies a MARK keeps its state as it is there, so all of them give the same rows. What is kept ends
+with its deadline, with the pin, or with the state itself (docs/protocol.md, Pinned reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.errors import NoSuchPin
+from kvstore.partition import rows
+from kvstore.partition.engine import Engine, View
+from kvstore.partition.marks import Mark
+from kvstore.partition.tokens import Tokens
+from kvstore.types import PartitionId, Position, Seq
+
+HELD_MAX = 8
+"""Of one replica. Each keeps what is overwritten after it on the disk."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A state at one position."""
+
+    pin: str
+    deadline_ms: int
+    position: Position
+    seq: Seq
+    time_ms: int
+    """Record time: what expires at it or before is absent."""
+    owned: Tokens
+    records: int
+    """Those past their expiry included."""
+    view: View
+    hides_expired: bool
+    """Whether any record is there that is absent."""
+
+
+class HeldStates:
+    """Of one replica."""
+
+    def __init__(self, partition: PartitionId, engine: Engine) -> None:
+        self._partition, self._engine = partition, engine
+        self._held: dict[str, Held] = {}
+        self.wall_ms: Callable[[], int] = lambda: 0
+        """The machine's clock; 0: only record time counts."""
+        self.refused = 0
+        """MARKs that were not kept because HELD_MAX states were."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def all(self) -> list[Held]:
+        """By pin."""
+        return [self._held[pin] for pin in sorted(self._held)]
+
+    def apply(self, mark: Mark, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int) -> None:
+        """The MARK is in the state, which stands as told."""
+        self.expire(time_ms)
+        if not mark.takes:
+            self._move_deadline(mark)
+            return
+        self.drop(mark.pin)
+        if mark.deadline_ms <= max(time_ms, self.wall_ms()):
+            return  # long ago: the log is being read again
+        if len(self._held) >= HELD_MAX:
+            self.refused += 1
+            return
+        view = self._engine.view((rows.ALL_DATA, rows.ALL_ORDER))
+        expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
+        hides_expired = next(self._engine.iterate(*expired), None) is not None
+        held = Held(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
+        self._held[mark.pin] = held
+
+    def _move_deadline(self, mark: Mark) -> None:
+        found = self._held.get(mark.pin)
+        if found is None:
+            return
+        if mark.deadline_ms:
+            found.deadline_ms = mark.deadline_ms
+        else:
+            self.drop(mark.pin)
+
+    def get(self, pin: str, position: Position) -> Held:
+        """Raises NoSuchPin."""
+        found = self._held.get(pin)
+        if found is None or found.position != position:
+            raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} is not kept here")
+        return found
+
+    def expire(self, now_ms: int) -> None:
+        """Drop what has reached its deadline."""
+        for pin in [pin for pin, held in self._held.items() if held.deadline_ms <= now_ms]:
+            self.drop(pin)
+
+    def drop(self, pin: str) -> None:
+        """Keep it no more, if it is there."""
+        found = self._held.pop(pin, None)
+        if found is not None:
+            found.view.close()
+
+    def close(self) -> None:
+        """Keep nothing any more: the state is being replaced, or the engine is about to be closed."""
+        for pin in sorted(self._held):
+            self.drop(pin)

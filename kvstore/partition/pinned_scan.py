@@ -1,0 +1,164 @@
+"""The records of a held state in the order of (token, key), step by step; and where it can be split. Decides only."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+from kvstore.partition.engine import Cursor, View
+from kvstore.partition.held import Held
+from kvstore.partition.rows import token_bound, token_of_data
+from kvstore.partition.tokens import Span, Tokens
+from kvstore.proto import data_pb2, pinned_page
+
+STEP_ROWS, STEP_BYTES = 256, 256 << 10
+"""Of one step: some hundred microseconds."""
+SAMPLES, SAMPLE_ROWS, SAMPLE_BYTES = 64, 8, 64 << 10
+"""Places in which a state is looked at to see how large its records are and where they are dense."""
+SPLITS_MAX = 4096
+_HEADERS = pinned_page.HEADER_BYTES
+
+
+class PinnedScan:
+    """One read. `step` until it says that a page is full or everything has been read, then `page`."""
+
+    def __init__(
+        self,
+        held: Held,
+        span: Span,
+        *,
+        start: bytes = b"",
+        end: bytes = b"",
+        after: bytes = b"",
+        keys_only: bool = False,
+        page_bytes: int,
+    ) -> None:
+        """`after`: a row key, behind which to begin. Raises ViewClosed."""
+        self._held, self._start, self._end = held, start, end
+        self._keys_only, self._page_bytes = keys_only, page_bytes
+        self._cursors = _cursors(held.view, held.owned, span, after)
+        self._cursor: Cursor | None = next(self._cursors, None)
+        self._last = after
+        self._begin_page()
+
+    def _begin_page(self) -> None:
+        self._keys: list[bytes] = []
+        self._rows: list[bytes] = []
+        self._bytes = 0
+        self._seen = 0
+
+    def step(self) -> bool:
+        """Read some more; whether there is a page to be sent. Raises ViewClosed, OSError."""
+        if self._cursor is not None:
+            self._read(self._cursor)
+        return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 64 * STEP_ROWS
+
+    def _read(self, cursor: Cursor) -> None:
+        keys, rows = cursor.take(STEP_ROWS, min(STEP_BYTES, self._page_bytes - self._bytes))
+        if not keys:
+            self._cursor = next(self._cursors, None)
+            return
+        self._last = keys[-1]
+        self._seen += len(keys)
+        if self._start or self._end:
+            keys, rows = self._chosen(keys, rows)
+        if self._keys_only:
+            rows = [row[: _HEADERS[row[0]]] for row in rows]
+        self._bytes += sum(map(len, keys)) + sum(map(len, rows))
+        self._keys += keys
+        self._rows += rows
+
+    def _chosen(self, keys: list[bytes], rows: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        start, end, at = self._start, self._end, pinned_page.TOKEN_BYTES
+        pairs = [
+            pair for pair in zip(keys, rows, strict=True) if start <= pair[0][at:] and (not end or pair[0][at:] < end)
+        ]
+        return [key for key, _ in pairs], [row for _, row in pairs]
+
+    def page(self) -> data_pb2.PinnedPage:
+        """What has been read since the last page."""
+        time_ms = self._held.time_ms if self._held.hides_expired else 0
+        page = pinned_page.encode(self._keys, self._rows, time_ms, self._last, ends=self._cursor is None)
+        self._begin_page()
+        return page
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether nothing follows the last page."""
+        return self._cursor is None
+
+
+def _cursors(view: View, owned: Tokens, span: Span, after: bytes) -> Iterator[Cursor]:
+    """Over what is owned of a span, behind `after`."""
+    behind = after + b"\x00" if after else b""
+    for first, last in owned.spans:
+        begin, end = token_bound(max(first, span.first)), token_bound(min(last, span.last) + 1)
+        begin = max(begin, behind)
+        if begin < end:
+            yield view.cursor(begin, end)
+
+
+# ── sizes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sizes(held: Held, split_bytes: int) -> tuple[int, list[int]]:
+    """About how many bytes of keys and values the state has, and the last tokens of splits of about `split_bytes` each,
+    but of the last one. Estimated from samples."""
+    samples = _samples(held)
+    rows = sum(each[1] for each in samples)
+    total = round(held.records * sum(each[2] for each in samples) / rows) if rows else 0
+    wanted = min(-(-total // split_bytes), SPLITS_MAX) if split_bytes else 1
+    if wanted <= 1:
+        return total, []
+    heights = _heights(samples)
+    ends = {_token_at(samples, heights, heights[-1] * number / wanted) for number in range(1, wanted)}
+    last = held.owned.spans[-1].last
+    return total, sorted(token for token in ends if held.owned.spans[0].first <= token < last)
+
+
+_Sample = tuple[Span, int, int, float]
+"""A stretch of tokens; rows and bytes that were looked at in it; bytes per token there."""
+
+
+def _samples(held: Held) -> list[_Sample]:
+    """Equal stretches of what is owned."""
+    width = sum(last - first + 1 for first, last in held.owned.spans)
+    step = max(1, -(-width // SAMPLES))
+    found = []
+    for first, last in held.owned.spans:
+        for begin in range(first, last + 1, step):
+            stretch = Span(begin, min(begin + step - 1, last))
+            keys, rows = held.view.cursor(token_bound(stretch.first), token_bound(stretch.last + 1)).take(
+                SAMPLE_ROWS, SAMPLE_BYTES
+            )
+            size = sum(map(len, keys)) + sum(_value_bytes(row) for row in rows) - pinned_page.TOKEN_BYTES * len(keys)
+            found.append((stretch, len(keys), size, _density(stretch, keys, size)))
+    return found
+
+
+def _value_bytes(row: bytes) -> int:
+    return len(row) - _HEADERS[row[0]]
+
+
+def _density(stretch: Span, keys: list[bytes], size: int) -> float:
+    """Bytes per token: the rows looked at reach up to the last one's token, or there are no others in the stretch."""
+    width = stretch.last - stretch.first + 1
+    if len(keys) < SAMPLE_ROWS:
+        return size / width
+    return size / (token_of_data(keys[-1]) - stretch.first + 1)
+
+
+def _heights(samples: list[_Sample]) -> list[float]:
+    """Bytes before each stretch, and all of them."""
+    heights = [0.0]
+    for (first, last), _, _, density in samples:
+        heights.append(heights[-1] + density * (last - first + 1))
+    return heights
+
+
+def _token_at(samples: list[_Sample], heights: list[float], height: float) -> int:
+    """The token up to which about so many bytes stand."""
+    place = min(max(bisect_left(heights, height), 1), len(samples)) - 1
+    (first, last), _, _, density = samples[place]
+    inside = (height - heights[place]) / density if density else 0
+    return min(first + int(inside), last)

@@ -1,0 +1,168 @@
+"""One replica's part in pins: the leader logs their records and holds its log for them; every replica tells what it
+keeps (docs/protocol.md, Pinned reads)."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, LedgerError, NoSuchPin, NotLeader, Overloaded, Unavailable
+from kvstore.partition import pinned_scan
+from kvstore.partition.held import HELD_MAX, Held
+from kvstore.partition.leader import Leader
+from kvstore.partition.marks import Mark
+from kvstore.partition.state import State
+from kvstore.partition.tokens import Span
+from kvstore.types import PartitionId, Position
+from kvstore.wal.pins import Pins
+
+log = logging.getLogger(__name__)
+
+TAKE, RENEW, RELEASE, TELL = "pin-take", "pin-renew", "pin-release", "pin-tell"
+EXPIRE_S = 1.0
+METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
+
+
+class Asked(NamedTuple):
+    """What a server asks; which fields count depends on the method."""
+
+    pin: str = ""
+    ttl_ms: int = 0
+    split_bytes: int = 0
+
+
+class Taken(NamedTuple):
+    """A pin has begun: the state at its position."""
+
+    position: Position
+    seq: int
+    time_ms: int
+    spans: tuple[Span, ...]
+    records: int
+    bytes: int
+    split_tokens: list[int]
+    deadline_ms: int
+
+
+class Told(NamedTuple):
+    """A state that a replica keeps."""
+
+    pin: str
+    position: Position
+    deadline_ms: int
+
+
+asked_of = msgspec.msgpack.Decoder(Asked).decode
+taken_of = msgspec.msgpack.Decoder(Taken).decode
+deadline_of = msgspec.msgpack.Decoder(int).decode
+told_of = msgspec.msgpack.Decoder(list[Told]).decode
+encode = msgspec.msgpack.Encoder().encode
+
+
+class Pinning:
+    """Of one replica. `leading` is its leader, None while it does not serve; without `pins` no log is held."""
+
+    def __init__(
+        self,
+        env: Env,
+        partition: PartitionId,
+        state: State,
+        leading: Callable[[], Leader | None],
+        pins: Pins,
+    ) -> None:
+        self._env, self._partition, self._state = env, partition, state
+        self._leading, self._pins = leading, pins
+        self.taken = 0
+        state.held.wall_ms = env.clock.wall_ms
+
+    def start(self) -> None:
+        """Let what is kept end in time."""
+        self._env.nursery.spawn(self._expire_now_and_then(), name=f"{self._partition} pins")
+
+    async def _expire_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(EXPIRE_S)
+            self.held()
+
+    async def answer(self, method: str, body: bytes) -> bytes:
+        """Raises StoreError."""
+        try:
+            asked = asked_of(body)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"want what is asked about pins, got {body[:64].hex()}: {error}") from error
+        if method == TAKE:
+            return encode(await self._take(asked))
+        if method == RENEW:
+            return encode(await self._renew(asked))
+        if method == RELEASE:
+            return encode(await self._release(asked))
+        if method == TELL:
+            return encode([Told(held.pin, held.position, held.deadline_ms) for held in self.held()])
+        raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
+
+    def held(self) -> list[Held]:
+        """What is kept and has not reached its deadline."""
+        self._state.held.expire(self._env.clock.wall_ms())
+        return self._state.held.all
+
+    def _lead(self) -> Leader:
+        leader = self._leading()
+        if leader is None:
+            raise NotLeader(self._partition)
+        return leader
+
+    def _deadline(self, ttl_ms: int) -> int:
+        """By the later one of both clocks: replicas compare it with either."""
+        return max(self._env.clock.wall_ms(), self._state.record_time_ms) + ttl_ms
+
+    async def _take(self, asked: Asked) -> Taken:
+        self._lead()
+        others = [held for held in self.held() if held.pin != asked.pin]
+        if len(others) >= HELD_MAX:
+            raise Overloaded(f"partition {self._partition}: {len(others)} pins are there, at most {HELD_MAX}")
+        deadline_ms = self._deadline(asked.ttl_ms)
+        await self._hold_log(asked.pin, deadline_ms)
+        position = await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=True))
+        self.taken += 1
+        held = self._state.held.get(asked.pin, position)
+        size, split_tokens = pinned_scan.sizes(held, asked.split_bytes)
+        log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
+        return Taken(
+            position,
+            held.seq,
+            held.time_ms,
+            held.owned.spans,
+            held.records,
+            size,
+            split_tokens,
+            deadline_ms,
+        )
+
+    async def _hold_log(self, pin: str, deadline_ms: int) -> None:
+        """From where the state stands, which is at or before the MARK that follows."""
+        position = self._state.position
+        assert position is not None
+        try:
+            await self._pins.hold_until(self._partition, pin, position.ledger, deadline_ms)
+        except LedgerError as error:
+            raise Unavailable(f"partition {self._partition}: {error}") from error
+
+    async def _renew(self, asked: Asked) -> int:
+        self._lead()
+        deadline_ms = self._deadline(asked.ttl_ms)
+        if not await self._pins.extend(self._partition, asked.pin, deadline_ms):
+            raise NoSuchPin(f"partition {self._partition}: there is no pin {asked.pin!r}")
+        await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=False))
+        return deadline_ms
+
+    async def _release(self, asked: Asked) -> bool:
+        self._lead()
+        await self._pins.release(self._partition, asked.pin)
+        await self._lead().append_record(Mark(asked.pin, 0, takes=False))
+        log.info("partition=%s pin=%s given back", self._partition, asked.pin)
+        return True

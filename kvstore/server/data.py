@@ -1,0 +1,149 @@
+"""The Data service: pins, and reads at pinned positions.
+
+All reads of a server take turns in steps of some hundred microseconds, between which the event loop does everything
+else: so many of them at once delay an operation no longer than one does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Overloaded, StoreError, Unavailable
+from kvstore.partition.engine import ViewClosed
+from kvstore.partition.held import Held
+from kvstore.partition.pinned_scan import PinnedScan
+from kvstore.partition.state import State
+from kvstore.partition.tokens import Span
+from kvstore.proto import data_pb2, data_pb2_grpc
+from kvstore.ring.hashing import TOKENS
+from kvstore.rpc.status import abort
+from kvstore.server.pins import PinKeeper, PinsSource
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+
+Context = grpc.aio.ServicerContext[Any, Any]
+PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
+STREAMS_MAX = 64
+CATCH_UP_S, LOOK_S = 2.0, 0.01
+"""How long a read waits for this replica to come to its position, and how often it looks."""
+
+
+class DataSource(PinsSource, Protocol):
+    """The node behind the service."""
+
+    def state_of(self, partition: PartitionId) -> State | None:
+        """The state of the replica here."""
+        ...
+
+
+class Data(data_pb2_grpc.DataServicer):
+    """`kvstore.v1.Data`."""
+
+    def __init__(self, env: Env, source: DataSource) -> None:
+        self._env, self._source = env, source
+        self._keeper = PinKeeper(env, source)
+        self._turn = asyncio.Lock()
+        self._streams = 0
+
+    async def close(self) -> None:
+        await self._keeper.close()
+
+    async def Pin(self, request: data_pb2.PinRequest, context: Context) -> data_pb2.PinResponse:
+        try:
+            return await self._keeper.pin(request)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Renew(self, request: data_pb2.RenewRequest, context: Context) -> data_pb2.RenewResponse:
+        try:
+            return await self._keeper.renew(request)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Unpin(self, request: data_pb2.UnpinRequest, context: Context) -> data_pb2.UnpinResponse:
+        try:
+            return await self._keeper.unpin(request.id)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Pins(self, request: data_pb2.PinsRequest, context: Context) -> data_pb2.PinsResponse:
+        try:
+            return await self._keeper.listed()
+        except StoreError as error:
+            await abort(context, error)
+
+    async def ReadPinned(
+        self, request: data_pb2.ReadPinnedRequest, context: Context
+    ) -> AsyncIterator[data_pb2.PinnedPage]:
+        self._streams += 1
+        try:
+            if self._streams > STREAMS_MAX:
+                raise Overloaded(f"want at most {STREAMS_MAX} reads of pins at once")
+            async for page in self.pages(request):
+                yield page
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            self._streams -= 1
+
+    async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncIterator[data_pb2.PinnedPage]:
+        """Raises StoreError."""
+        held = await self._held(request)
+        try:
+            scan = scan_of(held, request)
+            ends = False
+            while not ends:
+                while not await self._step(scan):
+                    pass
+                page = scan.page()
+                ends = page.ends
+                yield page
+        except ViewClosed:
+            raise NoSuchPin(f"partition {request.partition}: pin {request.id!r} has ended here") from None
+        except OSError as error:
+            raise Unavailable(f"partition {request.partition}: {error}") from error
+
+    async def _step(self, scan: PinnedScan) -> bool:
+        async with self._turn:
+            is_ready = scan.step()
+            await asyncio.sleep(0)
+        return is_ready
+
+    async def _held(self, request: data_pb2.ReadPinnedRequest) -> Held:
+        """The state that was pinned, once the replica here has come there."""
+        partition = PartitionId(request.partition)
+        position = Position(LedgerId(request.ledger), EntryId(request.entry))
+        until = self._env.clock.now() + CATCH_UP_S
+        while True:
+            state = self._source.state_of(partition)
+            if state is None:
+                raise NoSuchPin(f"partition {partition} has no replica here")
+            if state.position is not None and state.position >= position:
+                state.held.expire(self._env.clock.wall_ms())
+                return state.held.get(request.id, position)
+            if self._env.clock.now() >= until:
+                raise NotCaughtUp(f"partition {partition}: this replica has not come to {tuple(position)}")
+            await asyncio.sleep(LOOK_S)
+
+
+def scan_of(held: Held, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
+    """The scan that is asked for. Raises InvalidRequest."""
+    first = request.first_token if request.HasField("first_token") else 0
+    last = request.last_token if request.HasField("last_token") else TOKENS - 1
+    if first > last:
+        raise InvalidRequest(f"want tokens from a first to a last one, got {first} to {last}")
+    if request.after and not (request.after.startswith(b"d") and len(request.after) >= 5):
+        raise InvalidRequest(f"want a page's `last` as `after`, got {request.after[:16].hex()}")
+    return PinnedScan(
+        held,
+        Span(first, last),
+        start=request.start,
+        end=request.end,
+        after=request.after,
+        keys_only=request.keys_only,
+        page_bytes=min(request.page_bytes or PAGE_BYTES, PAGE_BYTES_MAX),
+    )
