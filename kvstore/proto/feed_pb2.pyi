@@ -148,7 +148,7 @@ class ChangesRequest(_message.Message):
     until: _builtins.int
     """... and up to this one. 0: no bound."""
     rows_max: _builtins.int
-    """About how much in a page; 0: 10,000 rows, 1 MiB. At most 3 MiB, and one change more."""
+    """The most in a page; 0: 10,000 rows, 1 MiB. No page has more than 2.5 MiB; one that would be empty has one change of any size."""
     bytes_max: _builtins.int
     wait_ms: _builtins.int
     """How long to wait for a first change if there is none yet; at most 20 s. 0: not at all."""

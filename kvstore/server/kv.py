@@ -17,6 +17,7 @@ from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.answers import record_message, result_message
 from kvstore.server.backend import Backend
+from kvstore.server.feeds import Feeds
 from kvstore.server.frames import (
     batch_op,
     check_flags,
@@ -29,6 +30,7 @@ from kvstore.server.frames import (
 from kvstore.server.scan import scan_pages
 from kvstore.server.session import UNARY_BYTES_MAX, Session, progress_of
 from kvstore.server.topology import Topologies
+from kvstore.server.watch import send_watch
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -67,8 +69,9 @@ class Calls:
 class KV(kv_pb2_grpc.KVServicer):
     """`kvstore.v1.KV`."""
 
-    def __init__(self, env: Env, backend: Backend, server: str) -> None:
-        self._env, self._backend = env, backend
+    def __init__(self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None) -> None:
+        """Without `feeds` there is nothing to watch."""
+        self._env, self._backend, self._feeds = env, backend, feeds
         self._calls = Calls(backend)
         self._topologies = Topologies(backend, env.clock, server)
 
@@ -172,8 +175,15 @@ class KV(kv_pb2_grpc.KVServicer):
         except StoreError as error:
             await abort(context, error)
 
-    async def Watch(self, request: kv_pb2.WatchRequest, context: Context) -> None:  # type: ignore[override]
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this version of the server has no change feed")
+    async def Watch(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
+        self, request: kv_pb2.WatchRequest, context: Context
+    ) -> None:
+        if self._feeds is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no change feed")
+        try:
+            await send_watch(self._feeds, request, context)
+        except StoreError as error:
+            await abort(context, error)
 
     async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
         return await self._topologies.wait(request.known, request.wait_ms)

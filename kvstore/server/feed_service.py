@@ -1,0 +1,274 @@
+"""The Feed service: positions, pages of changes, and holds on logs, of all partitions, at any server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+from typing import Any, NamedTuple
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.errors import (
+    InvalidRequest,
+    MetadataError,
+    Moved,
+    NoSuchLedger,
+    NoSuchNode,
+    Overloaded,
+    PositionTrimmed,
+    StoreError,
+    Unavailable,
+)
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.changes import Interest
+from kvstore.partition.commands import Code, Flag, Level
+from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.ring import PartitionState
+from kvstore.rpc.status import abort
+from kvstore.server.backend import Backend
+from kvstore.server.feed_pages import Bounds, Page
+from kvstore.server.feed_tail import Cursor
+from kvstore.server.feeds import Feeds
+from kvstore.server.kv import Calls
+from kvstore.types import PartitionId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+WAIT_MAX_MS = 20_000
+CALLS_MAX = 256
+"""Of Changes at a time; more are refused."""
+KEPT_MAX = 64
+KEPT_S = 30.0
+"""A reader's place is kept for its next call, so that it need not be looked for again."""
+WORK_S = 1.0
+"""A page without anything that is asked for ends after so long: its `next` has moved."""
+ANSWER_S = 4.0
+HOLD_MAX_MS = 24 * 3_600_000
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_PIN = "feed-"
+
+
+class Place(NamedTuple):
+    """A reader's place, and what it waits by."""
+
+    cursor: Cursor
+    news: asyncio.Event
+
+
+class FeedService(feed_pb2_grpc.FeedServicer):
+    """`kvstore.v1.Feed`."""
+
+    def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
+        self._env, self._backend, self._feeds, self._store = env, backend, feeds, store
+        self._lists = LedgerLists(store)
+        self._pins = Pins(store, self._lists)
+        self._calls = Calls(backend)
+        self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._running = 0
+
+    def close(self) -> None:
+        """Places that are kept end with the feeds."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._kept.clear()
+
+    # ── positions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def Positions(self, request: feed_pb2.PositionsRequest, context: Context) -> feed_pb2.PositionsResponse:
+        try:
+            return await self._positions()
+        except StoreError as error:
+            await abort(context, _seen_outside(error))
+
+    async def _positions(self) -> feed_pb2.PositionsResponse:
+        ring = await self._feeds.newest_ring()
+        here = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
+        response = feed_pb2.PositionsResponse(ring_version=ring.routed)
+        for partition in sorted({*ring.partitions, *await self._feeds.left()}):
+            if partition in here:
+                listed, _ = await self._lists.read(partition)
+                latest = await self._latest(partition) if listed.ledgers else 0
+                oldest = max(0, listed.trimmed_seq - 1)
+            else:
+                _, latest, oldest = await self._feeds.end(partition)
+            feed = response.partitions.add(partition=partition, oldest=oldest, latest=latest)
+            feed.ended = partition not in here
+            feed.servers.extend(self._servers_of(partition))
+        return response
+
+    async def _latest(self, partition: PartitionId) -> int:
+        """No less than any sequence acknowledged before: a read of a key tells, once its leader has answered."""
+        op = (Code.SCAN, b"\0", b"\0\0", 1, int(Flag.KEYS_ONLY), int(Level.LINEARIZABLE), 0)
+        deadline = self._env.clock.now() + ANSWER_S
+        while True:
+            try:
+                async with asyncio.timeout(max(0.001, deadline - self._env.clock.now())):
+                    await self._calls.run(op, 0, partition)
+                return self._backend.progress(partition)[0]
+            except Moved:
+                await asyncio.sleep(0.02)  # it is just getting or giving away a range
+            except TimeoutError:
+                raise Unavailable(f"partition {partition}: its leader does not answer") from None
+
+    def _servers_of(self, partition: PartitionId) -> list[str]:
+        topology = self._backend.topology
+        member = topology.ring.partitions.get(partition)
+        leader = topology.leaders.get(partition, ("", 0))[0]
+        replicas = sorted(member.replicas if member is not None else (), key=lambda server: server == leader)
+        return [topology.servers[each].grpc for each in replicas if each in topology.servers]
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def Changes(self, request: feed_pb2.ChangesRequest, context: Context) -> feed_pb2.ChangesResponse:
+        if self._running >= CALLS_MAX:
+            await abort(context, Overloaded(f"{self._running} readers of changes at this server, at most {CALLS_MAX}"))
+        self._running += 1
+        try:
+            return await self._changes(request)
+        except StoreError as error:
+            await abort(context, _seen_outside(error))
+        finally:
+            self._running -= 1
+
+    async def _changes(self, request: feed_pb2.ChangesRequest) -> feed_pb2.ChangesResponse:
+        partition = PartitionId(request.partition)
+        if request.until and request.until < request.after:
+            raise InvalidRequest(f"want until >= after, got {request.until} and {request.after}")
+        ring = self._feeds.ring()
+        if partition not in ring.partitions and partition not in ring.retired:
+            ring = await self._feeds.newest_ring()
+            if partition not in ring.partitions and partition not in ring.retired:
+                raise InvalidRequest(f"no partition {partition!r}; there are {sorted(ring.partitions)}")
+        place = await self._place(request)
+        is_kept = False
+        try:
+            page = await self._fill(request, place)
+            response = page.finish(place.cursor.latest)
+            response.ended = await self._has_ended(place.cursor)
+            is_kept = not response.ended
+        finally:
+            if is_kept:
+                place.cursor.seq = type(place.cursor.seq)(response.next)
+                self._keep((partition, response.next, request.start, request.end), place)
+            else:
+                await self._feeds.drop(place.cursor)
+        self._feeds.pages_total += 1
+        self._feeds.changes_total += len(response.keys)
+        return response
+
+    async def _fill(self, request: feed_pb2.ChangesRequest, place: Place) -> Page:
+        cursor, news = place
+        page = Page(cursor.interest, Bounds.of(request), request.after, keys_only=request.keys_only)
+        now = self._env.clock.now()
+        until = now + min(request.wait_ms, WAIT_MAX_MS) / 1000
+        work_until = now + max(WORK_S, min(request.wait_ms, WAIT_MAX_MS) / 1000)
+        while not page.is_full:
+            news.clear()
+            cursor.check()
+            await cursor.fetch()
+            entries = cursor.ready()
+            for entry in entries:
+                if not page.add(entry):
+                    return page
+                cursor.take(entry)
+            now = self._env.clock.now()
+            if entries or cursor.is_behind:
+                if now >= work_until:
+                    break
+                continue
+            page.skip_to(cursor.seq)
+            if not page.is_empty or now >= until:
+                break
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(until - now):
+                    await news.wait()
+        return page
+
+    async def _has_ended(self, cursor: Cursor) -> bool:
+        ring = self._feeds.ring()
+        member = ring.partitions.get(cursor.partition)
+        if (member is not None and member.state is not PartitionState.RETIRED) or not cursor.is_at_end:
+            return False
+        return cursor.position >= (await self._feeds.end(cursor.partition))[0]
+
+    async def _place(self, request: feed_pb2.ChangesRequest) -> Place:
+        kept = self._kept.pop((request.partition, request.after, request.start, request.end), None)
+        if kept is not None:
+            return kept[0]
+        news = asyncio.Event()
+        interest = Interest(request.start, request.end)
+        cursor = await self._feeds.cursor(PartitionId(request.partition), request.after, interest, news.set)
+        return Place(cursor, news)
+
+    def _keep(self, key: tuple[str, int, bytes, bytes], place: Place) -> None:
+        now = self._env.clock.now()
+        old = self._kept.pop(key, None)
+        self._kept[key] = (place, now)
+        if old is not None:
+            self._drop(old[0])
+        while len(self._kept) > KEPT_MAX or next(iter(self._kept.values()))[1] < now - KEPT_S:
+            self._drop(self._kept.pop(next(iter(self._kept)))[0])
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._sweep_kept)
+
+    def _sweep_kept(self) -> None:
+        self._sweep = None
+        before = self._env.clock.now() - KEPT_S
+        for key in [key for key, (_, at) in self._kept.items() if at <= before]:
+            self._drop(self._kept.pop(key)[0])
+        if self._kept:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._sweep_kept)
+
+    def _drop(self, place: Place) -> None:
+        self._env.nursery.spawn(self._feeds.drop(place.cursor), name="drop a feed reader's place")
+
+    # ── holds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def Hold(self, request: feed_pb2.HoldRequest, context: Context) -> feed_pb2.HoldResponse:
+        try:
+            return await self._hold(request)
+        except StoreError as error:
+            await abort(context, _seen_outside(error))
+
+    async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
+        if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
+            raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a day")
+        deadline_ms = self._env.clock.wall_ms() + request.ttl_ms
+        for partition, after in sorted(request.positions.items()):
+            mark = f"{_PIN}{request.name}@"
+            old = [each for each in await self._pins_of(partition) if each.startswith(mark)]
+            name = f"{mark}{deadline_ms}"
+            if request.ttl_ms and name not in old:
+                await self._pin(PartitionId(partition), after, name, deadline_ms)
+            for each in old:
+                if each != name:
+                    await self._pins.release(PartitionId(partition), each)
+        return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
+
+    async def _pin(self, partition: PartitionId, after: int, name: str, deadline_ms: int) -> None:
+        place = await self._feeds.cursor(partition, after, Interest(), lambda: None)
+        ledger = place.position.ledger
+        await self._feeds.drop(place)
+        if ledger < 0:
+            return  # nothing is logged yet
+        try:
+            await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
+        except NoSuchLedger:
+            raise PositionTrimmed(partition, after, (await self._feeds.end(partition))[2]) from None
+
+    async def _pins_of(self, partition: str) -> list[str]:
+        try:
+            return sorted(await self._store.children(paths.partition_pins(PartitionId(partition))))
+        except NoSuchNode:
+            return []
+
+
+def _seen_outside(error: StoreError) -> StoreError:
+    """The metadata store is no client's business: what it keeps from being done may be done later."""
+    return Unavailable(f"the metadata store cannot be read now: {error}") if isinstance(error, MetadataError) else error

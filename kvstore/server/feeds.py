@@ -1,0 +1,198 @@
+"""The change feeds on this server: tails shared by those who watch, places in logs, the newest ring."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvstore.env import Clock, Env, Task
+from kvstore.errors import Corrupted, LedgerError, NoSuchNode, Overloaded, PositionTrimmed, Unavailable
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.changes import Interest, first_seq_of, time_of
+from kvstore.ring import Ring, codec
+from kvstore.server.feed_tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
+from kvstore.types import EntryId, PartitionId, Position, Seq
+from kvstore.wal.seek import Found
+
+log = logging.getLogger(__name__)
+
+WATCHES_MAX = 1_000
+"""Watches at a time; more are refused."""
+LOG_READS_MAX = 8
+"""Readers of logs, behind the windows, that read at a time. The others wait their turn."""
+LINGER_S = 10.0
+"""How long a tail goes on when nobody watches any more."""
+OPEN_S = 5.0
+
+
+class Feeds:
+    """`close` ends what it has started."""
+
+    def __init__(self, env: Env, store: MetadataStore, logs: FeedLogs, known_ring: Callable[[], Ring]) -> None:
+        self.ring = known_ring
+        """The newest that this server has read."""
+        self.watches = 0
+        self.watches_total = 0
+        self.changes_total = 0
+        self.pages_total = 0
+        self.slow_total = 0
+        self.log_reads = 0
+        self._env, self._store, self._logs = env, store, logs
+        self._nursery = env.nursery.child("feeds")
+        self._turns = asyncio.Semaphore(LOG_READS_MAX)
+        self._tails: dict[PartitionId, tuple[LiveTail, Task]] = {}
+        self._idle: dict[PartitionId, asyncio.TimerHandle] = {}
+
+    async def close(self) -> None:
+        for timer in self._idle.values():
+            timer.cancel()
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "watches": self.watches,
+            "watches_total": self.watches_total,
+            "feed_tails": len(self._tails),
+            "feed_changes_total": self.changes_total,
+            "feed_pages_total": self.pages_total,
+            "feed_log_reads_total": self.log_reads,
+            "watches_too_slow_total": self.slow_total,
+        }
+
+    def admit(self) -> None:
+        """Count a watch in. Raises Overloaded."""
+        if self.watches >= WATCHES_MAX:
+            raise Overloaded(f"{self.watches} watches are open at this server, at most {WATCHES_MAX}")
+        self.watches += 1
+        self.watches_total += 1
+
+    def leave(self) -> None:
+        self.watches -= 1
+
+    async def newest_ring(self) -> Ring:
+        """As it is in the metadata store now. Raises MetadataError."""
+        await self._store.sync(paths.RING)
+        data, _ = await self._store.get(paths.RING)
+        ring = codec.decode(data)
+        known = self.ring()
+        return known if known.version > ring.version else ring
+
+    async def left(self) -> list[PartitionId]:
+        """Partitions that have left the ring and whose logs are still kept. Raises MetadataError."""
+        ring = self.ring()
+        try:
+            names = await self._store.children(paths.PARTITIONS)
+        except NoSuchNode:
+            return []
+        return [PartitionId(name) for name in sorted(names) if name in ring.retired and name not in ring.partitions]
+
+    @property
+    def clock(self) -> Clock:
+        return self._env.clock
+
+    # ── tails and cursors ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def tail(self, partition: PartitionId) -> LiveTail:
+        """The partition's tail, once it knows where the log ends. Raises Unavailable."""
+        found = self._tails.get(partition)
+        if found is None:
+            tail = LiveTail(partition, self._logs)
+            found = self._tails[partition] = (tail, self._nursery.spawn(tail.run(), name=f"feed of {partition}"))
+        tail = found[0]
+        self._linger(partition)
+        try:
+            async with asyncio.timeout(OPEN_S):
+                await tail.wait_open()
+        except TimeoutError:
+            raise Unavailable(f"partition {partition}: its log cannot be read now: {tail.failure}") from None
+        return tail
+
+    def known_tail(self, partition: PartitionId) -> LiveTail | None:
+        found = self._tails.get(partition)
+        return found[0] if found is not None else None
+
+    async def cursor(
+        self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
+    ) -> Cursor:
+        """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, Unavailable."""
+        tail = await self.tail(partition)
+        if after is None:
+            position, seq = tail.end, tail.seq
+        elif after > tail.floor_seq:
+            position, seq = _in_window(tail, after), Seq(after)
+        else:
+            position, seq = await self._behind(partition, after), Seq(after)
+        return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+
+    async def _behind(self, partition: PartitionId, after: int) -> Position:
+        """Right before the last entry that begins at `after` or before: it may go on behind."""
+        found = await self._search(partition, lambda payload: first_seq_of(payload) <= after)
+        oldest = oldest_of(found)
+        if not found.listed.ledgers and not after and partition in self.ring().partitions:
+            return found.position  # it has only just joined
+        if after < oldest or oldest < 0:
+            raise PositionTrimmed(partition, after, oldest)
+        ledger, entry = found.position
+        return found.position if found.payload is None else Position(ledger, EntryId(entry - 1))
+
+    async def cursor_at(
+        self, partition: PartitionId, time_ms: int, interest: Interest, wake: Callable[[], None]
+    ) -> Cursor:
+        """A reader of all that was logged at a record time or later. Raises PositionTrimmed if that may not be all
+        there is."""
+        tail = await self.tail(partition)
+        found = await self._search(partition, lambda payload: time_of(payload) < time_ms)
+        if found.payload is None and oldest_of(found) != 0:
+            raise PositionTrimmed(partition, 0, oldest_of(found))
+        position, seq, _ = end_of(found)
+        return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+
+    async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+        try:
+            return await self._logs.seeker.last(partition, is_before)
+        except (LedgerError, Corrupted) as error:
+            raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
+
+    async def end(self, partition: PartitionId) -> tuple[Position, Seq, int]:
+        """Where the log ends, and the least sequence that can be read behind. Raises Unavailable, MetadataError."""
+        try:
+            found = await self._logs.seeker.end(partition)
+        except (LedgerError, Corrupted) as error:
+            raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
+        position, seq, _ = end_of(found)
+        return position, seq, max(0, oldest_of(found))
+
+    async def oldest(self, partition: PartitionId) -> int:
+        return (await self.end(partition))[2]
+
+    async def drop(self, cursor: Cursor) -> None:
+        """The reader has left."""
+        self.log_reads += cursor.log_reads
+        await cursor.close()
+        self._linger(cursor.partition)
+
+    def _linger(self, partition: PartitionId) -> None:
+        """Look later whether anybody still watches."""
+        timer = self._idle.pop(partition, None)
+        if timer is not None:
+            timer.cancel()
+        self._idle[partition] = asyncio.get_running_loop().call_later(LINGER_S, self._end_if_idle, partition)
+
+    def _end_if_idle(self, partition: PartitionId) -> None:
+        self._idle.pop(partition, None)
+        tail, task = self._tails[partition]
+        if not tail.is_watched:
+            del self._tails[partition]
+            task.cancel()
+
+
+def _in_window(tail: LiveTail, after: int) -> Position:
+    """The last entry that a reader who stands at `after`, in the window, does not have to see."""
+    position = tail.floor
+    for entry in tail.window:
+        if entry.is_behind(after):
+            break
+        position = entry.position
+    return position
