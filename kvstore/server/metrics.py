@@ -28,6 +28,12 @@ NAMES: dict[str, tuple[str, str]] = {
     "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper."),
     "process_draining": ("process_draining", "1 once the node hands over what it leads."),
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
+    "process_snapshot_age_s": (
+        "process_snapshot_age_seconds",
+        "Age of the last good snapshot of the cluster; absent while there is none.",
+    ),
+    "process_snapshot_rows": ("process_snapshot_rows", "Rows in it."),
+    "process_snapshot_bytes": ("process_snapshot_bytes", "Size of its files."),
     # The bookie.
     "bookie_adds": ("bookie_adds_total", "Entries stored."),
     "bookie_add_bytes": ("bookie_add_bytes_total", "Bytes of the entries stored."),

@@ -29,6 +29,7 @@ from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.grpc_door import GrpcDoor
 from kvstore.server.http import HttpDoor
+from kvstore.server.last_snapshot import LastSnapshot
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
@@ -64,6 +65,7 @@ class Process:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self.node: Node | None = None
+        self.snapshots: LastSnapshot | None = None
 
     def not_ready(self) -> list[str]:
         return ["starting"] if self.node is None else self.node.not_ready()
@@ -78,6 +80,8 @@ class Process:
         if self.node is None:
             return found
         found["process"] |= self.node.facts_of_process()
+        if self.snapshots is not None:
+            found["process"] |= self.snapshots.statistics()
         histograms = self.node.histograms()
         return found | {part: {**table, **histograms.get(part, {})} for part, table in self.node.statistics().items()}
 
@@ -114,8 +118,11 @@ async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.E
             config, env=env, store=store, open_engine=_engines(config, env), drop_engine=_drops(env), doors=_doors
         ) as node:
             process.node = node
+            process.snapshots = snapshots = LastSnapshot(env, store)
+            snapshots.start()
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")
+            await snapshots.close()
     finally:
         await store.close()
 

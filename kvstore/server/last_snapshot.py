@@ -1,0 +1,55 @@
+"""How old the last good snapshot is, as far as this node knows: for an alarm when nobody takes them any more."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.meta import paths
+from kvstore.meta.snapshots import SnapshotRecord, last_snapshot_or_none
+from kvstore.meta.store import MetadataStore
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 30.0
+
+
+class LastSnapshot:
+    """Looks from `start` to `close`: when it is told of a change, and now and then."""
+
+    def __init__(self, env: Env, store: MetadataStore) -> None:
+        self._env, self._store = env, store
+        self._nursery = env.nursery.child("snapshots")
+        self._changed = asyncio.Event()
+        self._watch = store.watch(paths.SNAPSHOTS, self._changed.set)
+        self._last: SnapshotRecord | None = None
+
+    def start(self) -> None:
+        self._nursery.spawn(self._look_now_and_then(), name="look")
+
+    async def close(self) -> None:
+        self._watch.close()
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, float]:
+        """Nothing while there is no snapshot: an alarm must not take that for a fresh one."""
+        last = self._last
+        if last is None:
+            return {}
+        age_s = max(0.0, (self._env.clock.wall_ms() - last.started_ms) / 1000)
+        return {"snapshot_age_s": age_s, "snapshot_rows": last.rows, "snapshot_bytes": last.size_bytes}
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            self._changed.clear()
+            try:
+                self._last = await last_snapshot_or_none(self._store)
+            except StoreError as error:
+                log.warning("the last snapshot is not known, what was known stays: %s", error)
+            try:
+                async with asyncio.timeout(LOOK_S):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
