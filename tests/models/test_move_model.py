@@ -1,0 +1,35 @@
+"""The protocol of a move holds in every order of events that the model has, and needs each of its rules."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tests.models.move import Model, Rules, State
+from tests.models.search import search
+
+STATES = 161_810
+"""Of the whole model. Another number: the model has changed, and with it what is shown."""
+
+BOUNDS = {
+    "tail_acknowledged": State(takeovers=1, crashes=0, late=0),
+    "wiped": State(takeovers=0, crashes=1, late=0),
+    "results_move": State(takeovers=0, crashes=0, late=1),
+    "release_by_serving": State(takeovers=1, crashes=0, late=0),
+    "silent_once_sent": State(takeovers=1, crashes=0, late=0),
+}
+"""What has to happen before a missing rule shows; nothing for the others."""
+
+
+@pytest.mark.slow
+def test_with_all_rules_no_order_of_events_breaks_a_promise() -> None:
+    found = search(State(), Model(Rules()).steps, states_max=STATES)
+    assert found.way == []
+    assert found.states == STATES
+
+
+@pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
+def test_without_this_rule_a_promise_is_broken(rule: str) -> None:
+    first = BOUNDS.get(rule, State(takeovers=0, crashes=0, late=0))
+    assert search(first, Model(replace(Rules(), **{rule: False})).steps, states_max=STATES).way
