@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
 
 from kvstore.partition.engine import Cursor, View
 from kvstore.partition.held import Held
@@ -82,11 +84,6 @@ class PinnedScan:
         self._begin_page()
         return page
 
-    @property
-    def has_ended(self) -> bool:
-        """Whether nothing follows the last page."""
-        return self._cursor is None
-
 
 def _cursors(view: View, owned: Tokens, span: Span, after: bytes) -> Iterator[Cursor]:
     """Over what is owned of a span, behind `after`."""
@@ -105,60 +102,50 @@ def sizes(held: Held, split_bytes: int) -> tuple[int, list[int]]:
     """About how many bytes of keys and values the state has, and the last tokens of splits of about `split_bytes` each,
     but of the last one. Estimated from samples."""
     samples = _samples(held)
-    rows = sum(each[1] for each in samples)
-    total = round(held.records * sum(each[2] for each in samples) / rows) if rows else 0
+    rows = sum(each.rows * each.width for each in samples)
+    total = round(held.records * sum(each.bytes * each.width for each in samples) / rows) if rows else 0
     wanted = min(-(-total // split_bytes), SPLITS_MAX) if split_bytes else 1
     if wanted <= 1:
         return total, []
-    heights = _heights(samples)
+    heights = list(accumulate((each.bytes * each.width for each in samples), initial=0.0))
     ends = {_token_at(samples, heights, heights[-1] * number / wanted) for number in range(1, wanted)}
-    last = held.owned.spans[-1].last
-    return total, sorted(token for token in ends if held.owned.spans[0].first <= token < last)
+    return total, sorted(ends - {held.owned.spans[-1].last})
 
 
-_Sample = tuple[Span, int, int, float]
-"""A stretch of tokens; rows and bytes that were looked at in it; bytes per token there."""
+class _Sample(NamedTuple):
+    """A stretch of tokens, and what there is of each token by the first rows of it."""
+
+    span: Span
+    rows: float
+    bytes: float
+
+    @property
+    def width(self) -> int:
+        return self.span.last - self.span.first + 1
 
 
 def _samples(held: Held) -> list[_Sample]:
     """Equal stretches of what is owned."""
-    width = sum(last - first + 1 for first, last in held.owned.spans)
-    step = max(1, -(-width // SAMPLES))
-    found = []
-    for first, last in held.owned.spans:
-        for begin in range(first, last + 1, step):
-            stretch = Span(begin, min(begin + step - 1, last))
-            keys, rows = held.view.cursor(token_bound(stretch.first), token_bound(stretch.last + 1)).take(
-                SAMPLE_ROWS, SAMPLE_BYTES
-            )
-            size = sum(map(len, keys)) + sum(_value_bytes(row) for row in rows) - pinned_page.TOKEN_BYTES * len(keys)
-            found.append((stretch, len(keys), size, _density(stretch, keys, size)))
-    return found
+    step = max(1, -(-sum(last - first + 1 for first, last in held.owned.spans) // SAMPLES))
+    return [
+        _sample(held.view, Span(begin, min(begin + step - 1, last)))
+        for first, last in held.owned.spans
+        for begin in range(first, last + 1, step)
+    ]
 
 
-def _value_bytes(row: bytes) -> int:
-    return len(row) - _HEADERS[row[0]]
-
-
-def _density(stretch: Span, keys: list[bytes], size: int) -> float:
-    """Bytes per token: the rows looked at reach up to the last one's token, or there are no others in the stretch."""
-    width = stretch.last - stretch.first + 1
-    if len(keys) < SAMPLE_ROWS:
-        return size / width
-    return size / (token_of_data(keys[-1]) - stretch.first + 1)
-
-
-def _heights(samples: list[_Sample]) -> list[float]:
-    """Bytes before each stretch, and all of them."""
-    heights = [0.0]
-    for (first, last), _, _, density in samples:
-        heights.append(heights[-1] + density * (last - first + 1))
-    return heights
+def _sample(view: View, span: Span) -> _Sample:
+    keys, rows = view.cursor(token_bound(span.first), token_bound(span.last + 1)).take(SAMPLE_ROWS, SAMPLE_BYTES)
+    size = sum(len(key) - pinned_page.TOKEN_BYTES for key in keys) + sum(len(row) - _HEADERS[row[0]] for row in rows)
+    is_all = len(keys) < SAMPLE_ROWS and size < SAMPLE_BYTES
+    reach = span.last if is_all else token_of_data(keys[-1])
+    width = reach - span.first + 1
+    return _Sample(span, len(keys) / width, size / width)
 
 
 def _token_at(samples: list[_Sample], heights: list[float], height: float) -> int:
     """The token up to which about so many bytes stand."""
     place = min(max(bisect_left(heights, height), 1), len(samples)) - 1
-    (first, last), _, _, density = samples[place]
+    span, _, density = samples[place]
     inside = (height - heights[place]) / density if density else 0
-    return min(first + int(inside), last)
+    return min(span.first + int(inside), span.last)

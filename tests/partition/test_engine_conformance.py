@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.partition.engine import Engine
+from kvstore.partition.engine import Cursor, Engine, ViewClosed
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.engine_rocks import RocksEngine
 
@@ -91,6 +91,76 @@ def test_an_iterator_shows_the_rows_as_they_were_when_it_was_made(engine: Engine
     engine.write(batch)
     assert list(rows) == [(b"%03d" % number, b"old") for number in range(300)]
     assert len(contents(engine)) == 201
+
+
+def taken(cursor: Cursor, rows_max: int = 7, bytes_max: int = 1 << 20) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    while pairs := list(zip(*cursor.take(rows_max, bytes_max), strict=True)):
+        found += pairs
+    return found
+
+
+async def test_a_view_shows_its_ranges_as_they_were_however_late_and_often_they_are_read(engine: Engine) -> None:
+    write(engine, *((b"%03d" % number, b"old") for number in range(300)), (b"o", b"outside"))
+    view = engine.view([(b"0", b"3"), (b"x", b"y")])
+    batch = engine.batch()
+    batch.delete_range(b"100", b"200")
+    batch.put(b"250", b"new")
+    batch.put(b"2505", b"new")
+    engine.write(batch)
+    for number in range(20):
+        await flushed(engine)
+        write(engine, *((b"%03d" % each, b"%d" % number) for each in range(250)))
+    assert taken(view.cursor(b"0", b"3")) == [(b"%03d" % number, b"old") for number in range(300)]
+    assert taken(view.cursor(b"095", b"105")) == [(b"%03d" % number, b"old") for number in range(95, 105)]
+    assert taken(view.cursor(b"x", b"y")) == []
+
+
+def test_readers_of_a_view_do_not_disturb_each_other(engine: Engine) -> None:
+    pairs = [(b"%03d" % number, b"v") for number in range(100)]
+    write(engine, *pairs)
+    view = engine.view([(b"", b"\xff")])
+    first, second = view.cursor(b"000", b"050"), view.cursor(b"025", b"100")
+    found: dict[int, list[tuple[bytes, bytes]]] = {1: [], 2: []}
+    for _ in range(40):
+        found[1] += zip(*first.take(3, 100), strict=True)
+        found[2] += zip(*second.take(2, 100), strict=True)
+    assert found == {1: pairs[:50], 2: pairs[25:]}
+
+
+def test_a_view_gives_at_most_so_many_rows_and_ends_with_the_one_that_fills_the_bytes(engine: Engine) -> None:
+    write(engine, *((b"%d" % number, b"x" * 100) for number in range(9)))
+    cursor = engine.view([(b"", b"\xff")]).cursor(b"", b"\xff")
+    assert cursor.take(2, 1000)[0] == [b"0", b"1"]
+    assert cursor.take(9, 150)[0] == [b"2", b"3"]
+    assert cursor.take(9, 1)[0] == [b"4"]
+    assert cursor.take(9, 1000)[0] == [b"5", b"6", b"7", b"8"]
+    assert cursor.take(9, 1000) == ([], [])
+
+
+@pytest.mark.parametrize("end", ["view", "clear"])
+def test_a_view_that_is_closed_says_so_and_lets_the_engine_go_on(engine: Engine, end: str) -> None:
+    write(engine, (b"a", b"1"))
+    view = engine.view([(b"", b"\xff")])
+    cursor = view.cursor(b"", b"\xff")
+    cursor.take(1, 1)
+    view.close() if end == "view" else engine.clear()
+    with pytest.raises(ViewClosed):
+        cursor.take(1, 1)
+    with pytest.raises(ViewClosed):
+        view.cursor(b"", b"\xff")
+    write(engine, (b"b", b"2"))
+    assert engine.get(b"b") == b"2"
+
+
+def test_an_engine_is_closed_and_opened_again_although_views_were_left_open(tmp_path: Path) -> None:
+    first = RocksEngine(str(tmp_path / "engine"))
+    view = first.view([(b"", b"\xff")])
+    cursor = view.cursor(b"", b"\xff")
+    first.close()
+    RocksEngine(str(tmp_path / "engine")).close()
+    with pytest.raises(ViewClosed):
+        cursor.take(1, 1)
 
 
 def test_large_and_binary_rows_come_back(engine: Engine) -> None:
