@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
+import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -111,12 +113,42 @@ def spark(master: str, conf: Sequence[str] | None, progress: Bar) -> Iterator[Sp
     if master == MASTER:
         master = f"local[*,{ATTEMPTS}]"
     progress("starting Spark", 0, None)
-    session = open_session("kvstore snapshot", master=master, settings=settings)
+    with aside() as said:
+        try:
+            session = open_session("kvstore snapshot", master=master, settings=settings)
+        except StoreError:
+            raise
+        except Exception as error:  # whatever the launcher and the JVM raise
+            raise Unavailable(f"Spark does not start at {master}: {last_line(said()) or error}") from error
     session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
     try:
         yield session
     finally:
         session.stop()
+
+
+@contextmanager
+def aside() -> Iterator[Callable[[], str]]:
+    """What is written to standard error meanwhile goes into a file, and so does for good what processes write that are
+    started meanwhile: Spark's greetings, and pages of stack that end in the one line that we tell."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 1 << 16, max(0, os.fstat(file.fileno()).st_size - (1 << 16))).decode(
+                errors="replace"
+            )
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def last_line(text: str) -> str:
+    """The last line that names an error, else the last one."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return next((line for line in reversed(lines) if "Exception" in line or "rror" in line), lines[-1] if lines else "")
 
 
 class Bar:
