@@ -18,7 +18,7 @@ from kvstore.partition import commands, mover, rows
 from kvstore.partition.carried import Means
 from kvstore.partition.commands import Code, Flag, Level
 from kvstore.partition.tokens import Span, spans_of
-from kvstore.ring import Member, Ring, new_ring, plan
+from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.server.rings import change_ring
 from kvstore.types import PartitionId, ServerId
@@ -38,6 +38,7 @@ SPREAD = tuple(b"k%d" % number for number in range(24))
 COUNTERS = tuple(b"c%d" % number for number in range(6))
 MOVED_S_MAX = 120.0
 SETTLE_S_MAX = 60.0
+LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
 
 
 class Users:
@@ -145,6 +146,14 @@ class World:
         deadline = loop.time() + within_s
         while (await self.read_ring()).moves:
             assert loop.time() < deadline, f"moves still open: {self.ring.moves}, {self.steps()}"
+            await asyncio.sleep(0.1)
+
+    async def retired(self, within_s: float = MOVED_S_MAX) -> None:
+        """Return once nothing is left of partitions that were to leave. Raises AssertionError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while left := [each for each in (await self.read_ring()).partitions.values() if each.state in LEAVING]:
+            assert loop.time() < deadline, f"not gone: {left}, {self.steps()}"
             await asyncio.sleep(0.1)
 
     def steps(self) -> list[Any]:
@@ -323,6 +332,7 @@ async def _scenario(
     await story(world, users)
     heal(cluster)
     await world.moved()
+    await world.retired()
     await all_serve(cluster, 90.0)
     await asyncio.sleep(0.3)
     await users.stop()

@@ -1,5 +1,5 @@
 """What no write to the metadata store may ever do, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
-G1 to G3)."""
+G1 to G3, the end of a partition T5)."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 import orjson
 
 from kvstore.meta import ledger_metadata, paths
+from kvstore.ring import PartitionState, Ring, decode
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
 
 _LOG = re.compile(re.escape(paths.PARTITIONS) + r"/([^/]+)/log")
@@ -47,6 +48,7 @@ class MetadataRules:
         self.lists: dict[PartitionId, list[Listed]] = {}
         self.partition_of: dict[LedgerId, PartitionId] = {}
         """Of every ledger that was ever listed."""
+        self.ring: Ring | None = None
         self.on_trim: Callable[[PartitionId, list[Listed]], None] = lambda _partition, _dropped: None
         self._confirmed, self._broken, self._closed = confirmed, broken, closed
 
@@ -56,6 +58,8 @@ class MetadataRules:
             self._ledger_changed(ledger, new)
         elif match := _LOG.fullmatch(path):
             self._list_changed(PartitionId(match.group(1)), new)
+        elif path == paths.RING and new is not None:
+            self._ring_changed(decode(new))
 
     def _expect(self, holds: bool, rule: str, what: object) -> None:
         if not holds:
@@ -102,15 +106,40 @@ class MetadataRules:
             early = [each for each in after.fragments[len(kept) :] if each.first <= last]
             self._expect(not early, f"L4 a new ensemble begins after the last confirmed entry ({last})", step)
 
+    # ── the ring ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _ring_changed(self, after: Ring) -> None:
+        before, self.ring = self.ring, after
+        for partition in sorted(before.partitions) if before is not None else ():
+            was = before.partitions[partition].state if before is not None else None
+            if partition not in after.partitions:
+                retired = was is PartitionState.RETIRED and partition in after.retired
+                self._expect(retired, "T5 only who has retired leaves the ring, and its id stays", (partition, was))
+                self._expect(not self.lists.get(partition), "T5 its list goes first", partition)
+                mine = [ledger for ledger, owner in self.partition_of.items() if owner == partition]
+                left = [ledger for ledger in mine if ledger in self.ledgers]
+                self._expect(not left, "T5 its ledgers go first", (partition, left))
+        for partition, member in after.partitions.items():
+            if member.state is PartitionState.RETIRED:
+                busy = partition in after.tokens.values() or any(
+                    partition in (m.source, m.target) for m in after.moves.values()
+                )
+                self._expect(not busy, "T5 who retires owns nothing and has no open move", partition)
+
+    def _has_retired(self, partition: PartitionId) -> bool:
+        member = self.ring.partitions.get(partition) if self.ring is not None else None
+        return member is not None and member.state is PartitionState.RETIRED
+
     # ── a partition's list ────────────────────────────────────────────────────────────────────────────────────────────
 
     def _list_changed(self, partition: PartitionId, data: bytes | None) -> None:
         before = self.lists.get(partition, [])
-        self._expect(data is not None, "G1 a list of ledgers is never removed", partition)
-        if data is None:
-            return
-        after = [_line(each) for each in orjson.loads(data)["ledgers"]]
+        after = [_line(each) for each in orjson.loads(data)["ledgers"]] if data is not None else []
         self.lists[partition] = after
+        if data is None or (before and not after):
+            self._expect(self._has_retired(partition), "T5 only who has retired loses its list", (partition, before))
+            self._expect(data is not None or not before, "T5 a list is emptied before it goes", (partition, before))
+            return
         ids = [line.id for line in after]
         self._expect(ids == sorted(set(ids)), "G1 ids in a list are unique and rise", ids)
         kept = [line for line in before if line.id in set(ids)]
