@@ -1,0 +1,185 @@
+"""Pinned reads while partitions join and faults strike: whoever keeps a pinned position gives the same bytes, and they
+are what the log says up to there; together they own every token once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from dataclasses import replace
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, StoreError
+from kvstore.partition import rows
+from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.state import State
+from kvstore.proto import data_pb2
+from kvstore.proto.pinned_page import lengths_of
+from kvstore.ring.cover import flaw
+from kvstore.server.data import Data
+from kvstore.server.pins import PinKeeper
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.wal.ports import LogEntry
+from tests.sim.cluster import Cluster
+from tests.sim.faults import FAULTS, Chaos
+from tests.sim.knobs import Knobs, draw
+from tests.sim.moves import Users, World, play
+from tests.sim.nodes import Node
+from tests.sim.probes import declare, hits, probe
+
+declare("pins.pinned", "pins.read_twice", "pins.not_kept")
+
+pytestmark = pytest.mark.sim
+
+CALL_S = 30.0
+TTL_MS = 20_000
+PATIENT = (Retryable, OutcomeUnknown, MetadataError)
+
+
+class Reader:
+    """Pins now and then, and reads what is pinned from every node, again and again until it has ended."""
+
+    def __init__(self, cluster: Cluster, random: Random) -> None:
+        self._cluster, self._random = cluster, random
+        self._expected: dict[tuple[PartitionId, Position], list[tuple[bytes, bytes]]] = {}
+        self._stopping = False
+        self._task = cluster.spawn(self._work(), name="reader of pins")
+
+    async def stop(self) -> None:
+        self._stopping = True
+        await self._task
+
+    async def _work(self) -> None:
+        number = 0
+        while not self._stopping:
+            number += 1
+            await asyncio.sleep(self._random.uniform(0.05, 1.0))
+            pinned = await self._pin(f"pin{number}")
+            if pinned is None:
+                continue
+            probe("pins.pinned")
+            owned = {
+                each.partition: list(zip(each.first_tokens, each.last_tokens, strict=True))
+                for each in pinned.partitions
+            }
+            if wrong := flaw(owned):
+                self._cluster.broken(f"pin{number}: {wrong}")
+            for _ in range(self._random.randrange(1, 4)):
+                await asyncio.sleep(self._random.uniform(0.0, 2.0))
+                for each in pinned.partitions:
+                    await self._compare(pinned.id, each)
+
+    async def _pin(self, pin: str) -> data_pb2.PinResponse | None:
+        node = self._random.choice(self._cluster.nodes)
+        request = data_pb2.PinRequest(id=pin, ttl_ms=TTL_MS)
+        found = await self._at(node, lambda served: PinKeeper(served.env, served).pin(request))
+        return found if isinstance(found, data_pb2.PinResponse) else None
+
+    async def _compare(self, pin: str, pinned: data_pb2.PinnedPartition) -> None:
+        """Every node gives what the log says, or nothing."""
+        position = Position(LedgerId(pinned.ledger), EntryId(pinned.entry))
+        partition, given = PartitionId(pinned.partition), 0
+        for node in self._cluster.nodes:
+            pages = await self._at(node, lambda served: self._read(Data(served.env, served), pin, pinned))
+            if isinstance(pages, NoSuchPin):
+                probe("pins.not_kept")
+            if not isinstance(pages, list):
+                continue
+            given += 1
+            if pages != self._fold(partition, position):
+                self._cluster.broken(f"{node.name} gives other rows of {partition} at {position} than its log")
+        if given > 1:
+            probe("pins.read_twice")
+
+    async def _read(self, data: Data, pin: str, pinned: data_pb2.PinnedPartition) -> list[tuple[bytes, bytes]]:
+        request = data_pb2.ReadPinnedRequest(
+            id=pin, partition=pinned.partition, ledger=pinned.ledger, entry=pinned.entry, page_bytes=200
+        )
+        return [pair async for page in data.pages(request) for pair in pairs_of(page)]
+
+    def _fold(self, partition: PartitionId, position: Position) -> list[tuple[bytes, bytes]]:
+        """What is owned there, by the log alone."""
+        if (partition, position) not in self._expected:
+            state = State(partition, MemoryEngine(), self._cluster.knobs.partition)
+            for at, noted in sorted(self._cluster.logbook.entries[partition].items()):
+                if at <= position:
+                    state.apply(LogEntry(at, noted.payload))
+            assert state.position == position, f"{partition} was pinned at {position}, where its log has nothing"
+            owned = state.territory.owned
+            found = [pair for pair in state.engine.iterate(*rows.ALL_DATA) if owned.holds_row(pair[0])]
+            self._expected[partition, position] = found
+        return self._expected[partition, position]
+
+    async def _at(self, node: Node, call: Any) -> Any:
+        """What a call gives that is made in a node's process; None if the process ends meanwhile."""
+        if node.door is None or not node.is_running:
+            return None
+        served = node.served
+        assert served is not None
+        answer: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+        async def work(coroutine: Coroutine[Any, Any, Any]) -> None:
+            try:
+                found = await coroutine
+            except StoreError as error:
+                found = error
+            if not answer.done():
+                answer.set_result(found)
+
+        served.env.nursery.spawn(work(call(served)), name="pinned read")
+        try:
+            async with asyncio.timeout(CALL_S):
+                found = await answer
+        except TimeoutError:
+            return None
+        assert not isinstance(found, StoreError) or isinstance(found, PATIENT), repr(found)
+        return found
+
+
+def pairs_of(page: data_pb2.PinnedPage) -> list[tuple[bytes, bytes]]:
+    """Row keys and rows."""
+    found, key_at, row_at = [], 0, 0
+    for key, row in zip(lengths_of(page.key_lengths), lengths_of(page.row_lengths), strict=True):
+        found.append((page.keys[key_at : key_at + key], page.rows[row_at : row_at + row]))
+        key_at, row_at = key_at + key, row_at + row
+    return found
+
+
+def drawn(seed: int) -> Knobs:
+    random = Random(f"pins/{seed}")
+    names = sorted(FAULTS)
+    knobs = draw(random, names)
+    faults = tuple(random.sample(names, random.choice((1, 2, 3))))
+    partition = replace(knobs.partition, retry_window_ms=600_000, retry_bytes_max=64 << 20, retry_results_max=1024)
+    return replace(knobs, partitions=random.choice((1, 2)), faults=faults, partition=partition)
+
+
+async def pins_in_peace(world: World, users: Users) -> None:
+    reader = Reader(world.cluster, world.cluster.world.fork("pins"))
+    await world.join("px")
+    await world.moved()
+    await reader.stop()
+
+
+async def pins_in_trouble(world: World, users: Users) -> None:
+    knobs, cluster = world.cluster.knobs, world.cluster
+    reader = Reader(cluster, cluster.world.fork("pins"))
+    await world.join("px")
+    await Chaos(cluster, cluster.world.fork("chaos"), list(knobs.faults), knobs.pace_s).run(min(knobs.chaos_s, 15.0))
+    await reader.stop()
+
+
+@pytest.mark.parametrize("seed", range(1))
+def test_every_replica_gives_what_the_log_says_while_ranges_move(seed: int) -> None:
+    before = dict(hits)
+    play(seed, pins_in_peace, users=4)
+    assert hits["pins.read_twice"] - before.get("pins.read_twice", 0) >= 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_replica_gives_what_the_log_says_whatever_strikes(seed: int) -> None:
+    before = hits["pins.pinned"]
+    play(seed, pins_in_trouble, drawn(seed), users=4)
+    assert hits["pins.pinned"] > before
