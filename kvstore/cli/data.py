@@ -1,4 +1,4 @@
-"""`kvstore get|put|del|scan|watch` and `load-tree|verify-tree`: keys and values from a shell."""
+"""`kvstore get|put|del|scan` and `load-tree|verify-tree`: keys and values from a shell."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from enum import StrEnum
-from json import dumps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -44,7 +43,6 @@ def register(app: typer.Typer) -> None:
     app.command()(put)
     app.command("del")(delete)
     app.command()(scan)
-    app.command()(watch)
     app.command("load-tree")(load_tree)
     app.command("verify-tree")(verify_tree)
 
@@ -63,7 +61,7 @@ def get(
     async def work(client: AsyncClient) -> Item | None:
         from kvstore.client import Level
 
-        return await client.get(_bytes(key), level=Level[level.name.upper()])
+        return await client.get(as_bytes(key), level=Level[level.name.upper()])
 
     found = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
     if found is None:
@@ -73,7 +71,7 @@ def get(
             print(f"kvstore: {key!r} is absent", file=sys.stderr)
         raise typer.Exit(1)
     if json:
-        print(as_json({**_shown_key(_bytes(key)), "found": True, **_shown(found)}))
+        print(as_json({**_shown_key(as_bytes(key)), "found": True, **_shown(found)}))
         return
     sys.stdout.buffer.write(found.value)
     if sys.stdout.isatty():
@@ -100,11 +98,11 @@ def put(
     content = _content(value, file)
 
     async def work(client: AsyncClient) -> int:
-        return await client.put(_bytes(key), content, ttl_s=ttl, if_absent=if_absent, if_version=if_version)
+        return await client.put(as_bytes(key), content, ttl_s=ttl, if_absent=if_absent, if_version=if_version)
 
     version = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
     if json:
-        print(as_json({**_shown_key(_bytes(key)), "version": version}))
+        print(as_json({**_shown_key(as_bytes(key)), "version": version}))
 
 
 def delete(
@@ -118,7 +116,7 @@ def delete(
     """Delete keys, each by itself, and print how many there were."""
 
     async def work(client: AsyncClient) -> int:
-        return sum([bool(await client.delete(_bytes(key))) for key in keys])
+        return sum([bool(await client.delete(as_bytes(key))) for key in keys])
 
     count = _with_client(config_of(data_dir, zookeeper, server, timeout), work)
     print(as_json({"deleted": count}) if json else count)
@@ -143,9 +141,9 @@ def scan(
         from kvstore.client import Level
 
         found = client.scan(
-            _bytes(start),
-            _bytes(end),
-            prefix=_bytes(prefix),
+            as_bytes(start),
+            as_bytes(end),
+            prefix=as_bytes(prefix),
             limit=limit,
             keys_only=keys,
             level=Level[level.name.upper()],
@@ -166,20 +164,6 @@ def scan(
         print(as_table(rows, ("key", "bytes", "version", "value")))
 
 
-def watch(
-    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
-    data_dir: DataDir = Path("data"),
-    zookeeper: ZooKeeper = None,
-    server: Server = None,
-    json: Json = False,
-) -> None:
-    """Print changes of keys as they happen; with --json one document on each line."""
-    from kvstore.cli.watching import print_changes
-
-    config = config_of(data_dir, zookeeper, server, TREE_TIMEOUT_S)
-    print_changes(config, _bytes(prefix), line_of if json else None)
-
-
 def load_tree(
     folder: Folder,
     prefix: Prefix = "",
@@ -197,7 +181,7 @@ def load_tree(
     from kvstore.cli.trees import load
 
     config = config_of(data_dir, zookeeper, server, timeout)
-    found = run(lambda: load(config, folder, _bytes(prefix), chunk_bytes))
+    found = run(lambda: load(config, folder, as_bytes(prefix), chunk_bytes))
     _report(found, json)
 
 
@@ -214,7 +198,7 @@ def verify_tree(
     from kvstore.cli.trees import verify
 
     config = config_of(data_dir, zookeeper, server, timeout)
-    found = run(lambda: verify(config, folder, _bytes(prefix)))
+    found = run(lambda: verify(config, folder, as_bytes(prefix)))
     _report(found, json)
 
 
@@ -242,11 +226,11 @@ def _with_client(config: Any, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
 
 def _content(value: str | None, file: Path | None) -> bytes:
     if value is not None:
-        return _bytes(value)
+        return as_bytes(value)
     return file.read_bytes() if file is not None else sys.stdin.buffer.read()
 
 
-def _bytes(text: str) -> bytes:
+def as_bytes(text: str) -> bytes:
     """What was typed, also if it is no UTF-8."""
     return os.fsencode(text)
 
@@ -260,19 +244,13 @@ def _brief(value: bytes) -> str:
     return shown if len(value) <= 60 else f"{shown}…"
 
 
-def line_of(partition: str, sequence: int, key: bytes, value: bytes | None) -> str:
-    """A change as one line of JSON; `value` is None if the key was deleted."""
-    shown = {"deleted": True} if value is None else _exact("value", value)
-    return dumps({"partition": partition, "sequence": sequence, **_shown_key(key), **shown}, ensure_ascii=False)
-
-
 def _shown_key(key: bytes) -> dict[str, str]:
-    return _exact("key", key)
+    return exact("key", key)
 
 
 def _shown(item: Item) -> dict[str, Any]:
     return {
-        **_exact("value", item.value),
+        **exact("value", item.value),
         "version": item.version,
         "created": item.created,
         "written_ms": item.written_ms,
@@ -280,7 +258,7 @@ def _shown(item: Item) -> dict[str, Any]:
     }
 
 
-def _exact(name: str, data: bytes) -> dict[str, str]:
+def exact(name: str, data: bytes) -> dict[str, str]:
     """Bytes in JSON: as text if they are UTF-8, else in base64 under another name. Nothing is lost."""
     try:
         return {name: data.decode()}

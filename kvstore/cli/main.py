@@ -14,6 +14,7 @@ from kvstore.errors import StoreError
 BRANCHES = (
     "local",
     "data",
+    "watching",
     "cluster_init",
     "ring",
     "partitions",

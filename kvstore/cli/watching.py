@@ -1,34 +1,124 @@
-"""The change feed on a terminal."""
+"""`kvstore watch`: the change feed on a terminal, or as lines of JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Mapping
+from json import JSONDecodeError, dumps, loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-import grpc
+import typer
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.scanning import scan_bounds
-from kvstore.proto import kv_pb2, kv_pb2_grpc
-from kvstore.rpc.channels import open_channel
-from kvstore.rpc.status import from_rpc_error
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.data import as_bytes, exact
+from kvstore.cli.endpoints import Server, config_of
 
-Line = Callable[[str, int, bytes, bytes | None], str]
-"""Partition, sequence, key and new value, None if it was deleted, as what is printed."""
+if TYPE_CHECKING:
+    from kvstore.client import Change
+    from kvstore.client.config import ClientConfig
+
+OLDEST = "oldest"
+TIMEOUT_S = 60.0
+"""For a cluster that fails meanwhile."""
+
+Start = Annotated[
+    str,
+    typer.Option(
+        "--from", help=f'Where to begin: "{OLDEST}", or a position that an earlier watch has told. Not given: now.'
+    ),
+]
 
 
-def for_people(partition: str, sequence: int, key: bytes, value: bytes | None) -> str:
-    return f"{partition}/{sequence} {key!r} {'deleted' if value is None else f'= {value!r}'}"
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(watch)
 
 
-def print_changes(config: ClientConfig, prefix: bytes, line: Line | None = None) -> None:
-    """Print changes until interrupted. Raises StoreError."""
-    line = line or for_people
-    start, end = scan_bounds(b"", b"", prefix)
-    with open_channel(config.endpoints[0], config.tls) as channel:
+def watch(
+    key: Annotated[str | None, typer.Argument(help="The key, as UTF-8. Neither it nor a prefix: all keys.")] = None,
+    prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
+    start: Start = "",
+    limit: Annotated[int, typer.Option(help="End after so many changes. 0: never.", min=0)] = 0,
+    keys_only: Annotated[bool, typer.Option("--keys-only", help="Without the values.")] = False,
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Print each put and delete as it happens, once and in order, over failures and moves; with --json one document on
+    each line.
+
+    At the end the position is told on stderr, for --from: nothing is missed between two watches.
+    """
+    print_changes(
+        config_of(data_dir, zookeeper, server, TIMEOUT_S),
+        key=as_bytes(key) if key is not None else None,
+        prefix=as_bytes(prefix),
+        start=start,
+        limit=limit,
+        keys_only=keys_only,
+        line=line_of if json else for_people,
+    )
+
+
+def print_changes(
+    config: ClientConfig,
+    *,
+    key: bytes | None,
+    prefix: bytes,
+    start: str,
+    limit: int,
+    keys_only: bool,
+    line: Callable[[Change], str],
+) -> None:
+    """Print changes until interrupted. Raises StoreError; BadParameter for a `start` that is no position."""
+    from kvstore.client import Client
+
+    after = _positions_of(config, start)
+    with Client(config) as client, client.watch(key, prefix=prefix, after=after, keys_only=keys_only) as changes:
         try:
-            for message in kv_pb2_grpc.KVStub(channel).Watch(kv_pb2.WatchRequest(start=start, end=end)):
-                for change in message.changes:
-                    value = change.record.value if change.HasField("record") else None
-                    print(line(message.partition, change.sequence, change.key, value), flush=True)
-        except grpc.RpcError as error:
-            raise from_rpc_error(error) from None
+            for count, change in enumerate(changes, 1):
+                print(line(change), flush=True)
+                if count == limit:
+                    break
+        except KeyboardInterrupt:
+            pass
+        finally:
+            print(f"--from '{dumps(changes.position)}'", file=sys.stderr)
+
+
+def _positions_of(config: ClientConfig, start: str) -> Mapping[str, int] | None:
+    if not start:
+        return None
+    if start == OLDEST:
+        from kvstore.client import FeedReader
+
+        with FeedReader(config) as feed:
+            return {each.partition: each.oldest for each in feed.positions()}
+    try:
+        found: Any = loads(start)
+    except JSONDecodeError:
+        found = None
+    if not isinstance(found, dict) or not all(isinstance(each, int) and each >= 0 for each in found.values()):
+        raise typer.BadParameter(f'want "{OLDEST}" or a position like {{"p1": 17, "p2": 4}}, got {start!r}')
+    return found
+
+
+def for_people(change: Change) -> str:
+    """A change as one line."""
+    gone = "expired" if change.expired else "deleted"
+    what = gone if change.item is None else f"= {change.item.value!r}"
+    return f"{change.partition}/{change.version} {change.key!r} {what}"
+
+
+def line_of(change: Change) -> str:
+    """A change as one line of JSON."""
+    shown: dict[str, Any] = {"partition": change.partition, "version": change.version, **exact("key", change.key)}
+    if change.item is None:
+        shown |= {"deleted": True, "expired": change.expired}
+    else:
+        shown |= {**exact("value", change.item.value), "created": change.item.created}
+        if change.item.expires_ms:
+            shown["expires_ms"] = change.item.expires_ms
+    return dumps({**shown, "time_ms": change.time_ms}, ensure_ascii=False)

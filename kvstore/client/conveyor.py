@@ -28,7 +28,8 @@ class Conveyor:
     """One client's state. Everything happens on the event loop on which it was opened."""
 
     def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
-        self._env, self._config = env, config
+        self.env = self._env = env
+        self._config = config
         self.routing = Routing()
         self.tokens: dict[str, int] = {}
         self.links = Links(

@@ -1,4 +1,4 @@
-"""The change feed in pages, for blocking readers such as streaming sources: `with FeedReader("kv://host:port") as feed`.
+"""The change feed in pages, for blocking readers, as streaming sources are: `with FeedReader(cluster) as feed`.
 
 A reader keeps one sequence for each partition, and gets what stands behind it. Nothing is lost or doubled while it goes
 on from each page's `next`; `KV.Watch` (Client.watch) does that by itself, this is for those who keep positions in a

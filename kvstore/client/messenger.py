@@ -28,7 +28,8 @@ class Messenger:
     """One client's state, for any number of threads."""
 
     def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
-        self._env, self._config = env, config
+        self.env = self._env = env
+        self._config = config
         self.routing = Routing()
         self.tokens: dict[str, int] = {}
         self._lock = threading.Lock()

@@ -8,11 +8,15 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from kvstore.client.operations import Operation, names_its_partition
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
+
+if TYPE_CHECKING:
+    from random import Random
 
 REST_MIN_S, REST_MAX_S = 0.05, 1.0
 """How long an address is left alone after its connection broke; doubles with each failure in a row."""
@@ -81,6 +85,15 @@ class Routing:
             yield from replicas[turn:]
             yield from replicas[:turn]
         yield from self.everybody(endpoints)
+
+    def watchers_of(self, key: bytes | None, rng: Random, endpoints: Sequence[str]) -> list[str]:
+        """Whom to ask for a watch, of a key or of many, best first: replicas of the key's partition read its log at
+        home. Drawn, so that watches spread over the servers."""
+        near = self.replicas_of(self.partition_of(key)) if key is not None and self.is_known else []
+        others = [address for address in self.everybody(endpoints) if address not in near]
+        rng.shuffle(near)
+        rng.shuffle(others)
+        return [*near, *others]
 
     def everybody(self, endpoints: Sequence[str]) -> list[str]:
         """All addresses, the configured ones first."""

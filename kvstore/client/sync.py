@@ -16,6 +16,8 @@ from kvstore.client.messenger import Messenger
 from kvstore.client.operations import Operation
 from kvstore.client.scanning import Merge, scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
+from kvstore.client.watch_sync import Watch
+from kvstore.client.watching import HEARTBEAT_S, Reading, Watched
 from kvstore.env.caller import caller_env
 from kvstore.errors import InvalidRequest, Moved
 
@@ -133,6 +135,32 @@ class Client:
                 continue
             if version == self._open_messenger.routing.ring_version:
                 return total
+
+    def watch(
+        self,
+        key: bytes | None = None,
+        *,
+        prefix: bytes = b"",
+        start: bytes = b"",
+        end: bytes = b"",
+        after: Token | None = None,
+        keys_only: bool = False,
+        heartbeat_s: float = HEARTBEAT_S,
+    ) -> Watch:
+        """The changes of a key, of a prefix, of [start, end), or of everything, as they happen: each put and delete
+        once, those of one key in order, over failures of servers and moves of keys. From now on (from `ready`, or
+        entering it), or behind `after`: the `position` of an earlier watch of the same keys. `heartbeat_s`: how often
+        an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
+        the log does not reach back to `after` any more."""
+        watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
+        messenger = self._open_messenger
+        reading = Reading(watched, after, messenger.tokens)
+        return Watch(
+            messenger.env,
+            self._config,
+            reading,
+            lambda: messenger.routing.watchers_of(watched.key, messenger.env.random, self._config.endpoints),
+        )
 
     # ── writes ──
 

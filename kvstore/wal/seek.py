@@ -1,5 +1,5 @@
-"""Finds places in a partition's log: its end, and the last entry before which something holds. Reads a few entries only,
-never fences.
+"""Finds places in a partition's log: its end, and the last entry of which something is true. Reads few entries, never
+fences.
 
 Whoever asks says by its payload whether an entry stands before the place: this package parses none. What is asked must
 be true of some first entries of the log, and of none behind them: so it is found by halving.

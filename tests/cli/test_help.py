@@ -9,8 +9,9 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from kvstore.cli.data import line_of
 from kvstore.cli.main import build
+from kvstore.cli.watching import for_people, line_of
+from kvstore.client import Change, Item
 
 
 def commands(command: click.Command, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -61,14 +62,20 @@ def test_every_command_about_a_cluster_finds_it_by_directory_or_zookeeper_or_ser
 
 
 def test_a_change_is_one_line_of_json() -> None:
-    assert json.loads(line_of("p1", 7, b"key", b"two\nlines")) == {
+    written = Change(b"key", Item(b"two\nlines", 7, 5, 1_000, 0), 7, 1_000, "p1", False)
+    assert json.loads(line_of(written)) == {
         "partition": "p1",
-        "sequence": 7,
+        "version": 7,
         "key": "key",
         "value": "two\nlines",
+        "created": 5,
+        "time_ms": 1_000,
     }
-    assert "\n" not in line_of("p1", 7, b"key", b"two\nlines")
-    assert json.loads(line_of("p1", 8, b"key", None))["deleted"] is True
+    assert "\n" not in line_of(written)
+    gone = json.loads(line_of(Change(b"\xff", None, 8, 1_001, "p1", True)))
+    assert (gone["deleted"], gone["expired"], gone["key_base64"]) == (True, True, "/w==")
+    assert for_people(written) == "p1/7 b'key' = b'two\\nlines'"
+    assert for_people(Change(b"key", None, 8, 1_001, "p1", False)) == "p1/8 b'key' deleted"
 
 
 def test_what_the_design_promises_is_there() -> None:
