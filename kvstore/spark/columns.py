@@ -24,13 +24,15 @@ COLUMNS = {
     "expires_at": "TIMESTAMP",
 }
 """Of what is read, with their types."""
-READ_ONLY = ("partition", "version", "created_version", "written_at")
+CHANGES = COLUMNS | {"kind": "STRING NOT NULL"}
+"""Of what streams may read beside: created, overwritten, deleted or expired."""
+READ_ONLY = ("partition", "version", "created_version", "written_at", "kind")
 """What the store itself decides; a write leaves these columns aside."""
 
 
 def ddl(columns: tuple[str, ...]) -> str:
-    """The schema of some of COLUMNS."""
-    return ", ".join(f"{name} {COLUMNS[name]}" for name in columns)
+    """The schema of some of CHANGES."""
+    return ", ".join(f"{name} {CHANGES[name]}" for name in columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,15 @@ T = TypeVar("T")
 WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
 RANGE = ("columns", "prefix", "start", "end", "keyEncoding")
 READ = (*WHERE, *RANGE, "pin", "pinTtl", "splitBytes", "pageBytes")
-STREAM = (*WHERE, "startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "prefix", "keyEncoding")
+STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "holdName", "holdTtl")
+STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
 WRITE = (*WHERE, "keyColumn", "valueColumn", "expiresColumn", "onConflict", "onNull", "batchRows", "batchBytes")
 SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
 """Options that Spark hands to every source and sink."""
 
 UNITS = {"": 1, "b": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20, "gib": 1 << 30, "gb": 1 << 30}
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-PIN_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,7 @@ class ReadOptions:
     columns: tuple[str, ...]
     keys: KeyRange
     pin: str
-    """Read at a pin that somebody else holds; empty: at one of our own."""
+    """Read at a pin that somebody else holds, as splits.encode tells it; empty: at one of our own."""
     pin_ttl_s: float
     split_bytes: int
     page_bytes: int
@@ -107,7 +108,11 @@ class StreamOptions:
     rows_max: int
     """0: all there are."""
     bytes_max: int
+    columns: tuple[str, ...]
     keys: KeyRange
+    hold: str
+    """The name under which logs are held; empty: one made up for this run of the query."""
+    hold_s: float
 
 
 def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluster:
@@ -152,21 +157,18 @@ def write_options(options: Mapping[str, str]) -> WriteOptions:
 def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOptions:
     """`known`: the columns that there are. Raises ConfigError."""
     _refuse_unknown(options, READ, "reading")
-    pin = options.get("pin", "")
-    if pin and not PIN_ID.fullmatch(pin):
-        raise ConfigError(f"pin: want 1 to 64 letters, digits, '-', '_' or '.', got {pin!r}")
     return ReadOptions(
-        _columns(options, known),
+        _columns(options, known, known),
         key_range(options),
-        pin,
+        options.get("pin", ""),
         _seconds(options, "pinTtl", 600.0, least=10.0, most=86_400.0),
         _size(options, "splitBytes", 64 << 20, 1 << 16, 1 << 40),
         _size(options, "pageBytes", 1 << 20, 1 << 12, 2 << 20),
     )
 
 
-def stream_options(options: Mapping[str, str]) -> StreamOptions:
-    """Raises ConfigError."""
+def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> StreamOptions:
+    """`known`: the columns that there are; `default`: those that are read if none are named. Raises ConfigError."""
     _refuse_unknown(options, STREAM, "reading a stream")
     start: str | dict[str, Any] = options.get("startingPosition", "latest")
     if start not in ("earliest", "latest"):
@@ -178,12 +180,31 @@ def stream_options(options: Mapping[str, str]) -> StreamOptions:
             raise ConfigError(
                 f"startingPosition: want earliest, latest or an offset as JSON, got {options['startingPosition']!r}"
             )
+    if options.get("maxRowsPerTrigger") and options.get("maxBytesPerTrigger"):
+        raise ConfigError("want one of the options maxRowsPerTrigger and maxBytesPerTrigger, got both")
+    hold = options.get("holdName", "")
+    if hold and not NAME.fullmatch(hold):
+        raise ConfigError(f"holdName: want 1 to 64 letters, digits, '-', '_' or '.', got {hold!r}")
     return StreamOptions(
         start,
         _size(options, "maxRowsPerTrigger", 0, 1, 1 << 40),
         _size(options, "maxBytesPerTrigger", 0, 1, 1 << 50),
+        _columns(options, known, default),
         key_range(options),
+        hold,
+        _seconds(options, "holdTtl", 3600.0, least=10.0, most=86_400.0),
     )
+
+
+def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
+    """What is read, before it is known whether once or as a stream. Raises ConfigError."""
+    _refuse_unknown(options, tuple(dict.fromkeys((*READ, *STREAM))), "reading")
+    return _columns(options, known, default)
+
+
+def is_for_a_stream(options: Mapping[str, str]) -> bool:
+    """True only if it cannot be for anything else."""
+    return any(options.get(name) for name in STREAM_ONLY)
 
 
 def key_range(options: Mapping[str, str]) -> KeyRange:
@@ -219,14 +240,14 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
         raise ConfigError(f"there are no paths in a store, got {options['path']!r}: call load() or save() without one")
 
 
-def _columns(options: Mapping[str, str], known: tuple[str, ...]) -> tuple[str, ...]:
+def _columns(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
     wanted = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
     for name in wanted:
         if name not in known:
             raise ConfigError(f"columns: there is no column {name!r}; there are {', '.join(known)}")
     if len(set(wanted)) < len(wanted):
         raise ConfigError(f"columns: want each once, got {options['columns']!r}")
-    return tuple(wanted) or known
+    return tuple(wanted) or default
 
 
 def _endpoints(servers: str) -> tuple[str, ...]:

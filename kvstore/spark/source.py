@@ -1,4 +1,4 @@
-"""The data source `kvstore`: what Spark asks first, on the driver. Options and errors are docs/spark.md's."""
+"""The data source `kvstore`: what Spark asks first, on the driver. docs/spark.md has all options and errors."""
 
 from __future__ import annotations
 
@@ -6,22 +6,71 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from kvstore.errors import ConfigError
-from kvstore.spark import columns
+from kvstore.client.config import ClientConfig
+from kvstore.client.pinned import PinnedStore
+from kvstore.errors import ConfigError, StoreError
+from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find
-from kvstore.spark.options import write_options
+from kvstore.spark.options import columns_of, is_for_a_stream, read_options, stream_options, write_options
+from kvstore.spark.reader import PinnedReader, reader_of
+from kvstore.spark.splits import decode
+from kvstore.spark.stream import ChangeReader
 from kvstore.spark.writer import BulkWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+KNOWN, CHANGES = tuple(columns.COLUMNS), tuple(columns.CHANGES)
+
 
 class KvstoreSource(DataSource):
     """`spark.read|readStream|write|writeStream.format("kvstore")`."""
 
+    _config: ClientConfig | None = None
+    _store: PinnedStore | None = None
+    _failure: StoreError | None = None
+
     @classmethod
     def name(cls) -> str:
         return "kvstore"
+
+    def schema(self) -> str:
+        """Asked once, by `load()`: this is the moment at which a data frame reads the store, in all of its actions.
+
+        Spark asks in the same way for a stream, which needs no pin: it gives it back, or goes without.
+        """
+        wanted = columns_of(self.options, CHANGES, KNOWN)
+        self._config = find(self.options)
+        if not is_for_a_stream(self.options):
+            self._pin(self._config)
+        return columns.ddl(wanted)
+
+    def _pin(self, config: ClientConfig) -> None:
+        try:
+            options = read_options(self.options, KNOWN)
+            if options.pin:
+                self._store = decode(options.pin, config.tls)
+            else:
+                self._store = pins.pin(config, ttl_s=options.pin_ttl_s, split_bytes=options.split_bytes)
+        except StoreError as error:
+            self._failure = error
+
+    def reader(self, schema: StructType) -> PinnedReader:
+        options = read_options(self.options, KNOWN)
+        if self._failure is not None:
+            raise self._failure
+        if self._config is None or self._store is None:
+            raise ConfigError("want no schema of your own: choose columns by the option columns, then cast them")
+        return reader_of(self._config, self._store, options)
+
+    def streamReader(self, schema: StructType) -> ChangeReader:
+        if self._store is not None and self._config is not None and not self.options.get("pin"):
+            pins.release(self._config, self._store.id)
+            self._store = None
+        options = stream_options(self.options, CHANGES, KNOWN)
+        if self._config is None:
+            raise ConfigError("want no schema of your own: choose columns by the option columns, then cast them")
+        return ChangeReader(self._config, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BulkWriter:
         if overwrite:

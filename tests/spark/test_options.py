@@ -10,6 +10,7 @@ from kvstore.spark.options import (
     OnConflict,
     OnNull,
     cluster_of,
+    columns_of,
     key_range,
     prefix_range,
     read_options,
@@ -94,7 +95,6 @@ def test_reading_has_defaults_and_reads_what_is_set() -> None:
     [
         ({"columns": "key,vlaue"}, "there is no column 'vlaue'; there are partition, key, value"),
         ({"columns": "key,key"}, "want each once"),
-        ({"pin": "a b"}, "pin: want 1 to 64 letters"),
         ({"keyEncoding": "hex", "prefix": "xy"}, "prefix: want hexadecimal digits"),
         ({"keyEncoding": "rot13"}, "keyEncoding: want utf8 or hex"),
         ({"batchRows": "1"}, "unknown option 'batchRows' for reading"),
@@ -106,11 +106,32 @@ def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str
 
 
 def test_a_stream_begins_where_it_is_told() -> None:
-    assert stream_options({}).start == "latest"
-    assert stream_options({"startingPosition": '{"p1": 7}'}).start == {"p1": 7}
-    for wrong in ("yesterday", "[1]", ""):
-        with pytest.raises(ConfigError, match="startingPosition: want earliest, latest or an offset"):
-            stream_options({"startingPosition": wrong})
+    assert stream_options({}, KNOWN, KNOWN[:2]).start == "latest"
+    assert stream_options({}, KNOWN, KNOWN[:2]).columns == ("partition", "key")
+    assert stream_options({"startingPosition": '{"p1": 7}'}, KNOWN, KNOWN).start == {"p1": 7}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"startingPosition": "yesterday"}, "startingPosition: want earliest, latest or an offset"),
+        ({"startingPosition": "[1]"}, "startingPosition: want earliest, latest or an offset"),
+        ({"startingPosition": ""}, "startingPosition: want earliest, latest or an offset"),
+        ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "want one of the options maxRowsPerTrigger and"),
+        ({"holdName": "a b"}, "holdName: want 1 to 64 letters"),
+        ({"holdTtl": "2d"}, "holdTtl: want a time like 30s"),
+        ({"pin": "x"}, "unknown option 'pin' for reading a stream"),
+    ],
+)
+def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        stream_options(options, KNOWN, KNOWN)
+
+
+def test_before_spark_says_what_it_wants_options_of_reads_and_streams_are_both_right() -> None:
+    assert columns_of({"pinTtl": "10s", "holdTtl": "10s", "columns": "key"}, KNOWN, KNOWN) == ("key",)
+    with pytest.raises(ConfigError, match="unknown option 'onNull' for reading"):
+        columns_of({"onNull": "error"}, KNOWN, KNOWN)
 
 
 def test_keys_may_be_given_as_hexadecimal_digits() -> None:

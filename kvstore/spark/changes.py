@@ -1,0 +1,59 @@
+"""A page of the change feed as an Arrow record batch. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from kvstore.client.pinned_arrow import SCHEMA as PINNED
+from kvstore.client.pinned_arrow import TIMESTAMP
+from kvstore.proto import feed_pb2
+
+KINDS: dict[int, str] = {
+    feed_pb2.CREATED: "created",
+    feed_pb2.OVERWRITTEN: "overwritten",
+    feed_pb2.DELETED: "deleted",
+    feed_pb2.EXPIRED: "expired",
+}
+GONE = (feed_pb2.DELETED, feed_pb2.EXPIRED)
+SCHEMA = PINNED.append(pa.field("kind", pa.string(), nullable=False))
+
+
+def batch_of(page: feed_pb2.ChangesResponse, partition: str, columns: Sequence[str]) -> Any:
+    """The changes of a page as a pyarrow.RecordBatch of these columns of SCHEMA."""
+    arrays = [_column(page, name, partition) for name in columns]
+    return pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
+
+
+def _column(page: feed_pb2.ChangesResponse, name: str, partition: str) -> Any:
+    match name:
+        case "partition":
+            return pa.repeat(pa.scalar(partition), len(page.keys))
+        case "key":
+            return pa.array(page.keys, pa.binary())
+        case "value":
+            return pa.array(page.values, pa.binary(), mask=np.isin(_kinds(page), GONE))
+        case "version":
+            return pa.array(page.sequences, pa.int64())
+        case "created_version":
+            return pa.array(page.created, pa.int64())
+        case "written_at":
+            return _times(page.times_ms)
+        case "expires_at":
+            return _times(page.expires_ms)
+        case "kind":
+            return pa.array([KINDS[each] for each in page.kinds], pa.string())
+    raise ValueError(f"unknown column {name!r}; want some of {', '.join(SCHEMA.names)}")
+
+
+def _kinds(page: feed_pb2.ChangesResponse) -> Any:
+    return np.frombuffer(page.kinds, np.uint8)
+
+
+def _times(milliseconds: Sequence[int]) -> Any:
+    """0: none."""
+    found = np.fromiter(milliseconds, np.int64, len(milliseconds))
+    return pa.array(found * 1000, mask=found == 0).cast(TIMESTAMP)

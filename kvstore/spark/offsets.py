@@ -1,0 +1,99 @@
+"""How far a stream has read each partition, as Spark keeps it in JSON: `{"p1": 120, "p2": {"ended": 77}}`.
+
+Decides only. A number is the sequence up to which the partition's changes have been read; `ended`: it has left the
+ring, and that was its last one. A partition that is not named has not been read at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvstore.client.feed import PartitionFeed
+from kvstore.errors import ConfigError, PositionTrimmed
+
+Offset = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Changes of one partition behind `after` and up to `until`."""
+
+    partition: str
+    after: int
+    until: int
+    servers: tuple[str, ...] = ()
+    """Whom to ask, best first."""
+
+
+def sequence_of(offset: Mapping[str, Any], partition: str) -> int:
+    """Raises ConfigError for an offset that is none."""
+    found = offset.get(partition, 0)
+    if isinstance(found, dict):
+        found = found.get("ended")
+    if not isinstance(found, int) or isinstance(found, bool) or found < 0:
+        raise ConfigError(f'startingPosition: want {{"PARTITION": SEQUENCE, ...}}, got {offset[partition]!r}')
+    return found
+
+
+def has_ended(offset: Mapping[str, Any], partition: str) -> bool:
+    return isinstance(offset.get(partition), dict)
+
+
+def oldest(feeds: Sequence[PartitionFeed]) -> Offset:
+    """Before everything that can still be read."""
+    return {each.partition: each.oldest for each in feeds}
+
+
+def latest(feeds: Sequence[PartitionFeed]) -> Offset:
+    """Behind everything that was acknowledged."""
+    return {each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds}
+
+
+def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[PartitionFeed]) -> Offset:
+    """The offset at which partitions have been read up to `ends`; those that are not in it stay where they are."""
+    offset = dict(start)
+    for each in feeds:
+        until = max(ends.get(each.partition, 0), sequence_of(start, each.partition))
+        offset[each.partition] = {"ended": until} if each.ended and until >= each.latest else until
+    return offset
+
+
+def lowest(one: Mapping[str, Any], other: Mapping[str, Any]) -> Offset:
+    """Neither further than `one` nor than `other`."""
+    return {
+        partition: min(one[partition], other[partition], key=_number) if partition in other else one[partition]
+        for partition in one
+    }
+
+
+def _number(value: Any) -> int:
+    return int(value["ended"] if isinstance(value, dict) else value)
+
+
+def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
+    """Raises PositionTrimmed if changes behind `start` are gone."""
+    found = {each.partition: each for each in feeds}
+    for partition in sorted(start):
+        if partition not in found and not has_ended(start, partition):
+            raise PositionTrimmed(partition, sequence_of(start, partition), 0)
+    for each in feeds:
+        if sequence_of(start, each.partition) < each.oldest and not has_ended(start, each.partition):
+            raise PositionTrimmed(each.partition, sequence_of(start, each.partition), each.oldest)
+
+
+def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[Span]:
+    """What lies between two offsets, in portions of at most so many sequences."""
+    found = []
+    for partition in sorted(end):
+        first, last = sequence_of(start, partition), sequence_of(end, partition)
+        found += [
+            Span(partition, after, min(after + rows_max, last)) for after in range(first, max(first, last), rows_max)
+        ]
+    return found
+
+
+def shares(amount: int, waiting: Sequence[str]) -> dict[str, int]:
+    """An amount, spread evenly; nobody gets nothing."""
+    return {each: max(1, amount // len(waiting)) for each in waiting}

@@ -1,0 +1,99 @@
+"""Pins for jobs: one that a data frame makes by itself, and one that several share, kept alive while they are used.
+
+with hold({"servers": "host:7401"}) as pin:
+    users = spark.read.format("kvstore").options(**pin.options).option("prefix", "user/").load()
+    orders = spark.read.format("kvstore").options(**pin.options).option("prefix", "order/").load()
+    ...                                       # both as the store was at one moment
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from uuid import uuid4
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.pinned import PinnedStore, pin_store, renew_pin, unpin
+from kvstore.errors import NoSuchPin, StoreError, Unavailable
+from kvstore.spark.cluster import find
+from kvstore.spark.splits import encode
+
+logger = logging.getLogger(__name__)
+SHARES = 4
+"""A pin is renewed so often within its time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A pin that somebody keeps alive."""
+
+    store: PinnedStore
+    options: dict[str, str]
+    """For `spark.read.format("kvstore").options(...)`."""
+
+
+def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
+    """A pin of the whole store under a name of its own. Raises StoreError."""
+    return pin_store(
+        config,
+        ttl_s=ttl_s,
+        id=f"spark-{uuid4().hex[:16]}",
+        split_bytes=split_bytes,
+        timeout_s=config.timeout_s,
+    )
+
+
+@contextmanager
+def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 64 << 20) -> Iterator[Held]:
+    """Pin the store that the options name (servers, zookeeper or dataDir …), keep it pinned, and give it back at the
+    end. `ttl_s`: how long it outlives a driver that dies."""
+    config = find(where)
+    store = pin(config, ttl_s=ttl_s, split_bytes=split_bytes)
+    try:
+        with kept_alive(config, store.id, ttl_s):
+            yield Held(store, {**where, "pin": encode(store)})
+    finally:
+        release(config, store.id)
+
+
+@contextmanager
+def kept_alive(config: ClientConfig, id: str, ttl_s: float) -> Iterator[None]:
+    """Renew a pin by a thread while the block runs. A pin that is lost shows where it is read."""
+    over = threading.Event()
+
+    def renew() -> None:
+        while not over.wait(ttl_s / SHARES):
+            try:
+                renew_pin(config, id, ttl_s=ttl_s, timeout_s=ttl_s / SHARES)
+            except StoreError as error:
+                logger.warning("pin not renewed id=%s why=%s", id, error)
+
+    thread = threading.Thread(target=renew, name=f"pin {id}", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> None:
+    """Called before each action. Raises NoSuchPin that says what to do."""
+    try:
+        renew_pin(config, store.id, ttl_s=ttl_s, timeout_s=config.timeout_s)
+    except NoSuchPin:
+        raise NoSuchPin(
+            f"the moment at which this data frame reads the store is not kept any more (pin {store.id}): call load() "
+            f"again, or raise the option pinTtl above {ttl_s:g}s"
+        ) from None
+
+
+def release(config: ClientConfig, id: str) -> None:
+    """Give a pin back; one that cannot be given back ends at its deadline."""
+    try:
+        unpin(config, id, timeout_s=min(5.0, config.timeout_s))
+    except (StoreError, Unavailable) as error:
+        logger.info("pin not given back id=%s why=%s", id, error)

@@ -1,0 +1,80 @@
+"""Batch reads: the plan is made at one pinned moment of the store, and tasks read pieces of it as Arrow batches.
+
+A piece always gives the same rows, whoever asks and however often, so retries and speculation change nothing. Any
+replica that keeps the moment will do; one that fails is replaced within the task. When none keeps it, the job fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.pinned import PinnedStore
+from kvstore.spark.filters import Wanted, push
+from kvstore.spark.options import ReadOptions
+from kvstore.spark.pins import kept_alive, renew_or_explain
+from kvstore.spark.splits import Work, plan
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+PUSHES = "pyspark.sql.worker.data_source_pushdown_filters"
+"""The program in which Spark asks for filters. Elsewhere a reader that takes filters is an error."""
+
+
+class PinnedReader(DataSourceReader):
+    """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open."""
+
+    def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions) -> None:
+        self._config, self._store, self._options = config, store, options
+        self._wanted = Wanted(options.keys)
+
+    def partitions(self) -> Sequence[InputPartition]:
+        renew_or_explain(self._config, self._store, self._options.pin_ttl_s)
+        return [InputPartition(work) for work in plan(self._store, self._wanted)]
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        work: Work | None = partition.value
+        if work is None:  # Spark's way of saying that there is nothing to read
+            return
+        # gRPC must begin behind the fork that made this process.
+        from kvstore.client.pinned_arrow import batch_of
+        from kvstore.client.pinned_read import read_pinned
+
+        options = self._options
+        with kept_alive(self._config, self._store.id, options.pin_ttl_s):
+            for piece in work:
+                pages = read_pinned(
+                    piece.split,
+                    start=piece.keys.start,
+                    end=piece.keys.end,
+                    keys_only="value" not in options.columns,
+                    page_bytes=options.page_bytes,
+                    patience_s=self._config.timeout_s,
+                )
+                for page in pages:
+                    batch = batch_of(page, piece.split.partition, options.columns)
+                    if batch.num_rows:
+                        yield batch
+
+
+class FilteringReader(PinnedReader):
+    """The same where Spark hands over filters."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        self._wanted, left = push(self._wanted, filters)
+        return left
+
+
+def reader_of(config: ClientConfig, store: PinnedStore, options: ReadOptions) -> PinnedReader:
+    kind = FilteringReader if PUSHES in _programs() else PinnedReader
+    return kind(config, store, options)
+
+
+def _programs() -> set[str]:
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    return {*sys.modules, main.name if main is not None else ""}

@@ -1,0 +1,212 @@
+"""The streaming source: the change feed, each change once and as it was logged, whatever leaders and ring do.
+
+Offsets are positions in the logs, so a micro-batch is the same rows whenever it is read. While a query runs, and for a
+time after it has ended, its place in the logs is held back from trimming.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import (
+    ReadAllAvailable,
+    ReadLimit,
+    ReadMaxBytes,
+    ReadMaxRows,
+    SupportsTriggerAvailableNow,
+)
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.feed import FeedReader, PartitionFeed
+from kvstore.env.clock import SystemClock
+from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
+from kvstore.spark import offsets
+from kvstore.spark.offsets import Offset, Span
+from kvstore.spark.options import StreamOptions
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+
+logger = logging.getLogger(__name__)
+TASK_ROWS = 200_000
+"""Sequences that one task reads."""
+PROBE_BYTES = 1 << 20
+WAIT_MS = 2_000
+"""How long a server may wait for changes that a replica of it has not seen yet."""
+HOLD_SHARES = 4
+"""A hold is renewed so often within its time."""
+
+
+class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """`spark.readStream.format("kvstore")`. On the driver one instance lives as long as the query."""
+
+    def __init__(self, config: ClientConfig, options: StreamOptions) -> None:
+        self._config, self._options = config, options
+        self._target: Offset | None = None
+        """Under Trigger.AvailableNow: where the query ends."""
+        self._hold = options.hold or f"spark-{uuid4().hex[:16]}"
+        self._batch_start: Offset = {}
+        self._held_at = -1e9
+
+    # ── on the driver ──
+
+    def initialOffset(self) -> Offset:
+        with FeedReader(self._config) as feed:
+            feeds = feed.positions()
+        if self._options.start == "earliest":
+            return offsets.oldest(feeds)
+        if self._options.start == "latest":
+            return offsets.latest(feeds)
+        given: Offset = dict(self._options.start)  # type: ignore[arg-type]
+        for partition in given:
+            offsets.sequence_of(given, partition)
+        unknown = sorted(set(given) - {each.partition for each in feeds})
+        if unknown:
+            raise InvalidRequest(f"startingPosition: there is no partition {unknown[0]!r}")
+        return given
+
+    def getDefaultReadLimit(self) -> ReadLimit:
+        if self._options.rows_max:
+            return ReadMaxRows(self._options.rows_max)
+        return ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
+
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
+        with FeedReader(self._config) as feed:
+            feeds = feed.positions()
+            _check_readable(start, feeds)
+            self._keep_hold(feed, start)
+            ends = self._reachable(feeds)
+            waiting = [each for each in feeds if ends[each.partition] > offsets.sequence_of(start, each.partition)]
+            if waiting and not isinstance(limit, ReadAllAvailable):
+                ends |= _limited(feed, start, waiting, ends, limit, self._options)
+        return offsets.advanced(start, ends, [each for each in feeds if each.partition in ends])
+
+    def reportLatestOffset(self) -> Offset | None:
+        try:
+            with FeedReader(self._config) as feed:
+                return offsets.latest(feed.positions(timeout_s=2.0))
+        except StoreError:
+            return None
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        with FeedReader(self._config) as feed:
+            self._target = {each.partition: each.latest for each in feed.positions()}
+
+    def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
+        with FeedReader(self._config) as feed:
+            servers = {each.partition: each.servers for each in feed.positions()}
+        return [
+            InputPartition(Span(each.partition, each.after, each.until, servers.get(each.partition, ())))
+            for each in offsets.spans(start, end, TASK_ROWS)
+        ]
+
+    def _reachable(self, feeds: Sequence[PartitionFeed]) -> dict[str, int]:
+        """Up to where each partition may be read now. Under AvailableNow one that is new joins in the next run."""
+        if self._target is None:
+            return {each.partition: each.latest for each in feeds}
+        return {each.partition: min(each.latest, self._target.get(each.partition, 0)) for each in feeds}
+
+    def _keep_hold(self, feed: FeedReader, start: Offset) -> None:
+        """Hold the logs from the beginning of the batch before on: a query that dies reads that one again."""
+        before, self._batch_start = self._batch_start or start, dict(start)
+        now = SystemClock().now()
+        if now - self._held_at < self._options.hold_s / HOLD_SHARES:
+            return
+        held = offsets.lowest(before, start)
+        wanted = {each: offsets.sequence_of(held, each) for each in held if not offsets.has_ended(held, each)}
+        try:
+            feed.hold(self._hold, wanted, self._options.hold_s)
+            self._held_at = now
+        except StoreError as error:
+            logger.warning("logs not held name=%s why=%s", self._hold, error)
+
+    # ── in tasks ──
+
+    def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
+        span: Span | None = partition.value
+        if span is None:
+            return
+        # gRPC must begin behind the fork that made this process.
+        from kvstore.spark.changes import batch_of
+
+        keys = self._options.keys
+        with FeedReader(self._config) as feed:
+            after, clock = span.after, SystemClock()
+            progress_at = clock.now()
+            while after < span.until:
+                page = feed.changes(
+                    span.partition,
+                    after,
+                    until=span.until,
+                    servers=span.servers,
+                    wait_ms=WAIT_MS,
+                    start=keys.start,
+                    end=keys.end,
+                    keys_only="value" not in self._options.columns,
+                )
+                if page.next > after:
+                    progress_at = clock.now()
+                elif clock.now() - progress_at > self._config.timeout_s:
+                    raise Unavailable(
+                        f"nobody gives the changes of partition {span.partition} behind {after} "
+                        f"(wanted: up to {span.until})"
+                    )
+                after = page.next
+                if page.keys:
+                    yield batch_of(page, span.partition, self._options.columns)
+
+
+def _check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
+    try:
+        offsets.check_readable(start, feeds)
+    except PositionTrimmed as error:
+        raise _Trimmed(error) from None
+
+
+class _Trimmed(PositionTrimmed):
+    """Says what to do about it."""
+
+    def __init__(self, error: PositionTrimmed) -> None:
+        super().__init__(error.partition, error.asked, error.oldest)
+
+    def __str__(self) -> str:
+        return (
+            f"{super().__str__()}. Read the store once (spark.read), then begin a new query with another "
+            "checkpointLocation; the option holdTtl says how long logs wait for a query that is down"
+        )
+
+
+def _limited(
+    feed: FeedReader,
+    start: Offset,
+    waiting: Sequence[PartitionFeed],
+    ends: Mapping[str, int],
+    limit: ReadLimit,
+    options: StreamOptions,
+) -> dict[str, int]:
+    """Where a micro-batch ends that takes about so much. Sequences rise by one per change, but may jump: so each
+    partition's next change is looked up."""
+    amount = limit.max_rows if isinstance(limit, ReadMaxRows) else getattr(limit, "max_bytes", options.bytes_max)
+    is_bytes = not isinstance(limit, ReadMaxRows)
+    share = offsets.shares(amount or PROBE_BYTES, [each.partition for each in waiting])
+    found = {}
+    for each in waiting:
+        after = offsets.sequence_of(start, each.partition)
+        rows = _rows_of(feed, each, after, share[each.partition]) if is_bytes else share[each.partition]
+        first = feed.changes(
+            each.partition, after, until=ends[each.partition], rows_max=1, keys_only=True, servers=each.servers
+        )
+        until = first.sequences[0] - 1 + rows if first.sequences else first.next
+        found[each.partition] = min(ends[each.partition], until)
+    return found
+
+
+def _rows_of(feed: FeedReader, each: PartitionFeed, after: int, share: int) -> int:
+    """About how many rows have so many bytes, by the size of the next ones."""
+    page = feed.changes(each.partition, after, bytes_max=min(share, PROBE_BYTES), servers=each.servers)
+    size = sum(map(len, page.keys)) + sum(map(len, page.values))
+    return max(1, len(page.keys) * share // size) if size else 1

@@ -1,0 +1,80 @@
+"""A stream's offsets: what has been read of each partition, also of those that come and go."""
+
+import json
+
+import pytest
+
+from kvstore.client.feed import PartitionFeed
+from kvstore.errors import ConfigError, PositionTrimmed
+from kvstore.spark.offsets import Span, advanced, check_readable, latest, lowest, oldest, sequence_of, shares, spans
+
+
+def feed(partition: str, oldest: int, latest: int, *, ended: bool = False) -> PartitionFeed:
+    return PartitionFeed(partition, oldest, latest, ended, ())
+
+
+FEEDS = [feed("p1", 5, 20), feed("p2", 0, 7, ended=True)]
+
+
+def test_a_stream_may_begin_before_everything_or_behind_it() -> None:
+    assert oldest(FEEDS) == {"p1": 5, "p2": 0}
+    assert latest(FEEDS) == {"p1": 20, "p2": {"ended": 7}}
+    assert json.loads(json.dumps(latest(FEEDS))) == latest(FEEDS)
+
+
+def test_an_offset_advances_and_never_goes_back() -> None:
+    assert advanced({"p1": 9}, {"p1": 12, "p2": 3}, FEEDS) == {"p1": 12, "p2": 3}
+    assert advanced({"p1": 9}, {"p1": 8}, FEEDS[:1]) == {"p1": 9}
+    assert advanced({"p0": 3}, {"p1": 6}, FEEDS[:1]) == {"p0": 3, "p1": 6}
+
+
+def test_a_partition_that_was_read_to_its_last_change_has_ended() -> None:
+    end = advanced({"p1": 9}, {"p1": 12, "p2": 7}, FEEDS)
+    assert end == {"p1": 12, "p2": {"ended": 7}}
+    assert advanced(end, {"p1": 12, "p2": 7}, FEEDS) == end
+
+
+def test_what_lies_between_two_offsets_is_cut_into_portions() -> None:
+    start, end = {"p1": 10, "p2": 3}, {"p1": 35, "p2": {"ended": 7}, "p3": 4}
+    assert spans(start, end, 10) == [
+        Span("p1", 10, 20),
+        Span("p1", 20, 30),
+        Span("p1", 30, 35),
+        Span("p2", 3, 7),
+        Span("p3", 0, 4),
+    ]
+    assert spans(end, end, 10) == []
+
+
+def test_a_trimmed_position_is_an_error() -> None:
+    check_readable({"p1": 5}, FEEDS)
+    with pytest.raises(PositionTrimmed, match=r"changes behind 4 were trimmed; the oldest .* is 5"):
+        check_readable({"p1": 4}, FEEDS)
+
+
+def test_a_new_partition_is_read_from_its_beginning_or_not_at_all() -> None:
+    check_readable({}, [feed("p9", 0, 3)])
+    with pytest.raises(PositionTrimmed):
+        check_readable({}, [feed("p9", 1, 3)])
+
+
+def test_a_partition_whose_log_is_gone_must_have_been_read_to_its_end() -> None:
+    check_readable({"p1": 5, "p2": {"ended": 7}}, FEEDS[:1])
+    check_readable({"p1": 5, "p2": {"ended": 7}}, [feed("p1", 5, 6), feed("p2", 9, 9, ended=True)])
+    with pytest.raises(PositionTrimmed):
+        check_readable({"p1": 5, "p2": 6}, FEEDS[:1])
+
+
+@pytest.mark.parametrize("wrong", [-1, "7", None, True, {"ended": "x"}, {}, [7]])
+def test_what_is_no_sequence_is_refused(wrong: object) -> None:
+    with pytest.raises(ConfigError, match="startingPosition: want"):
+        sequence_of({"p1": wrong}, "p1")
+
+
+def test_a_hold_reaches_back_to_the_batch_before() -> None:
+    assert lowest({"p1": 3, "p2": 4}, {"p1": 5, "p2": {"ended": 7}, "p3": 9}) == {"p1": 3, "p2": 4}
+
+
+def test_an_amount_is_shared_and_nobody_gets_nothing() -> None:
+    assert shares(10, ["p1", "p2", "p3"]) == {"p1": 3, "p2": 3, "p3": 3}
+    assert shares(1, ["p1", "p2"]) == {"p1": 1, "p2": 1}

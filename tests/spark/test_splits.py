@@ -1,0 +1,115 @@
+"""A plan names every wanted row once, and asks only where such rows can be."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.client.pinned import PinnedPartition, PinnedStore
+from kvstore.errors import ConfigError
+from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.spark import splits
+from kvstore.spark.filters import Wanted, contains
+from kvstore.spark.options import KeyRange, prefix_range
+from kvstore.spark.splits import POINTS, plan
+from kvstore.types import EntryId, LedgerId, Position
+
+KEYS = [b"user/%d" % number for number in range(300)] + [b"order/{%d}/x" % number for number in range(50)]
+
+
+def partition(name: str, spans: tuple[tuple[int, int], ...], split_tokens: tuple[int, ...] = ()) -> PinnedPartition:
+    position = Position(LedgerId(7), EntryId(41))
+    return PinnedPartition(name, position, 9, 1, spans, ("a:1", "b:1"), 10, 100, split_tokens, 5)
+
+
+QUARTER = TOKENS // 4
+STORE = PinnedStore(
+    "pin",
+    5,
+    1,
+    (
+        partition("p1", ((0, QUARTER - 1), (2 * QUARTER, 3 * QUARTER - 1)), (QUARTER // 2, 2 * QUARTER + 5)),
+        partition("p2", ((QUARTER, 2 * QUARTER - 1), (3 * QUARTER, TOKENS - 1))),
+        partition("p3", ()),
+    ),
+)
+
+
+def readers_of(key: bytes, work: list[splits.Work]) -> list[str]:
+    """The partitions of the pieces in which the key would be found."""
+    owners = {each.partition: each.spans for each in STORE.partitions}
+    return [
+        piece.split.partition
+        for task in work
+        for piece in task
+        if contains(piece.keys, key)
+        and piece.split.first <= token_of(key) <= piece.split.last
+        and any(first <= token_of(key) <= last for first, last in owners[piece.split.partition])
+    ]
+
+
+WANTED = [
+    Wanted(KeyRange()),
+    Wanted(prefix_range(b"user/1")),
+    Wanted(prefix_range(b"order/{7}")),
+    Wanted(KeyRange(b"order/{7}/a", b"order/{7}/z")),
+    Wanted(KeyRange(b"order/{7}", b"order/{8}")),
+    Wanted(KeyRange(b"user/", b"user/2"), frozenset(KEYS[:120])),
+    Wanted(KeyRange(), frozenset(KEYS)),
+    Wanted(KeyRange(), frozenset()),
+]
+
+
+@pytest.mark.parametrize("wanted", WANTED)
+@pytest.mark.parametrize("only", [None, "p1", "p2", "p3"])
+def test_every_wanted_key_is_read_once_and_nothing_else_is(wanted: Wanted, only: str | None) -> None:
+    work = plan(STORE, replace(wanted, partition=only))
+    points = wanted.point_keys()
+    for key in KEYS:
+        is_wanted = contains(wanted.keys, key) and (points is None or key in points)
+        found = readers_of(key, work)
+        assert len(found) == (is_wanted and only in (None, *found)), key
+    if only is None:
+        assert sum(len(readers_of(key, work)) for key in KEYS) == sum(
+            contains(wanted.keys, key) and (points is None or key in points) for key in KEYS
+        )
+
+
+@given(st.binary(min_size=1, max_size=8), st.binary(max_size=8))
+def test_a_key_in_a_range_of_one_tag_is_looked_for_at_its_token(start: bytes, more: bytes) -> None:
+    """Whatever braces stand in a prefix: the keys that begin with it are where the plan looks."""
+    for prefix in (start, b"{" + start + b"}", start + b"{}" + b"{a}"):
+        work = plan(STORE, Wanted(prefix_range(prefix)))
+        assert len(readers_of(prefix + more, work)) == 1
+
+
+def test_keys_of_one_tag_are_one_token() -> None:
+    (task,) = plan(STORE, Wanted(prefix_range(b"order/{7}")))
+    (piece,) = task
+    assert piece.split.first == piece.split.last == token_of(b"order/{7}")
+
+
+def test_many_keys_are_shared_out_to_tasks() -> None:
+    work = plan(STORE, Wanted(KeyRange(), frozenset(KEYS)))
+    assert [len(task) for task in work] == [POINTS] * 3 + [len(KEYS) - 3 * POINTS]
+
+
+def test_nothing_wanted_is_no_task() -> None:
+    assert plan(STORE, Wanted(KeyRange(), is_nothing=True)) == []
+    assert plan(STORE, Wanted(KeyRange(b"b", b"a"))) == []
+
+
+def test_a_store_travels_as_text() -> None:
+    assert splits.decode(splits.encode(STORE), None) == STORE
+
+
+@pytest.mark.parametrize("text", ["", "x", "{}", "[]", '{"format": 1}', '{"format": 1, "partitions": [7]}'])
+def test_another_text_is_no_pin(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"pin: want the `option` of a pin"):
+        splits.decode(text, None)
+
+
+def test_a_pin_of_the_future_is_refused_by_number() -> None:
+    with pytest.raises(ConfigError, match="reads pins of format 1, got 2"):
+        splits.decode('{"format": 2}', None)
