@@ -24,13 +24,13 @@ def register(app: typer.Typer) -> None:
 
 
 def run_load(
-    in_flight: Annotated[int, typer.Option(help="Operations under way at a time.")] = 64,
-    rate: Annotated[float, typer.Option(help="Begin so many per second (open loop). 0: as many as go.")] = 0.0,
-    seconds: Annotated[float, typer.Option(help="How long.")] = 10.0,
-    warmup: Annotated[float, typer.Option(help="Seconds before that; not counted.")] = 1.0,
+    in_flight: Annotated[int, typer.Option(help="Operations under way at a time.", min=1, max=100_000)] = 64,
+    rate: Annotated[float, typer.Option(help="Begin so many per second (open loop). 0: as many as go.", min=0)] = 0.0,
+    seconds: Annotated[float, typer.Option(help="How long.", min=0.1)] = 10.0,
+    warmup: Annotated[float, typer.Option(help="Seconds before that; not counted.", min=0)] = 1.0,
     mix: Annotated[str, typer.Option(help="Operations and weights: get, put, increment, delete.")] = "get=50,put=50",
-    keys: Annotated[int, typer.Option(help="So many different keys, evenly drawn.")] = 100_000,
-    value_bytes: Annotated[int, typer.Option(help="Size of values.")] = 100,
+    keys: Annotated[int, typer.Option(help="So many different keys, evenly drawn.", min=1)] = 100_000,
+    value_bytes: Annotated[int, typer.Option(help="Size of values.", min=0, max=1 << 20)] = 100,
     prefix: Annotated[str, typer.Option(help="What keys begin with. A {tag}: all in one partition.")] = "bench-",
     level: Level = Freshness.linearizable,
     seed: Annotated[int, typer.Option(help="Of the keys and the values.")] = 1,
@@ -71,8 +71,8 @@ def run_load(
 
 def suite(
     data_dir: Annotated[Path | None, typer.Option(help="Use this running local cluster; default: start one.")] = None,
-    runs: Annotated[int, typer.Option(help="Of each line; the median counts.")] = 3,
-    seconds: Annotated[float, typer.Option(help="Of each run.")] = 4.0,
+    runs: Annotated[int, typer.Option(help="Of each line; the median counts.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Of each run.", min=0.1)] = 4.0,
     only: Annotated[str, typer.Option(help="Only lines whose name holds this.")] = "",
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("reports/bench.json"),
 ) -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Key = Annotated[str, typer.Argument(help="The key, as UTF-8.")]
-Timeout = Annotated[float, typer.Option(help="Seconds for each operation, retries included.")]
+Timeout = Annotated[float, typer.Option(help="Seconds for each operation, retries included.", min=0.001)]
 Folder = Annotated[Path, typer.Argument(help="The folder.", exists=True, file_okay=False)]
 Prefix = Annotated[str, typer.Option(help="What keys begin with, before the path below DIR.")]
 TREE_TIMEOUT_S = 60.0
@@ -83,9 +83,11 @@ def put(
     key: Key,
     value: Annotated[str | None, typer.Argument(help="The value, as UTF-8. Without it: standard input.")] = None,
     file: Annotated[Path | None, typer.Option(help="Take the value from this file.", exists=True)] = None,
-    ttl: Annotated[float | None, typer.Option(help="Seconds until the key vanishes.")] = None,
+    ttl: Annotated[float | None, typer.Option(help="Seconds until the key vanishes.", min=0.001)] = None,
     if_absent: Annotated[bool, typer.Option("--if-absent", help="Only if there is no such key.")] = False,
-    if_version: Annotated[int | None, typer.Option(help="Only if the key has this version; 0: is absent.")] = None,
+    if_version: Annotated[
+        int | None, typer.Option(help="Only if the key has this version; 0: is absent.", min=0)
+    ] = None,
     timeout: Timeout = 5.0,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -126,7 +128,7 @@ def scan(
     prefix: Annotated[str, typer.Option(help="Only keys that begin so.")] = "",
     start: Annotated[str, typer.Option(help="From this key on.")] = "",
     end: Annotated[str, typer.Option(help="Up to this key, without it.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many; 0: all.")] = 100,
+    limit: Annotated[int, typer.Option(help="At most so many; 0: all.", min=0)] = 100,
     keys: Annotated[bool, typer.Option("--keys", help="Only keys, one per line.")] = False,
     level: Level = Freshness.linearizable,
     timeout: Timeout = 5.0,
@@ -167,7 +169,7 @@ def scan(
 def load_tree(
     folder: Folder,
     prefix: Prefix = "",
-    chunk_bytes: Annotated[int, typer.Option(help="Files larger than this are split.")] = 256 << 10,
+    chunk_bytes: Annotated[int, typer.Option(help="Files larger than this are split.", min=1, max=1 << 20)] = 256 << 10,
     timeout: Timeout = TREE_TIMEOUT_S,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,

@@ -17,7 +17,7 @@ from kvstore.wal.bookies import Bookies
 from kvstore.wal.creator import owner_of
 
 ENTRIES_MAX = 1000
-Ledger = Annotated[int, typer.Argument(help="The ledger's id.")]
+Ledger = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
 
 
 def register(app: typer.Typer) -> None:
@@ -80,8 +80,10 @@ def show(
 
 def read(
     ledger: Ledger,
-    first: Annotated[int, typer.Option(help="The first entry.")] = 0,
-    last: Annotated[int | None, typer.Option(help="The last entry; by default the last one that is confirmed.")] = None,
+    first: Annotated[int, typer.Option(help="The first entry.", min=0)] = 0,
+    last: Annotated[
+        int | None, typer.Option(help="The last entry; by default the last one that is confirmed.", min=0)
+    ] = None,
     bookie: Annotated[str | None, typer.Option(help="Read this bookie's copies only.")] = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,

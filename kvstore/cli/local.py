@@ -106,7 +106,7 @@ def drain(
     zookeeper: ZooKeeper = None,
     server: Server = None,
     leads_only: Annotated[bool, typer.Option("--leads-only", help="Keep its replicas: it will be back soon.")] = False,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.")] = 600,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for all to be handed over.", min=0)] = 600,
     json: Json = False,
 ) -> None:
     """Take a node out of service, to replace its machine: its replicas move to other servers, and it hands over what it

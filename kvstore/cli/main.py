@@ -9,7 +9,7 @@ import sys
 
 import typer
 
-from kvstore.errors import StoreError
+from kvstore.errors import NoSuchNode, StoreError
 
 BRANCHES = (
     "local",
@@ -57,11 +57,14 @@ def main() -> None:
         build()()
     except StoreError as error:
         fail(error)
+    except OSError as error:  # of a file or folder that was named
+        fail(StoreError(f"{error.filename}: {error.strerror}" if error.filename else str(error)))
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def fail(error: StoreError) -> None:
     """Say what went wrong on standard error, and end the process."""
-    print(f"kvstore: {error or type(error).__name__}", file=sys.stderr)
+    text = f"ZooKeeper has no {error}; is this the chroot of a cluster?" if isinstance(error, NoSuchNode) else error
+    print(f"kvstore: {text or type(error).__name__}", file=sys.stderr)
     sys.exit(1)

@@ -35,7 +35,7 @@ def move_replica(
     source: Annotated[str, typer.Argument(help="The server whose replica goes.")],
     target: Annotated[str, typer.Argument(help="The server that gets one.")],
     wait: Annotated[bool, typer.Option(help="Return when the new replica has taken the other's place.")] = True,
-    timeout: Annotated[float, typer.Option(help="Seconds to wait; the move goes on after that.")] = 600,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait; the move goes on after that.", min=0)] = 600,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,

@@ -40,9 +40,11 @@ def register_changes(ring: typer.Typer) -> None:
 
 def plan(
     add: Annotated[list[str] | None, typer.Option(help="Show what adding this partition would do.")] = None,
-    add_count: Annotated[int, typer.Option(help="The same for so many new partitions.")] = 0,
+    add_count: Annotated[int, typer.Option(help="The same for so many new partitions.", min=0)] = 0,
     remove: Annotated[list[str] | None, typer.Option(help="Show what removing this partition would do.")] = None,
-    replicas: Annotated[int, typer.Option(help="Replicas of each new partition; 0: as many as others have.")] = 0,
+    replicas: Annotated[
+        int, typer.Option(help="Replicas of each new partition; 0: as many as others have.", min=0)
+    ] = 0,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -72,8 +74,8 @@ def plan(
 
 def add(
     partitions: Ids = None,
-    count: Annotated[int, typer.Option(help="Add so many under the next free names instead.")] = 0,
-    replicas: Annotated[int, typer.Option(help="Replicas of each; 0: as many as others have.")] = 0,
+    count: Annotated[int, typer.Option(help="Add so many under the next free names instead.", min=0)] = 0,
+    replicas: Annotated[int, typer.Option(help="Replicas of each; 0: as many as others have.", min=0)] = 0,
     dry_run: DryRun = False,
     wait: Wait = False,
     data_dir: DataDir = Path("data"),
@@ -111,7 +113,7 @@ def remove(
 def move(
     target: Annotated[str, typer.Argument(help="The partition that gets the range.")],
     source: Annotated[str | None, typer.Option(help="Take from this partition ...")] = None,
-    share: Annotated[float, typer.Option(help="... so much of the whole ring, for example 0.01.")] = 0.0,
+    share: Annotated[float, typer.Option(help="... so much of the whole ring, for example 0.01.", min=0, max=1)] = 0.0,
     first: Annotated[
         int | None, typer.Option(help="Or move the tokens from this one ...", min=0, max=2**32 - 1)
     ] = None,

@@ -102,7 +102,7 @@ def create(
 def list_(
     where: Where,
     max_age_hours: Annotated[
-        float | None, typer.Option(help="Exit 1 unless the newest one that can be used is at most so old.")
+        float | None, typer.Option(min=0, help="Exit 1 unless the newest one that can be used is at most so old.")
     ] = None,
     json: Json = False,
 ) -> None:

@@ -13,6 +13,8 @@ from kvstore.rpc.status import restore
 KEY_BYTES_MAX = 4096
 VALUE_BYTES_MAX = 1 << 20
 BATCH_BYTES_MAX = 1 << 20
+TTL_S_MAX = 1 << 52
+"""In milliseconds it fits; 142 million years."""
 
 GET, META, PUT, DELETE = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE
 READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
@@ -118,6 +120,8 @@ def expire(key: bytes, ttl_s: float | None) -> Operation:
 
 def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, keys_only: bool = False) -> Operation:
     """A page of one partition."""
+    if limit < 0:
+        raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
     options = kv_pb2.Options(limit=limit, flags=kv_pb2.KEYS_ONLY * keys_only)
     operation = Operation(kv_pb2.SCAN, start, end, options, level)
     operation.partition = partition
@@ -157,11 +161,13 @@ def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int |
         return None
     options = kv_pb2.Options()
     if ttl_s is not None:
-        if not ttl_s > 0:
-            raise InvalidRequest(f"want a time to live of more than 0 s, got {ttl_s}")
+        if not 0 < ttl_s < TTL_S_MAX:
+            raise InvalidRequest(f"want a time to live of more than 0 s and less than {TTL_S_MAX} s, got {ttl_s}")
         options.expires_ms = max(1, round(ttl_s * 1000))
         flags |= kv_pb2.RELATIVE_TTL
     if if_version is not None:
+        if not 0 <= if_version < 1 << 63:
+            raise InvalidRequest(f"want a version of 0 to {(1 << 63) - 1}, got {if_version}")
         options.version = if_version
         flags |= kv_pb2.IF_VERSION
     options.flags = flags

@@ -59,7 +59,7 @@ class LedgerManager:
         try:
             data, stat = await self._store.get(paths.ledger(ledger))
         except NoSuchNode:
-            raise NoSuchLedger(ledger) from None
+            raise NoSuchLedger(f"there is no ledger {ledger}") from None
         return ledger_metadata.decode(ledger, data), stat.version
 
     async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
@@ -72,7 +72,7 @@ class LedgerManager:
         try:
             return await self._store.set(paths.ledger(metadata.ledger), ledger_metadata.encode(metadata), version)
         except NoSuchNode:
-            raise NoSuchLedger(metadata.ledger) from None
+            raise NoSuchLedger(f"there is no ledger {metadata.ledger}") from None
 
     async def update(
         self, ledger: LedgerId, change: Callable[[LedgerMetadata], LedgerMetadata]

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -95,6 +97,15 @@ def test_a_scan_lists_keys_in_order(kvstore: Run) -> None:
     listed = json.loads(kvstore("scan", "--prefix", "a", "--json").stdout)
     assert [(each["key"], each["value"]) for each in listed] == [("a", "value of a")]
     assert "value of c" in kvstore("scan").stdout
+
+
+def test_a_folder_that_cannot_be_made_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ran = subprocess.run(
+        [sys.executable, "-m", "kvstore", "up", "--data-dir", str(tmp_path / "file" / "data")], capture_output=True
+    )
+    assert ran.returncode == 1
+    assert ran.stderr.decode().startswith(f"kvstore: {tmp_path / 'file' / 'data'}: ")
 
 
 def test_a_cluster_that_nobody_names_is_an_error(tmp_path: Path) -> None:

@@ -44,6 +44,19 @@ def test_every_command_and_option_has_a_help_text(path: tuple[str, ...]) -> None
     assert unexplained == []
 
 
+ANY_NUMBER = {"seed"}
+CHECKED_LATER = {"nodes", "partitions", "replicas", "port_offset"}
+"""Against each other as well, by `up`."""
+
+
+@pytest.mark.parametrize("path", TREE, ids=lambda path: " ".join(path) or "kvstore")
+def test_a_number_without_sense_is_wrong_usage_and_no_traceback(path: tuple[str, ...]) -> None:
+    described = {each.name: each.type_descriptor for each in TREE[path].params if hasattr(each, "type_descriptor")}
+    numbers = {name: each for name, each in described.items() if each.annotation in (int, float)}
+    boundless = [name for name, each in numbers.items() if each.parameter_info.min is None]
+    assert set(boundless) <= (ANY_NUMBER | CHECKED_LATER if path == ("up",) else ANY_NUMBER)
+
+
 def test_every_command_prints_json_too_but_those_that_print_nothing_of_their_own() -> None:
     leaves = {" ".join(path): command for path, command in TREE.items() if not hasattr(command, "commands")}
     without = {name for name, each in leaves.items() if not any("--json" in one.opts for one in each.params)}

@@ -48,6 +48,23 @@ def a_get() -> Operation:
     return begun(Numbering(CLIENT), operations.get(b"k"))
 
 
+@pytest.mark.parametrize("ttl_s", [0, -1, float("nan"), float("inf"), 1e300])
+def test_a_time_to_live_that_cannot_be_is_refused(ttl_s: float) -> None:
+    with pytest.raises(InvalidRequest, match="want a time to live"):
+        operations.put(b"k", b"v", ttl_s=ttl_s)
+
+
+@pytest.mark.parametrize("version", [-1, 1 << 63])
+def test_a_version_that_cannot_be_is_refused(version: int) -> None:
+    with pytest.raises(InvalidRequest, match="want a version"):
+        operations.delete(b"k", if_version=version)
+
+
+def test_a_scan_of_less_than_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="want a limit"):
+        operations.scan("p1", b"", b"", -1, 0)
+
+
 def test_sequences_rise_from_one_and_reads_have_none() -> None:
     numbering = Numbering(CLIENT)
     wanted = [operations.put(b"k", b"v"), operations.get(b"k"), operations.delete(b"k")]
