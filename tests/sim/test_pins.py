@@ -18,6 +18,7 @@ from kvstore.partition.state import State
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import lengths_of
 from kvstore.ring.cover import flaw
+from kvstore.server import app
 from kvstore.server.data import Data
 from kvstore.server.pins import PinKeeper
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
@@ -41,8 +42,9 @@ PATIENT = (Retryable, OutcomeUnknown, MetadataError)
 class Reader:
     """Pins now and then, and reads what is pinned from every node, again and again until it has ended."""
 
-    def __init__(self, cluster: Cluster, random: Random) -> None:
-        self._cluster, self._random = cluster, random
+    def __init__(self, cluster: Cluster, random: Random, *, pause_s: float = 1.0, reads: float = 1.0) -> None:
+        """`reads`: the share of pins that are read at all."""
+        self._cluster, self._random, self._pause_s, self._reads = cluster, random, pause_s, reads
         self._expected: dict[tuple[PartitionId, Position], list[tuple[bytes, bytes]]] = {}
         self._stopping = False
         self._task = cluster.spawn(self._work(), name="reader of pins")
@@ -55,7 +57,7 @@ class Reader:
         number = 0
         while not self._stopping:
             number += 1
-            await asyncio.sleep(self._random.uniform(0.05, 1.0))
+            await asyncio.sleep(self._random.uniform(0.0, self._pause_s))
             pinned = await self._pin(f"pin{number}")
             if pinned is None:
                 continue
@@ -66,15 +68,22 @@ class Reader:
             }
             if wrong := flaw(owned):
                 self._cluster.broken(f"pin{number}: {wrong}")
-            for _ in range(self._random.randrange(1, 4)):
-                await asyncio.sleep(self._random.uniform(0.0, 2.0))
-                for each in pinned.partitions:
-                    await self._compare(pinned.id, each)
+            if self._random.random() < self._reads:
+                await self._read_some_times(pinned)
+            await self._at(
+                self._random.choice(self._cluster.nodes), lambda served, pin=pinned.id: _keeper(served).unpin(pin)
+            )
+
+    async def _read_some_times(self, pinned: data_pb2.PinResponse) -> None:
+        for _ in range(self._random.randrange(1, 4)):
+            await asyncio.sleep(self._random.uniform(0.0, 2.0))
+            for each in pinned.partitions:
+                await self._compare(pinned.id, each)
 
     async def _pin(self, pin: str) -> data_pb2.PinResponse | None:
         node = self._random.choice(self._cluster.nodes)
         request = data_pb2.PinRequest(id=pin, ttl_ms=TTL_MS)
-        found = await self._at(node, lambda served: PinKeeper(served.env, served).pin(request))
+        found = await self._at(node, lambda served: _keeper(served).pin(request))
         return found if isinstance(found, data_pb2.PinResponse) else None
 
     async def _compare(self, pin: str, pinned: data_pb2.PinnedPartition) -> None:
@@ -138,6 +147,10 @@ class Reader:
         return found
 
 
+def _keeper(served: app.Node) -> PinKeeper:
+    return PinKeeper(served.env, served)
+
+
 def pairs_of(page: data_pb2.PinnedPage) -> list[tuple[bytes, bytes]]:
     """Row keys and rows."""
     found, key_at, row_at = [], 0, 0
@@ -157,7 +170,8 @@ def drawn(seed: int) -> Knobs:
 
 
 async def pins_in_peace(world: World, users: Users) -> None:
-    reader = Reader(world.cluster, world.cluster.world.fork("pins"))
+    """Many of them, also in the moments in which a range is owned by nobody, and by two of those that are pinned."""
+    reader = Reader(world.cluster, world.cluster.world.fork("pins"), pause_s=0.01, reads=0.1)
     await world.join("px")
     await world.moved()
     await reader.stop()
