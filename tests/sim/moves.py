@@ -90,7 +90,7 @@ class Users:
 
     async def _session_read(self, worker: Worker, key: bytes) -> None:
         """By any replica that has applied what this worker has seen: nothing older than its own last write."""
-        token = worker.tokens.get(self._cluster.ring.partition_of(key), 0)
+        token = worker.tokens.get(worker.ring.partition_of(key), 0)
         written = [
             each.result
             for each in self._cluster.recorder.operations
@@ -109,6 +109,8 @@ class World:
         self, cluster: Cluster, store: MetadataStore, keys: Sequence[bytes], counters: Sequence[bytes]
     ) -> None:
         self.cluster, self.store, self.keys, self.counters = cluster, store, keys, counters
+        self.at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What is to be checked when nobody writes any more."""
 
     @property
     def ring(self) -> Ring:
@@ -336,6 +338,8 @@ async def _scenario(
     await all_serve(cluster, 90.0)
     await asyncio.sleep(0.3)
     await users.stop()
+    for check in world.at_end:
+        await check()
     await world.judge()
 
 

@@ -1,0 +1,89 @@
+"""Watches in simulated clusters: each write is shown once and in order, whatever happens to leaders, servers and
+ranges."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.target import Step
+from tests.sim.knobs import Knobs
+from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moves_accidents import Accident, crash
+from tests.sim.watchers import Watcher
+
+pytestmark = pytest.mark.sim
+
+SPAN = first_range("p1", 2)
+KEYS = (*keys_in(SPAN, 6, b"k"), b"k0", b"k1")
+COUNTERS = (*keys_in(SPAN, 2, b"c"), b"c0")
+SPAN_OF_3 = first_range("p1", 3)
+KEYS_OF_3 = keys_in(SPAN_OF_3, 6, b"k")
+TWO = Knobs(partitions=2, partition=PartitionConfig(check_every=3))
+
+
+async def watch(world: World, *keys: bytes | None) -> None:
+    """Have users who watch these, from now to the end."""
+    for number, key in enumerate(keys):
+        watcher = Watcher(world.cluster, world.cluster.world.fork(f"watcher {number}"), key)
+        await watcher.ready()
+        world.at_end.append(watcher.check)
+
+
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
+    async def join_and_leave(world: World, users: Users) -> None:
+        await watch(world, None, b"k3", b"k5")
+        await world.join("p2")
+        await world.moved()
+        await watch(world, None, b"k3")
+        await world.leave("p1")
+        await world.moved()
+
+    play(seed, join_and_leave)
+
+
+def test_a_key_is_followed_to_where_it_goes_and_back() -> None:
+    async def chain(world: World, users: Users) -> None:
+        await watch(world, None, *KEYS_OF_3[:2])
+        for target in ("p2", "p3", "p1"):
+            await world.shift(SPAN_OF_3, target)
+            await world.moved()
+
+    play(3, chain, Knobs(partitions=3), keys=KEYS_OF_3, counters=keys_in(SPAN_OF_3, 2, b"c"))
+
+
+@pytest.mark.parametrize("parties", [("p1",), ("p2",)], ids=("source", "target"))
+@pytest.mark.parametrize(
+    "step",
+    ["after freeze", "after release", f"after {Step.ASK}", pytest.param(f"after {Step.FLIP}", marks=pytest.mark.slow)],
+)
+def test_watches_survive_a_crash_in_a_move(step: str, parties: tuple[str, ...]) -> None:
+    accident = Accident(step)
+
+    async def move_one(world: World, users: Users) -> None:
+        await watch(world, None, KEYS[0])
+        accident.strike = lambda: crash(world, parties)
+        await world.shift(SPAN, "p2")
+        await world.moved()
+        assert accident.has_struck, f"never {step}: {accident.seen}"
+
+    with at_each_step(accident.reached):
+        play(len(step), move_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+
+
+def test_watches_survive_the_loss_of_each_leader() -> None:
+    async def kill_leaders(world: World, users: Users) -> None:
+        await watch(world, None, b"k3")
+        for _ in range(3):
+            await asyncio.sleep(0.5)
+            for partition in world.cluster.partitions:
+                leader = world.leader_of(partition)
+                if leader is not None:
+                    leader.crash()
+                    await asyncio.sleep(0.3)
+                    leader.start()
+
+    play(5, kill_leaders, Knobs(partitions=2))
