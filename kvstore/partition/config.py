@@ -43,7 +43,7 @@ class PartitionConfig:
     """How long the log is kept for feeds, whatever the replicas have synced."""
     lead_back_s: float = 8.0
     """How long the replica that the ring prefers must have been up before it gets the lead back."""
-    write_buffer_bytes: int = 8 << 20
+    write_buffer_bytes: int = 16 << 20
     """Of the engine: what gathers in memory before it becomes a file."""
     block_cache_bytes: int = 32 << 20
     """Of the engine: blocks of files kept in memory."""

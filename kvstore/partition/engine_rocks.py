@@ -28,9 +28,13 @@ from rocksdict import (
 from kvstore.partition.engine import Batch, ViewClosed
 
 BLOOM_BITS_PER_KEY = 10
-WRITE_BUFFERS_MAX = 8
-"""Write buffers that wait to become files. Only with all of them full would a write wait for the disk."""
-BEHIND_BUFFERS = 4
+MEMTABLES_PER_FILE = 16
+"""The write buffer is so many sorted tables in memory, which become one file together. A small table stays in the
+processor's cache: a put costs half of what it does in one of the whole size."""
+MEMTABLE_BYTES_MIN = 64 << 10
+MEMTABLES_MAX = 4 * MEMTABLES_PER_FILE
+"""Tables that are filled or wait to become files. Only with all of them full would a write wait for the disk."""
+BEHIND_MEMTABLES = 5 * MEMTABLES_PER_FILE // 2
 BEHIND_FILES = 40
 """So many waiting, or files that wait for compaction, and writers are asked to pause."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
@@ -46,7 +50,7 @@ _FILES = "rocksdb.num-files-at-level0"
 class RocksEngine:
     """A directory of RocksDB files. Calls are made on the event loop, except the flush, which has a thread."""
 
-    def __init__(self, path: str, *, write_buffer_bytes: int = 8 << 20, block_cache_bytes: int = 32 << 20) -> None:
+    def __init__(self, path: str, *, write_buffer_bytes: int = 16 << 20, block_cache_bytes: int = 32 << 20) -> None:
         self._path = path
         self._options = _options(write_buffer_bytes, block_cache_bytes)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
@@ -89,8 +93,8 @@ class RocksEngine:
             raise self._failed(error) from error
 
     def is_behind(self) -> bool:
-        buffers = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
-        return buffers >= BEHIND_BUFFERS or int(self._db.property_value(_FILES) or 0) >= BEHIND_FILES
+        memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
+        return memtables >= BEHIND_MEMTABLES or int(self._db.property_value(_FILES) or 0) >= BEHIND_FILES
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
@@ -227,8 +231,9 @@ def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Options:
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
-    options.set_write_buffer_size(write_buffer_bytes)
-    options.set_max_write_buffer_number(WRITE_BUFFERS_MAX)
+    options.set_write_buffer_size(max(MEMTABLE_BYTES_MIN, write_buffer_bytes // MEMTABLES_PER_FILE))
+    options.set_min_write_buffer_number_to_merge(MEMTABLES_PER_FILE)
+    options.set_max_write_buffer_number(MEMTABLES_MAX)
     # One thread writes: the memtable needs no atomic inserts.
     options.set_allow_concurrent_memtable_write(False)
     # Most puts first look up a key that is not there.
