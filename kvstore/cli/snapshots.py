@@ -45,7 +45,9 @@ def create(
         float, typer.Option(min=0, max=24, help="Keep the logs so long for an incremental to continue this one.")
     ] = 0.0,
     compression: Annotated[str, typer.Option(help="zstd, snappy, lz4, gzip or none.")] = "zstd",
-    split_mib: Annotated[int, typer.Option(min=1, max=4096, help="About how much each file holds, unpacked.")] = 64,
+    split_mib: Annotated[
+        float, typer.Option(min=0.01, max=4096, help="About how much each file holds, unpacked.")
+    ] = 64,
     pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
     master: Master = tools.MASTER,
     conf: Conf = None,
@@ -81,11 +83,11 @@ def create(
         instance=instance,
         parent=base,
         compression=compression,
-        split_bytes=split_mib << 20,
+        split_bytes=int(split_mib * (1 << 20)),
         pin_ttl_s=pin_minutes * 60.0,
     )
     began = time.monotonic()
-    with tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+    with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress) as session:
         manifest = job.create(store, wanted, session, progress)
     if hold_hours:
         job.hold_for_next(cluster, manifest, hold_hours)
@@ -212,7 +214,7 @@ def restore(
     chain = chains.covering(store.load_all(), manifest.id if wanted or not (at or position) else None, cut)
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
-    with tools.Bar() as progress:
+    with tools.told(), tools.Bar() as progress:
         if check:
             verify.check_files(
                 store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
@@ -251,7 +253,7 @@ def prune(
     going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
     remains = store.stale_remains(time.time())
     if not dry_run:
-        with tools.Bar() as progress:
+        with tools.told(), tools.Bar() as progress:
             for number, manifest in enumerate(going):
                 progress("removing", number, len(going))
                 store.remove(manifest.id)
