@@ -4,21 +4,22 @@ source."""
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, assert_never
 
 import msgspec
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, NodeExists, NoSuchLedger, NotLeader, StoreError, Unavailable
+from kvstore.errors import Corrupted, NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition import entry as entries
 from kvstore.partition import pages, source, target
 from kvstore.partition.digest import RangeDigest
 from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.leader import Leader
+from kvstore.partition.move_pin import MovePin
 from kvstore.partition.move_records import ImportBegin, ImportEnd, ImportRows, Own
 from kvstore.partition.ports import Peers
 from kvstore.partition.source import Asked, Source, Verdict
@@ -37,7 +38,6 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
-UNPIN_S = 1.0
 FOLLOW_MS = 100
 CLOSE_ENTRIES, CLOSE_BYTES = 16, 2 << 20
 """The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end."""
@@ -64,6 +64,7 @@ class Means:
     """Told of every step before and after it."""
     copied_until: float = 0.0
     """When the next page may be copied, of any move."""
+    pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
 
 
 class Halted(Exception):
@@ -79,8 +80,7 @@ class Carried:
         self._m = means
         self._leader = means.leading()
         self._step: Step | None = None
-        self._pin: tuple[PartitionId, str] | None = None
-        """The source, and the pin's name."""
+        self._pin = MovePin(means.env, means.pins, means.pin_numbers)
         self._answered: ServerId | None = None
         """Whoever did what was asked last: the source's leader."""
         self._reader: LogReader | None = None
@@ -93,13 +93,9 @@ class Carried:
         return {"step": self._step, "rows": self._rows, "bytes": self._bytes, "failure": self.failure}
 
     async def close(self) -> None:
-        """Give back what is held; the pin now, or with the session."""
+        """Give back what is held."""
         await self._forget_progress()
-        pin, self._pin = self._pin, None
-        if pin is not None:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(UNPIN_S):
-                    await self._unpin(*pin)
+        await self._pin.give_back()
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -135,7 +131,8 @@ class Carried:
             case Step.ASK:
                 await self._ask(leader, move)
             case Step.FLIP:
-                await self._m.rings.change(lambda ring: steps.flip(ring, self.move))
+                seq = self._m.state.seq
+                await self._m.rings.change(lambda ring: steps.flip(ring, self.move, seq))
                 log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
             case Step.GIVE_UP:
                 await self._give_up(leader, move)
@@ -174,21 +171,7 @@ class Carried:
     async def _hold(self, move: Move, position: Position, attempt: int) -> None:
         """Let the source keep its log from `position` on. Raises NoSuchLedger if a part of it is gone."""
         assert self._leader is not None
-        name = f"move-{self.move}-{self._leader.epoch}-{attempt}"
-        try:
-            await self._m.pins.hold(move.source, name, position.ledger)
-        except NodeExists:
-            log.debug("pin %s is there", name)
-        old, self._pin = self._pin, (move.source, name)
-        if old is not None and old != self._pin:
-            await self._unpin(*old)
-
-    async def _unpin(self, partition: PartitionId, name: str) -> None:
-        """Best effort: it ends with this server's session."""
-        try:
-            await self._m.pins.release(partition, name)
-        except StoreError as error:
-            log.info("partition=%s pin %s is left: %r", partition, name, error)
+        await self._pin.hold(move.source, f"move-{self.move}-{self._leader.epoch}-{attempt}", position.ledger)
 
     async def _copy(self, leader: Leader, move: Move) -> None:
         found = self._import()
@@ -222,7 +205,7 @@ class Carried:
 
     async def _hold_again(self, move: Move, found: Import) -> None:
         """A new leader holds the log as the former one did, or begins anew if it came too late."""
-        if self._pin is None:
+        if not self._pin.is_held:
             try:
                 await self._hold(move, found.tail, found.attempt)
             except NoSuchLedger:

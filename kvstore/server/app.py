@@ -18,6 +18,7 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.entry import is_release
 from kvstore.partition.state import State
+from kvstore.ring import PartitionState
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.feeds import Feeds
@@ -85,8 +86,9 @@ class Node:
             return ["draining"]
         if Role.SERVER not in self.config.roles:
             return []
-        topology = self.dispatcher.topology
-        return [f"partition {each} has no leader" for each in sorted(topology.ring.partitions) if not self._led(each)]
+        partitions = self.dispatcher.topology.ring.partitions
+        wanted = [each for each in sorted(partitions) if partitions[each].state is not PartitionState.RETIRED]
+        return [f"partition {each} has no leader" for each in wanted if not self._led(each)]
 
     def statistics(self) -> dict[str, Mapping[str, Any]]:
         """Numbers by part."""

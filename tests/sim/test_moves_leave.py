@@ -12,6 +12,8 @@ from kvstore.partition.carried import Means
 from kvstore.ring import Pace, PartitionState, steps
 from kvstore.server import steward
 from kvstore.types import PartitionId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
 from tests.sim.cluster import RuleBroken
 from tests.sim.faults import Chaos
 from tests.sim.knobs import Knobs
@@ -56,6 +58,24 @@ def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch
 
     with pytest.raises(RuleBroken, match="T5 only who has retired loses its list"):
         play(1, remove_early, TWO)
+
+
+def test_while_a_log_is_held_its_partition_stays_retired_and_nobody_misses_its_leader() -> None:
+    async def leave_while_held(world: World, users: Users) -> None:
+        lists = LedgerLists(world.store)
+        listed, _ = await lists.read(P2)
+        pins = Pins(world.store, lists)
+        await pins.hold(P2, "reader", listed.ledgers[-1].id)
+        await world.leave("p2")
+        await world.moved()
+        await asyncio.sleep(5.0)
+        ring = await world.read_ring()
+        assert ring.partitions[P2].state is PartitionState.RETIRED
+        assert [node.served.not_ready() for node in world.cluster.nodes if node.served is not None] == [[], [], []]
+        await pins.release(P2, "reader")
+        await world.retired()
+
+    play(5, leave_while_held, TWO, users=2)
 
 
 class Strikes:
