@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import errors
-from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, OutcomeUnknown, StoreError
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    Moved,
+    NotLeader,
+    OutcomeUnknown,
+    PositionTrimmed,
+    StoreError,
+)
 from kvstore.partition import commands
 from kvstore.partition.commands import Record, RequestId
 from kvstore.server import peer_frames as frames
@@ -129,7 +137,12 @@ ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and i
 
 @pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
 def test_every_error_arrives_as_itself(cls: type[StoreError]) -> None:
-    arguments = {ConditionFailed: (7,), NotLeader: ("p1", "n2", "host:1"), Moved: ("p2", 9)}.get(cls, ("why",))
+    arguments = {
+        ConditionFailed: (7,),
+        NotLeader: ("p1", "n2", "host:1"),
+        Moved: ("p2", 9),
+        PositionTrimmed: ("p1", 3, 9),
+    }.get(cls, ("why",))
     arrived = result_through(cls(*arguments))
     assert type(arrived) is cls
     assert arrived.args == arguments
