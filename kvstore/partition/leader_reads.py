@@ -105,12 +105,12 @@ class LeaderReads:
             if seq > self._state.seq:
                 behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
                 self._answers.give(read[1], read[2], NotCaughtUp(behind))
-            elif level == _LINEARIZABLE and leased:
+            elif leased and level != _STRICT and level <= _SESSION:
                 ready.append(read)
-            elif level >= _SESSION:
+            elif level > _SESSION:
                 local.append(read)
             else:
-                waiting = self._leaseless if level == _LINEARIZABLE else self._strict
+                waiting = self._strict if level == _STRICT else self._leaseless
                 waiting.append(_Waiting(self.gate.sent, now, read, []))
         if ready:
             self._renew = True

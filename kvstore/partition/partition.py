@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.env import Env
 from kvstore.errors import MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
-from kvstore.partition import pinning, queries, snapshots
+from kvstore.partition import queries, snapshots
 from kvstore.partition.answers import TurnAway
 from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
@@ -21,7 +21,6 @@ from kvstore.partition.handover import Turns
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Founded
 from kvstore.partition.mover import Mover
-from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
 from kvstore.partition.replica import Replica
 from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
@@ -90,10 +89,9 @@ class Partition:
         self._rings = rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
-        pins = Pins(store, LedgerLists(store))
-        self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self.mover: Mover | None = None
         if rings is not None:
+            pins = Pins(store, LedgerLists(store))
             means = Means(
                 env, partition, self.state, self._leading, rings, pins, logs, peers, self._source, lambda *_: None
             )
@@ -107,7 +105,6 @@ class Partition:
         self._peers.serve(self.id, self._answer_peer)
         self._replica.start()
         self._upkeep.start()
-        self._pinning.start()
         if self.mover is not None:
             self.mover.start()
 
@@ -120,7 +117,6 @@ class Partition:
         self._exports.close()
         await self._nursery.close()
         await flush(self.state)
-        self.state.held.close()
         self._engine.close()
 
     @property
@@ -202,8 +198,6 @@ class Partition:
             "entries_tailed": self._tail.entries,
             "snapshots_installed": self._tail.installs,
             "snapshots_served": self._exports.served,
-            "pins_held": len(self.state.held),
-            "pins_taken": self._pinning.taken,
             "ledgers_trimmed": self._upkeep.trimmed,
             "flushes": self._upkeep.flushes,
             "owns": len(state.territory.owned.spans) if state.territory.is_founded else None,
@@ -253,8 +247,6 @@ class Partition:
             return self._exports.next(body.decode())
         if method in METHODS:
             return await self._source.answer(method, body)
-        if method in pinning.METHODS:
-            return await self._pinning.answer(method, body)
         return await self._replica.answer(method, body)
 
     async def _install_snapshot(self) -> None:

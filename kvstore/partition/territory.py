@@ -97,6 +97,9 @@ class Territory:
     imports: tuple[Import, ...] = ()
     frozen: tuple[Frozen, ...] = ()
     released: tuple[Released, ...] = ()
+    newest: int = 0
+    """The last planned of the moves by which something came to be owned. A ring that does not know it is too old to say
+    whom to ask."""
 
     @cached_property
     def writable(self) -> Tokens:
@@ -194,7 +197,8 @@ class Territory:
         found = self.import_of(record.move)
         self._want(found is not None and found.end is not None and found.end.freeze == record.freeze, record)
         assert found is not None
-        return replace(self, owned=self.owned.with_(found.span), imports=_without(self.imports, record.move))
+        owned, newest = self.owned.with_(found.span), max(self.newest, record.move)
+        return replace(self, owned=owned, imports=_without(self.imports, record.move), newest=newest)
 
     def _release(self, record: Release, position: Position, seq: int, time_ms: int) -> Territory:
         found = self.frozen_by(record.move)
@@ -224,7 +228,7 @@ class Territory:
 
     def encode(self) -> bytes:
         """The engine's row. A territory that was never founded has none."""
-        row = _Row(self.owned.spans, self.imports, self.frozen, self.released)
+        row = _Row(self.owned.spans, self.imports, self.frozen, self.released, self.newest)
         return _head.pack(FORMAT) + msgspec.msgpack.encode(row)
 
     @staticmethod
@@ -232,8 +236,8 @@ class Territory:
         """Raises ConfigError for a format that this program does not know."""
         if row[0] != FORMAT:
             raise ConfigError(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
-        owned, imports, frozen, released = _decoder.decode(row[1:])
-        return Territory(Tokens(owned), True, imports, frozen, released)
+        owned, imports, frozen, released, newest = _decoder.decode(row[1:])
+        return Territory(Tokens(owned), True, imports, frozen, released, newest)
 
 
 class _Row(NamedTuple):
@@ -241,6 +245,7 @@ class _Row(NamedTuple):
     imports: tuple[Import, ...]
     frozen: tuple[Frozen, ...]
     released: tuple[Released, ...]
+    newest: int = 0
 
 
 _decoder = msgspec.msgpack.Decoder(_Row)

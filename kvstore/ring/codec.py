@@ -22,7 +22,8 @@ _STATE_OF = {letter: state for state, letter in _STATES.items()}
 
 
 def encode(ring: Ring) -> bytes:
-    """`{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?}], "tokens": [the first, then each
+    """`{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?,
+    "owned"?: [sequence, version]}], "tokens": [the first, then each
     one's distance from the one before], "owners": [index of partition], "moves": [[id, index of token, index of source,
     index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed"}`."""
     ids = sorted(ring.partitions)
@@ -65,6 +66,8 @@ def _member(member: Member) -> dict[str, Any]:
     document: dict[str, Any] = {"id": member.id, "state": member.state.value, "replicas": member.replicas}
     if member.replacing:
         document["replacing"] = member.replacing
+    if member.owned_at:
+        document["owned"] = [member.owned_seq, member.owned_at]
     return document
 
 
@@ -75,6 +78,7 @@ def _members(document: dict[str, Any]) -> list[Member]:
             tuple(ServerId(r) for r in p["replicas"]),
             PartitionState(p["state"]),
             tuple((ServerId(newcomer), ServerId(leaving)) for newcomer, leaving in p.get("replacing", ())),
+            *p.get("owned", (0, 0)),
         )
         for p in document["partitions"]
     ]

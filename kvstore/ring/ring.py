@@ -41,6 +41,10 @@ class Member:
     state: PartitionState = PartitionState.SERVING
     replacing: tuple[tuple[ServerId, ServerId], ...] = ()
     """(newcomer, the replica that goes once the newcomer has caught up); both are in `replicas`."""
+    owned_seq: int = 0
+    """The partition's when a range came to it last: a replica behind that may own what others have written since."""
+    owned_at: int = 0
+    """The ring's version since which that range goes to it."""
 
     def is_on(self, server: ServerId) -> bool:
         """Whether a replica shall run on the server."""

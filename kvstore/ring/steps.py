@@ -24,9 +24,9 @@ def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
     return _with(ring, replace(move, state=_COPYING, attempt=attempt))
 
 
-def flip(ring: Ring, id: MoveId) -> Ring:
-    """The target owns the range, in the logs; route to it. Also for a move that is being cancelled: the release was
-    logged first. Raises ValueError if the move is gone or nobody has begun it."""
+def flip(ring: Ring, id: MoveId, seq: int = 0) -> Ring:
+    """The target owns the range, in the logs, since its sequence `seq` or before; route to it. Also for a move that is
+    being cancelled: the release was logged first. Raises ValueError if the move is gone or nobody has begun it."""
     move = _open(ring, id, _COPYING, _CANCELLING, _FLIPPED)
     if move.state is _FLIPPED:
         return ring
@@ -34,7 +34,10 @@ def flip(ring: Ring, id: MoveId) -> Ring:
     tokens[move.end] = move.target
     moves = {**ring.moves, id: replace(move, state=_FLIPPED)}
     version = ring.version + 1
-    return replace(ring, version=version, routed=version, tokens=tokens, moves=moves)
+    target = ring.partitions[move.target]
+    owned = replace(target, owned_seq=max(seq, target.owned_seq), owned_at=version)
+    partitions = {**ring.partitions, move.target: owned}
+    return replace(ring, version=version, routed=version, tokens=tokens, moves=moves, partitions=partitions)
 
 
 def finish(ring: Ring, id: MoveId) -> Ring:

@@ -42,7 +42,9 @@ _LEVEL_AT = {
     int(Code.SCAN_TOKENS): 3,
     int(Code.COUNT): 2,
 }
-_FOLLOWER_LEVELS = frozenset({int(Level.SESSION), int(Level.STALE)})
+_LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
+_FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
+_SEQUENCED = frozenset({_GET, _META})
 
 
 class Dispatcher:
@@ -154,7 +156,7 @@ class Dispatcher:
         local = self._local.get(partition)
         if local is None:
             self._fail_later(sink, token, self._not_leader(partition))
-        elif ring_version != self._ring_version and not self._owns(partition, op):
+        elif ring_version != self._ring_version and not self._owns(partition, op, ring_version):
             self._fail_moved(sink, token, ring_version)
         elif local.serving and partition not in self._waiting:
             local.submit(op, sink, token)
@@ -228,9 +230,11 @@ class Dispatcher:
 
     def _submit_elsewhere(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
         level_at = _LEVEL_AT.get(op[0])
-        if level_at is not None and op[level_at] in _FOLLOWER_LEVELS and (local := self._local.get(partition)):
-            local.submit(op, sink, token)
-            return
+        if level_at is not None and op[level_at] in _FOLLOWER_LEVELS:
+            if op[level_at] == _SESSION and op[0] in _SEQUENCED and self._may_mean_another(op, ring_version):
+                op = (op[0], op[1], _LINEARIZABLE, 0)
+            elif local := self._local.get(partition):
+                return local.submit(op, sink, token)
         if self._astray and op[0] not in KEYLESS and self._strays.holds(op):
             self._arrivals += 1
             return self._stray((self._arrivals, op, sink, token, 0.0, False))
@@ -363,8 +367,16 @@ class Dispatcher:
             return Unavailable(f"partition {partition} has no leader")
         return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")
 
-    def _owns(self, partition: PartitionId, op: Op) -> bool:
-        return op[0] not in KEYLESS and self._partition_of(op[1]) == partition
+    def _owns(self, partition: PartitionId, op: Op, ring_version: int) -> bool:
+        """Whether who asks by another version of the ring may have this partition's answer (docs/protocol.md M16)."""
+        member = self._topology.ring.partitions.get(partition)
+        is_known = member is not None and ring_version >= member.owned_at
+        return is_known and op[0] not in KEYLESS and self._partition_of(op[1]) == partition
+
+    def _may_mean_another(self, op: Op, ring_version: int) -> bool:
+        """Whether a session read may carry what its client has seen of another partition than is asked here. Only the
+        leader knows an answer that is right anyhow (docs/protocol.md M16)."""
+        return ring_version != self._ring_version and bool(ring_version or op[3])
 
     def _leads_soon(self, partition: PartitionId) -> bool:
         leader = self._topology.leaders.get(partition)

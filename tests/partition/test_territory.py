@@ -70,11 +70,13 @@ def test_a_territory_is_read_back_as_it_was_written() -> None:
     assert territory.owned.spans == (rest,)
     assert territory.writable.spans == ()
     assert territory.encode().hex() == (
-        "01949192ce40000000ce7fffffff919a"
+        "01959192ce40000000ce7fffffff919a"
         "0301a2703392ce80000000ceffffffff920307c40164920307c0c2c400"
         "919402a2703292ce40000000ce7fffffff920307"
-        "919801a270329200ce3fffffff9203079203070708c400"
+        "919801a270329200ce3fffffff9203079203070708c40000"
     )
+    before_what_came_was_noted = bytes.fromhex("01" + "94" + territory.encode().hex()[4:-2])
+    assert Territory.decode(before_what_came_was_noted) == territory
     before_drops_were_noted = bytes.fromhex(
         "01949192ce40000000ce7fffffff9199"
         "0301a2703392ce80000000ceffffffff920307c40164920307c0c2"

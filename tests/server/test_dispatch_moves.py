@@ -163,6 +163,7 @@ async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_
 ) -> None:
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
+    await result_of(server, commands.put(cluster.key_of("p2"), b"the link is open"))
     first = send(server, commands.put(key, b"first"))
     await wait_until(lambda: has(holding, 1), what="the first is at n2")
     server.dispatcher._refused_by[P1] = (ServerId("n2"), 1e12)

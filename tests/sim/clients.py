@@ -80,6 +80,8 @@ class Worker:
 
     def __init__(self, cluster: Population, name: str, random: Random, identity: Identity) -> None:
         self.name, self.random, self.identity = name, random, identity
+        self.ring = cluster.ring
+        """The latest that a node had which has answered."""
         self.tokens: dict[PartitionId, int] = {}
         """The highest sequence seen of each partition."""
         self.timeout_s = 2.0
@@ -94,7 +96,7 @@ class Worker:
             request = self.identity.next()
             place = _REQUEST_AT[op[0]]
             op = (*op[:place], request, *op[place + 1 :])
-        where = partition or self._cluster.ring.partition_of(op[1])
+        where = partition or self.ring.partition_of(op[1])
         operation = self._cluster.recorder.begin(self.name, op, where, self._loop.time(), request)
         status, result = await self._attempts(operation)
         self._cluster.recorder.end(operation, status, result, self._loop.time())
@@ -133,16 +135,19 @@ class Worker:
         """The result or the StoreError of one submission."""
         node = self.random.choice(self._cluster.doors)
         operation.attempts.append(node.name)
-        call = _Call(self._cluster.network, self.name, node, operation)
+        call = _Call(self._cluster.network, self.name, node, operation, self.ring.routed)
         try:
             async with asyncio.timeout(self.timeout_s * self.random.uniform(0.5, 1.5)):
-                result, seq, time_ms = await call.answer
+                result, progress, ring = await call.answer
         except TimeoutError:
             return call.lost("no answer in time")
         except StoreError as error:
             return error
-        self.identity.seen_ms = max(self.identity.seen_ms, time_ms)
-        self.tokens[operation.partition] = max(self.tokens.get(operation.partition, 0), seq)
+        for partition, (seq, time_ms) in progress.items():
+            self.identity.seen_ms = max(self.identity.seen_ms, time_ms)
+            self.tokens[partition] = max(self.tokens.get(partition, 0), seq)
+        if ring.routed > self.ring.routed:
+            self.ring = ring
         return result
 
 
@@ -154,9 +159,10 @@ def _is_answer(error: StoreError) -> bool:
 class _Call:
     """One submission on its way to a node and back. A Sink on the node's side."""
 
-    def __init__(self, network: SimNetwork, client: str, node: Doors, operation: Operation) -> None:
+    def __init__(self, network: SimNetwork, client: str, node: Doors, operation: Operation, ring_version: int) -> None:
         loop = network.loop
-        self.answer: asyncio.Future[tuple[Any, int, int]] = loop.create_future()
+        self._ring_version = ring_version
+        self.answer: asyncio.Future[tuple[Any, dict[PartitionId, tuple[int, int]], Ring]] = loop.create_future()
         self._network, self._operation = network, operation
         self._there, self._back = network.link(client, node.name), network.link(node.name, client)
         self._sent_at = loop.time()
@@ -174,9 +180,11 @@ class _Call:
 
     def complete(self, token: int, result: Any) -> None:
         """On the node: the operation has ended."""
-        seq, time_ms = self._backend.progress(self._operation.partition)
+        ring, operation = self._backend.topology.ring, self._operation
+        asked = {operation.partition, *([ring.partition_of(operation.key)] if operation.key else [])}
+        progress = {each: self._backend.progress(each) for each in sorted(asked)}
         answered_at = self._network.loop.time()
-        self._later(self._back.delay(), self._return, (result, seq, time_ms), answered_at)
+        self._later(self._back.delay(), self._return, (result, progress, ring), answered_at)
 
     def flush(self) -> None:
         """Each answer is sent at once."""
@@ -189,9 +197,10 @@ class _Call:
             op, partition = self._operation.op, self._operation.partition
             by_key = None if op[1] else partition
             context = self._process.context.copy()
-            self._network.loop.call_soon(self._backend.submit, op, self, 0, 0, by_key, context=context)
+            version = self._ring_version
+            self._network.loop.call_soon(self._backend.submit, op, self, 0, version, by_key, context=context)
 
-    def _return(self, answer: tuple[Any, int, int], answered_at: float) -> None:
+    def _return(self, answer: tuple[Any, dict[PartitionId, tuple[int, int]], Ring], answered_at: float) -> None:
         if not self._network.is_open(self._back):
             if self._network.loop.time() - answered_at < HELD_MAX_S:
                 self._later(HELD_POLL_S, self._return, answer, answered_at)

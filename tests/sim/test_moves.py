@@ -11,7 +11,6 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.target import Step
 from kvstore.ring import Pace, steps
 from kvstore.server import keys
-from tests.sim.cluster import RuleBroken
 from tests.sim.knobs import Knobs
 from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moves_accidents import Accident, asker, crash
@@ -42,20 +41,13 @@ def test_a_partition_joins_under_load(seed: int) -> None:
     play(seed, join_one)
 
 
-OLD_RING = ("before begin", ("p1", "p2"))
-OLD_RING_WHY = "a session read by a server that has not heard of the flip, at a source that has not applied RELEASE"
-"""Not mended yet. The seed shows it by chance."""
-
-
 @pytest.mark.parametrize(
     "parties",
     [pytest.param(("p1",), marks=pytest.mark.slow), pytest.param(("p2",), marks=pytest.mark.slow), ("p1", "p2")],
     ids=("source", "target", "both"),
 )
 @pytest.mark.parametrize("step", ON_THE_WAY)
-def test_a_move_survives_a_crash(step: str, parties: tuple[str, ...], request: pytest.FixtureRequest) -> None:
-    if (step, parties) == OLD_RING:
-        request.applymarker(pytest.mark.xfail(raises=RuleBroken, strict=True, reason=OLD_RING_WHY))
+def test_a_move_survives_a_crash(step: str, parties: tuple[str, ...]) -> None:
     accident = Accident(step)
 
     async def move_one(world: World, users: Users) -> None:
