@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.env import Env
 from kvstore.errors import MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
-from kvstore.partition import queries, snapshots
+from kvstore.partition import pinning, queries, snapshots
 from kvstore.partition.answers import TurnAway
 from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
@@ -21,6 +21,7 @@ from kvstore.partition.handover import Turns
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Founded
 from kvstore.partition.mover import Mover
+from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
 from kvstore.partition.replica import Replica
 from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
@@ -89,9 +90,10 @@ class Partition:
         self._rings = rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
+        pins = Pins(store, LedgerLists(store))
+        self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self.mover: Mover | None = None
         if rings is not None:
-            pins = Pins(store, LedgerLists(store))
             means = Means(
                 env, partition, self.state, self._leading, rings, pins, logs, peers, self._source, lambda *_: None
             )
@@ -105,6 +107,7 @@ class Partition:
         self._peers.serve(self.id, self._answer_peer)
         self._replica.start()
         self._upkeep.start()
+        self._pinning.start()
         if self.mover is not None:
             self.mover.start()
 
@@ -117,6 +120,7 @@ class Partition:
         self._exports.close()
         await self._nursery.close()
         await flush(self.state)
+        self.state.held.close()
         self._engine.close()
 
     @property
@@ -143,6 +147,8 @@ class Partition:
 
     async def _leader_of(self, leader: Leader) -> None:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""
+        if self._is_ahead_of_ring():
+            raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
         if self._rings is None or self.state.territory.is_founded:
             return await leader.start(None, self._turn_away)
         ring = self._rings.ring
@@ -198,6 +204,8 @@ class Partition:
             "entries_tailed": self._tail.entries,
             "snapshots_installed": self._tail.installs,
             "snapshots_served": self._exports.served,
+            "pins_held": len(self.state.held),
+            "pins_taken": self._pinning.taken,
             "ledgers_trimmed": self._upkeep.trimmed,
             "flushes": self._upkeep.flushes,
             "owns": len(state.territory.owned.spans) if state.territory.is_founded else None,
@@ -218,13 +226,24 @@ class Partition:
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
+        if _level_of(op) == Level.SESSION and state.seq < self._owned_seq():
+            return NotCaughtUp(f"partition {self.id}: something that came to it since is not here yet")
         tokens = scope(op, state.territory.owned)
-        if tokens is None:
+        if tokens is None or self._is_ahead_of_ring():
             return ELSEWHERE
         try:
             return queries.answer(state, op, state.record_time_ms, tokens)
         except StoreError as error:
             return error
+
+    def _is_ahead_of_ring(self) -> bool:
+        """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by
+        such a ring might be sent elsewhere by the next one (docs/protocol.md M16)."""
+        return self._rings is not None and self._rings.ring.next_move <= self.state.territory.newest
+
+    def _owned_seq(self) -> int:
+        member = self._rings.ring.partitions.get(self.id) if self._rings is not None else None
+        return member.owned_seq if member is not None else 0
 
     def _complete_soon(self, sink: Sink, token: int, result: Any) -> None:
         if not self._answers:
@@ -247,6 +266,8 @@ class Partition:
             return self._exports.next(body.decode())
         if method in METHODS:
             return await self._source.answer(method, body)
+        if method in pinning.METHODS:
+            return await self._pinning.answer(method, body)
         return await self._replica.answer(method, body)
 
     async def _install_snapshot(self) -> None:
