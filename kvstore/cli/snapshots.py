@@ -89,9 +89,9 @@ def create(
     began = time.monotonic()
     with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress) as session:
         manifest = job.create(store, wanted, session, progress)
-    if hold_hours:
-        job.hold_for_next(cluster, manifest, hold_hours)
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
+    if hold_hours:
+        tools.hold(cluster, manifest, hold_hours)
     seconds = time.monotonic() - began
     if json:
         print(

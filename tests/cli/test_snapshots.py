@@ -1,0 +1,212 @@
+"""`kvstore snapshot` where no cluster and no Spark is needed: what is there, whether it is whole, and one line for
+whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kvstore.cli.main import main
+from kvstore.errors import ConfigError
+from kvstore.spark.snapshots.manifest import NAME, encode
+from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore
+from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
+
+Run = Callable[..., tuple[int, str, str]]
+LOG = some_log(90)
+NOBODY = "127.0.0.1:1"
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command line: exit code, standard output, standard error."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["kvstore", "snapshot", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return call
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> SnapshotStore:
+    """A full snapshot and an incremental."""
+    store = SnapshotStore(tmp_path / "snapshots")
+    incremental(store, "b", full(store, "a", LOG[:60]), LOG)
+    return store
+
+
+def damage(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: SnapshotStore) -> None:
+    full(store, "z", LOG, hour=5)
+    damage(store.root / "a" / NAME)
+    store.work("c").mkdir()
+    code, out, _ = run("list", store.root, "--json")
+    found = json.loads(out)
+    assert code == 0
+    states = {row["id"]: row["state"] for row in found["snapshots"]}
+    assert states["z"] == "usable"
+    assert states["b"] == "snapshot b continues a, which is not here: see `kvstore snapshot list`"
+    assert "checksum does not fit" in states["a"]
+    assert found["unfinished"] == [".work-c"]
+    assert "full" in run("list", store.root)[1]
+
+
+@pytest.mark.parametrize(("age_h", "limit", "code"), [(1, 2, 0), (3, 2, 1)])
+def test_a_list_can_fail_by_age(
+    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, age_h: int, limit: int, code: int
+) -> None:
+    newest_s = EPOCH_MS / 1000 + 3600
+    monkeypatch.setattr("kvstore.cli.snapshots.time.time", lambda: newest_s + age_h * 3600)
+    found, _, err = run("list", store.root, "--max-age-hours", limit)
+    assert found == code
+    assert err.count("\n") == code
+
+
+def test_verify_proves_a_chain(run: Run, store: SnapshotStore) -> None:
+    code, out, _ = run("verify", store.root)
+    assert (code, out.startswith("whole: a, b; ")) == (0, True)
+    assert json.loads(run("verify", store.root / "a", "--json")[1])["snapshots"] == ["a"]
+
+
+def test_damage_is_an_exit_code_and_a_line_that_names_the_file(run: Run, store: SnapshotStore) -> None:
+    damage(store.root / "a/data/p1-00000.parquet")
+    code, out, _ = run("verify", store.root, "b")
+    assert code == 1
+    assert "a/data/p1-00000.parquet its checksum is not the manifest's" in out
+    assert "take a new full snapshot" in out
+
+
+def _future(store: SnapshotStore) -> None:
+    path = store.root / "b" / NAME
+    path.write_bytes(path.read_bytes().replace(b'"format": 1', b'"format": 9'))
+
+
+def _no_parent(store: SnapshotStore) -> None:
+    store.remove("a")
+
+
+def _damaged(store: SnapshotStore) -> None:
+    damage(store.root / "b" / NAME)
+
+
+def _renamed(store: SnapshotStore) -> None:
+    changed = replace(store.load("b"), id="c")
+    (store.root / "b" / NAME).write_bytes(encode(changed))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "told"),
+    [
+        (_future, "format 9, written by a later version; this one reads up to 1: upgrade kvstore"),
+        (_no_parent, "b continues a, which is not here"),
+        (_damaged, "damaged: its checksum does not fit; take it from a copy"),
+        (_renamed, "is of snapshot c: a snapshot cannot be renamed"),
+    ],
+)
+def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
+    run: Run, store: SnapshotStore, spoil: Callable[[SnapshotStore], None], told: str
+) -> None:
+    spoil(store)
+    commands = [
+        ("verify", store.root, "b"),
+        ("restore", store.root, "b", "--server", NOBODY),
+        ("diff", store.root, "b", "b"),
+        ("prune", store.root, "--keep", 1),
+    ]
+    for command in commands:
+        code, out, err = run(*command)
+        assert (code, out) == (3 if command[0] in ("verify", "diff") else 1, "")
+        assert err.startswith("kvstore: ")
+        assert told in err
+        assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["list", "verify", "restore", "prune"])
+def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
+    (tmp_path / "letters").mkdir()
+    options = ("--keep", 1) if command == "prune" else ()
+    for path, told in ((tmp_path / "absent", "is no directory of snapshots"), (tmp_path, "holds no snapshot")):
+        code, out, err = run(command, path, *options)
+        assert (code, out, err.count("\n")) == (3 if command == "verify" else 1, "", 1)
+        assert told in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--server", NOBODY), "no server of the cluster answers at 127.0.0.1:1"),
+        (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json: start one"),
+        (("--server", NOBODY, "--compression", "rar"), "want zstd, snappy, lz4, gzip or none, got 'rar'"),
+        (("--server", NOBODY, "--incremental"), "there is no snapshot in"),
+        (("--server", NOBODY, "--parent", "x"), "no snapshot x in"),
+    ],
+)
+def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...], told: str
+) -> None:
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.FIND_S", 0.3)
+    code, out, err = run("create", "--to", tmp_path / "to", *arguments)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert told in err
+    assert not (tmp_path / "to").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        (("--at", "yesterday"), "--at: want a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
+        (("--position", "p1"), "--position: want PARTITION=SEQUENCE, got 'p1'"),
+        (("--at", "2001-01-01T00:00:00Z"), "2001-01-01T00:00:00.000Z is before snapshot a"),
+        (("--position", "p1=99999"), "partition p1: want a sequence from"),
+        (("--position", "p9=1"), "snapshot b has no partition p9"),
+    ],
+)
+def test_a_cut_that_cannot_be_had_is_one_line(
+    run: Run, store: SnapshotStore, options: tuple[str, ...], told: str
+) -> None:
+    code, _, err = run("restore", store.root, *options, "--server", NOBODY)
+    assert (code, err.count("\n")) == (1, 1)
+    assert told in err
+
+
+def test_spark_is_asked_for_only_when_it_is_needed(
+    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def absent(*modules: str) -> None:
+        raise ConfigError(f"{modules[0]} is not installed: install kvstore[spark]")
+
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.need_spark", absent)
+    assert run("list", store.root)[0] == 0
+    assert run("prune", store.root, "--keep", 1)[0] == 0
+    code, _, err = run("verify", store.root)
+    assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install kvstore[spark]\n")
+
+
+def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: SnapshotStore) -> None:
+    full(store, "z", LOG, hour=5)
+    stale, fresh = store.work("old"), store.work("new")
+    for folder in (stale, fresh):
+        folder.mkdir()
+    age = stale.stat().st_mtime - RESUMABLE_S - 10
+    os.utime(stale, (age, age))
+    assert run("prune", store.root, "--keep", 2, "--dry-run")[1] == "would remove .work-old\n"
+    assert run("prune", store.root, "--keep", 1)[1] == "removed b\nremoved a\nremoved .work-old\n"
+    assert sorted(os.listdir(store.root)) == [".work-new", "z"]
+    code, _, err = run("prune", store.root)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "--keep, --daily, --weekly" in err
