@@ -16,8 +16,9 @@ from kvstore.partition.marks import Mark
 from kvstore.partition.tokens import Tokens
 from kvstore.types import PartitionId, Position, Seq
 
-HELD_MAX = 8
-"""Of one replica. Each keeps what is overwritten after it on the disk."""
+HELD_MAX = 32
+"""Of one replica. They keep on the disk what is overwritten after the oldest of them; a notebook that loads one data
+frame after another has as many as it loads within their time to live."""
 
 
 @dataclass(slots=True)

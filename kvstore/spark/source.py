@@ -8,7 +8,7 @@ from pyspark.sql.datasource import DataSource
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.pinned import PinnedStore
-from kvstore.errors import ConfigError, StoreError
+from kvstore.errors import ConfigError, Overloaded, StoreError
 from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find
 from kvstore.spark.options import columns_of, is_for_a_stream, read_options, stream_options, write_options
@@ -52,6 +52,11 @@ class KvstoreSource(DataSource):
                 self._store = decode(options.pin, config.tls)
             else:
                 self._store = pins.pin(config, ttl_s=options.pin_ttl_s, split_bytes=options.split_bytes)
+        except Overloaded as error:
+            self._failure = Overloaded(
+                f"{error}. Each load() pins the store for the time pinTtl ({options.pin_ttl_s:g}s): lower it, or let "
+                "data frames share one pin (kvstore.spark.pins.hold)"
+            )
         except StoreError as error:
             self._failure = error
 

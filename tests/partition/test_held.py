@@ -138,8 +138,8 @@ def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: 
 
 def test_at_most_so_many_states_are_kept_and_the_oldest_stay(replica: Replica) -> None:
     for number in range(HELD_MAX + 2):
-        replica.mark(f"pin{number}")
-    assert [held.pin for held in replica.state.held.all] == [f"pin{number}" for number in range(HELD_MAX)]
+        replica.mark(f"pin{number:03}")
+    assert [held.pin for held in replica.state.held.all] == [f"pin{number:03}" for number in range(HELD_MAX)]
     assert replica.state.held.refused == 2
 
 
