@@ -1,11 +1,11 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim mutants drill bench loadtest proto lock format
+.PHONY: help setup up down static check test sim mutants drill bench loadtest snapshot-demo proto lock format
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
 
 help: ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-8s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
 
 setup: .venv/.ready ## make .venv from the lock files; quick when nothing has changed
 
@@ -42,6 +42,9 @@ bench: setup ## the benchmark suite
 
 loadtest: setup ## two minutes of load with Locust, and a report in reports/loadtest.html
 	@$(BIN)/python -m loadtest.run
+
+snapshot-demo: setup ## a million keys, snapshots while others write, a restore into another cluster
+	@$(BIN)/python -m loadtest.snapshot_demo
 
 proto: setup ## regenerate the protobuf modules
 	@scripts/proto.sh
