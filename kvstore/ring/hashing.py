@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import mmh3
+from mmh3 import mmh3_32_uintdigest
+
+_OPENS = ord("{")
 
 TOKENS = 1 << 32
 """Tokens are 0 to TOKENS - 1."""
@@ -20,7 +22,6 @@ def hash_tag(key: bytes) -> bytes:
 
 def token_of(key: bytes) -> int:
     """The key's token: murmur3, 32 bits, unsigned."""
-    if b"{" in key:
+    if _OPENS in key:  # a number: to look for bytes costs more than to hash them
         key = hash_tag(key)
-    token: int = mmh3.hash(key, signed=False)
-    return token
+    return mmh3_32_uintdigest(key)
