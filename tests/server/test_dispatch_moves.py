@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition import commands
-from kvstore.partition.commands import Op, Sink
+from kvstore.partition.commands import Level, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
@@ -215,3 +215,56 @@ async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
     assert server.dispatcher._strays.keys == {}
     assert server.dispatcher._strays._bytes == 0
     assert await has_arrived(cluster["n3"], 40)
+
+
+# ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Following(Holding):
+    """A replica that does not lead."""
+
+    serving = False
+
+
+@pytest.mark.parametrize("op", [commands.get, commands.meta])
+async def test_a_session_read_is_the_replicas_here_only_if_its_client_goes_by_the_same_ring(
+    cluster: Servers, op: Any
+) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    following, leader = Following(), hold(cluster, "n2", P1)
+    server.dispatcher.host(P1, following)
+    send(server, op(key, Level.SESSION, 5), ring_version=cluster.ring.routed)
+    send(server, op(key, Level.SESSION, 0))
+    assert [held[0] for held in following.held] == [op(key, Level.SESSION, 5), op(key, Level.SESSION, 0)]
+    later = flipped(cluster.ring, cluster.key_of("p1", 1))
+    learn(cluster, later)
+    for number, version in enumerate((cluster.ring.routed, 0)):
+        send(server, op(key, Level.SESSION, 5), ring_version=version)
+        await wait_until(lambda number=number: has(leader, number + 1), what="the leader has it")
+        assert leader.held[-1][0] == op(key), "as a linearizable read"
+    assert len(following.held) == 2
+
+
+async def test_a_session_read_by_a_later_ring_waits_for_that_one(cluster: Servers) -> None:
+    """The partition that its client knows of might be another one. A token of 0 says nothing either: it is that of the
+    partition which owns the key by the client's ring."""
+    server, key = cluster["n1"], cluster.key_of("p1")
+    following = Following()
+    server.dispatcher.host(P1, following)
+    later = flipped(cluster.ring, key)
+    token = send(server, commands.get(key, Level.SESSION, 0), ring_version=later.routed)
+    learn(cluster, later)
+    assert await server.sink.wait(token) == [None]
+    assert not following.held
+
+
+async def test_who_comes_by_a_ring_from_before_the_last_range_came_is_turned_away(cluster: Servers) -> None:
+    key = cluster.key_of("p1")
+    later = flipped(cluster.ring, key)
+    learn(cluster, later, "n3")
+    server, other = cluster["n3"], cluster.key_of("p2")
+    server.dispatcher.submit_here(P2, commands.get(other), server.sink, 9001, cluster.ring.routed)
+    server.dispatcher.submit_here(P2, commands.get(other), server.sink, 9002, later.partitions[P2].owned_at)
+    moved, found = await server.sink.wait(9001, 9002)
+    assert isinstance(moved, Moved)
+    assert found is None

@@ -56,15 +56,15 @@ class _Answer:
         """The waiter is woken by itself."""
 
 
-def asker(node: Node) -> Callable[[Any, PartitionId | None], Coroutine[Any, Any, Any]]:
-    """Asks a node as its own doors do."""
+def asker(node: Node, ring_version: int = 0) -> Callable[[Any, PartitionId | None], Coroutine[Any, Any, Any]]:
+    """Asks a node as its own doors do, for a client that goes by this version of the ring."""
 
     async def ask(op: Any, partition: PartitionId | None) -> Any:
         assert node.door is not None
         process, backend = node.door
         answer = _Answer()
         loop = asyncio.get_running_loop()
-        loop.call_soon(backend.submit, op, answer, 0, 0, partition, context=process.context.copy())
+        loop.call_soon(backend.submit, op, answer, 0, ring_version, partition, context=process.context.copy())
         return await answer.done
 
     return ask
