@@ -1,4 +1,4 @@
-"""`kvstore partition`: every partition with its replicas, as far as they have published it."""
+"""`kvstore partition`: every partition with its replicas, as far as they have published it; and what is pinned."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from typing import Annotated, Any
 
 import typer
 
+from kvstore.cli.admin import TIMEOUT_S
 from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_tools
+from kvstore.cli.endpoints import config_of
 from kvstore.cli.output import as_json, as_table
 from kvstore.cli.ring import read_ring
+from kvstore.env.clock import SystemClock
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
 from kvstore.meta import paths
 from kvstore.partition.claim import Claims
@@ -24,6 +27,8 @@ def register(app: typer.Typer) -> None:
     partition = typer.Typer(no_args_is_help=True, help="Partitions: who leads them, how far their replicas are.")
     partition.command("list")(list_partitions)
     partition.command("show")(show)
+    partition.command("pins")(pins)
+    partition.command("unpin")(unpin)
     app.add_typer(partition, name="partition")
 
 
@@ -68,6 +73,44 @@ def show(
     print(as_table([_row(found)]))
     print("\n" + as_table(found["replicas"]))
     print("\n" + (as_table(found["ledgers"]) if found["ledgers"] else "no ledgers yet"))
+
+
+def pins(
+    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+) -> None:
+    """List all pins: what holds back the trimming of logs, until when, and which servers keep a state for pinned reads.
+
+    Pins of jobs end by themselves at their deadline; those without one end with the session that made them.
+    """
+    from kvstore.client.pinned import PinStatus, list_pins
+
+    def row(pin: PinStatus) -> dict[str, Any]:
+        left_s = max(0, round(pin.deadline_ms / 1000 - SystemClock().wall_ms() / 1000)) if pin.deadline_ms else None
+        return {
+            "partition": pin.partition,
+            "pin": pin.id,
+            "holds_log_from_ledger": pin.ledger,
+            "ends_in_s": left_s,
+            "position": f"{pin.position.ledger}:{pin.position.entry}" if pin.position else None,
+            "kept_by": list(pin.servers) if json else " ".join(pin.servers),
+        }
+
+    found = list(map(row, list_pins(config_of(data_dir, zookeeper, server, TIMEOUT_S))))
+    print(as_json(found) if json else as_table(found) if found else "no pins")
+
+
+def unpin(
+    pin: Annotated[str, typer.Argument(help="The pin's id, as `kvstore partition pins` shows it.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Give back a pin that a job has left behind. A job that still reads by it fails."""
+    from kvstore.client import pinned
+
+    done = pinned.unpin(config_of(data_dir, zookeeper, server, TIMEOUT_S), pin)
+    print(as_json({"pin": pin, "partitions": done}) if json else f"{pin} is given back in {', '.join(done) or 'none'}")
 
 
 async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerId, ...]) -> dict[str, Any]:

@@ -111,8 +111,9 @@ class Partition:
         if self.mover is not None:
             self.mover.start()
 
-    async def stop(self, *, hand_over: bool) -> None:
-        """Stop for good. With `hand_over` a leader drains and releases its lease first. The state is synced."""
+    async def stop(self, *, hand_over: bool, keep_pins: bool = False) -> None:
+        """Stop for good. With `hand_over` a leader drains and releases its lease first. The state is synced. With
+        `keep_pins` what is kept at pinned positions can still be read, until `let_go`."""
         if self.mover is not None:
             self.mover.close()
         await self._replica.stop(hand_over=hand_over)
@@ -120,6 +121,16 @@ class Partition:
         self._exports.close()
         await self._nursery.close()
         await flush(self.state)
+        if not keep_pins:
+            self.let_go()
+
+    @property
+    def keeps_pins(self) -> bool:
+        """Whether a state at a pinned position is kept here."""
+        return bool(self._pinning.held())
+
+    def let_go(self) -> None:
+        """Give up the state, and what is kept of it."""
         self.state.held.close()
         self._engine.close()
 

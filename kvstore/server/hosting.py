@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 OpenEngine = Callable[[PartitionId], Engine]
 DropEngine = Callable[[PartitionId], None]
+LEFT_S = 1.0
 
 
 class Hosting:
@@ -52,6 +53,8 @@ class Hosting:
         self._open_engine, self._drop_engine, self._rings = open_engine, drop_engine, rings
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
+        self._leaving: dict[PartitionId, Partition] = {}
+        """Replicas that are not here any more, but for what is pinned of them."""
         self._turns = Turns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
@@ -61,12 +64,15 @@ class Hosting:
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
+        self._nursery.spawn(self._drop_left_now_and_then(), name="drop what has left")
 
     async def stop(self) -> None:
         """Hand over what is led here, and stop every replica; its state is synced."""
         if self._forget is not None:
             self._forget()
         await self._nursery.close()
+        for partition in sorted(self._leaving):
+            self._drop(partition)
         stopping = self._env.nursery.child("stopping")
         tasks = [stopping.spawn(self._stop(partition), name=f"stop {partition}") for partition in sorted(self._hosted)]
         for task in tasks:
@@ -82,8 +88,8 @@ class Hosting:
         return [partition for partition, replica in sorted(self._hosted.items()) if replica.serving]
 
     def state_of(self, partition: PartitionId) -> State | None:
-        """The state of the replica here."""
-        replica = self._hosted.get(partition)
+        """The state of the replica here, or of one that has left and is still read at pinned positions."""
+        replica = self._hosted.get(partition) or self._leaving.get(partition)
         return None if replica is None else replica.state
 
     def leading(self) -> dict[PartitionId, Partition]:
@@ -100,11 +106,35 @@ class Hosting:
         ring = self._rings.ring
         assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
-            if await self._stop(partition) and await self._withdraw(partition):
-                self._drop_engine(partition)  # what it held is with others; should it come back, it begins anew
+            replica = self._hosted[partition]
+            if not await self._stop(partition, keep_pins=True):
+                continue
+            if await self._withdraw(partition):
+                self._leaving[partition] = replica
+            else:
+                replica.let_go()
+        self._drop_left()
         for partition in assigned:
             if partition not in self._hosted:
+                self._drop(partition)
                 await self._begin(partition)
+
+    async def _drop_left_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(LEFT_S)
+            self._drop_left()
+
+    def _drop_left(self) -> None:
+        """Drop the states of replicas that are not here any more, once nobody reads of them at pinned positions."""
+        for partition in [each for each, replica in sorted(self._leaving.items()) if not replica.keeps_pins]:
+            self._drop(partition)
+
+    def _drop(self, partition: PartitionId) -> None:
+        """What it held is with others; should it come back, it begins anew."""
+        replica = self._leaving.pop(partition, None)
+        if replica is not None:
+            replica.let_go()
+            self._drop_engine(partition)
 
     async def _begin(self, partition: PartitionId) -> None:
         replica = Partition(
@@ -127,11 +157,11 @@ class Hosting:
         await replica.start()
         log.info("partition=%s starts here", partition)
 
-    async def _stop(self, partition: PartitionId) -> bool:
+    async def _stop(self, partition: PartitionId, *, keep_pins: bool = False) -> bool:
         """Whether it has ended in good order, and nothing holds its state any more."""
         replica, is_done = self._hosted[partition], True
         try:
-            await replica.stop(hand_over=True)
+            await replica.stop(hand_over=True, keep_pins=keep_pins)
         except StoreError as error:
             log.warning("partition=%s could not be handed over: %s", partition, error)
             is_done = False

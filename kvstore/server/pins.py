@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 from kvstore.env import Env
@@ -63,6 +64,7 @@ class PinKeeper:
 
     def __init__(self, env: Env, source: PinsSource) -> None:
         self._env, self._source = env, source
+        self._pins = Pins(source.store, LedgerLists(source.store))
         self._nursery = env.nursery.child("pins")
 
     async def close(self) -> None:
@@ -109,8 +111,13 @@ class PinKeeper:
         return data_pb2.RenewResponse(deadline_ms=min(deadlines.values()), partitions=sorted(deadlines))
 
     async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
-        """Where it can be given back at once; elsewhere it ends at its deadline. Raises InvalidRequest."""
+        """Where it can be given back at once; elsewhere no log is held by it any more, if that can be said, and what
+        replicas keep ends at its deadline. Raises InvalidRequest."""
         answers = await self._ask_all(self._wanted([]), pinning.RELEASE, Asked(_checked(pin)))
+        for partition in sorted(self._source.topology.ring.partitions):
+            if not isinstance(answers.get(partition), bytes):
+                with suppress(MetadataError):
+                    await self._pins.release(partition, pin)
         return data_pb2.UnpinResponse(partitions=sorted(each for each in answers if isinstance(answers[each], bytes)))
 
     async def listed(self) -> data_pb2.PinsResponse:
@@ -118,7 +125,7 @@ class PinKeeper:
         response = data_pb2.PinsResponse()
         for partition in self._wanted([]):
             found: dict[str, data_pb2.PinStatus] = {}
-            for name, pin in await Pins(self._source.store, LedgerLists(self._source.store)).all(partition):
+            for name, pin in await self._pins.all(partition):
                 found[name] = data_pb2.PinStatus(
                     partition=partition, id=name, ledger=pin.ledger, deadline_ms=pin.deadline_ms
                 )
@@ -145,8 +152,7 @@ class PinKeeper:
 
     async def _holding(self, pin: str) -> list[PartitionId]:
         """The partitions in which a pin is."""
-        pins = Pins(self._source.store, LedgerLists(self._source.store))
-        found = [each for each in self._wanted([]) if pin in dict(await pins.all(each))]
+        found = [each for each in self._wanted([]) if pin in dict(await self._pins.all(each))]
         if not found:
             raise NoSuchPin(f"there is no pin {pin!r}")
         return found
