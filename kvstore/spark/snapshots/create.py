@@ -77,7 +77,9 @@ def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] |
         if work is None:
             continue
         plan = work.plan_or_none()
-        if plan is None or (wanted.fits(plan) and not _renewed(plan, wanted)):
+        if plan is None or plan.id in store.ids():
+            work.remove()  # killed before it had begun, or behind the rename that made it a snapshot
+        elif wanted.fits(plan) and not _renewed(plan, wanted):
             work.remove()
         elif wanted.fits(plan):
             log.warning("snapshot=%s goes on with what a driver that was killed has left", plan.id)

@@ -7,9 +7,12 @@ from uuid import uuid4
 
 import pytest
 
+from kvstore.client.config import ClientConfig
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 from kvstore.spark.snapshots import store as stores
+from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
+from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore, write_durably
 from kvstore.spark.snapshots.table import TableWriter
 from kvstore.spark.snapshots.work import Piece, Plan, Work, note_of
@@ -30,6 +33,8 @@ PLAN = Plan(
     pieces=PIECES,
     compression="zstd",
 )
+
+WANTED = Wanted(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c")
 
 
 def attempt(work: Work, piece: Piece, *, noted: bool = True) -> DataFile:
@@ -94,6 +99,20 @@ def test_killed_at_any_step_nothing_looks_like_a_snapshot_and_the_next_goes_on(
             winners[piece.name] = attempt(again, piece)
     again.publish(store, PLAN, winners, 3)
     assert store.ids() == ["s1"]
+
+
+def test_killed_behind_the_rename_the_snapshot_is_there_and_nobody_makes_it_again(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    work = Work.begin(store, PLAN)
+    winners = {piece.name: attempt(work, piece) for piece in PIECES}
+    monkeypatch.setattr(work, "remove", died)
+    with pytest.raises(Killed):
+        work.publish(store, PLAN, winners, 2)
+    work.release()
+    assert store.ids() == ["s1"]
+    assert resumed_or_none(store, WANTED) is None
+    assert store.remains() == []
 
 
 class Killed(BaseException):

@@ -1,0 +1,121 @@
+"""A snapshot comes back in a cluster of another shape: all of it, or as it was at a moment."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.config import ClientConfig, parse_url
+from kvstore.errors import InvalidRequest
+from kvstore.spark.snapshots import chains, compare
+from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.restore import Restored, restore
+from kvstore.spark.snapshots.store import SnapshotStore
+from tests.cluster.harness import Cluster, running_cluster
+from tests.spark.snapshots.made import Change, full, incremental
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
+
+NOW_MS = time.time_ns() // 1_000_000
+BEFORE_MS = NOW_MS - 3_600_000
+BIG = b"\x05" * (1 << 20)
+BEFORE = [Change(b"key%04d" % n, b"value %d" % n, n + 1, BEFORE_MS + n) for n in range(2000)]
+MIDDLE_MS = BEFORE_MS + 100_000
+LATER = [
+    Change(b"key0001", b"changed", 3001, MIDDLE_MS),
+    Change(b"key0002", None, 3002, MIDDLE_MS),
+    Change(b"big", BIG, 3003, MIDDLE_MS + 1),
+    Change(b"empty", b"", 3004, MIDDLE_MS + 2),
+    Change(b"lives", b"x", 3005, MIDDLE_MS + 3, expires_ms=NOW_MS + 7_200_000),
+    Change(b"lived", b"x", 3006, MIDDLE_MS + 4, expires_ms=NOW_MS - 1000),
+    Change(b"key0003", None, 3007, MIDDLE_MS + 50_000),
+]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Five partitions, where the snapshots have two."""
+    with running_cluster(tmp_path_factory.mktemp("cluster"), partitions=5) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def config(cluster: Cluster) -> ClientConfig:
+    return parse_url(cluster.url + "?timeout=30s")
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> SnapshotStore:
+    store = SnapshotStore(tmp_path_factory.mktemp("snapshots"))
+    incremental(store, "b", full(store, "a", BEFORE), BEFORE + LATER)
+    return store
+
+
+def restored(
+    spark: SparkSession, store: SnapshotStore, chain: list[Manifest], cut: Cut, config: ClientConfig, *, filled: bool
+) -> Restored:
+    return restore(spark, store, chain, cut, config, into_filled=filled, progress=lambda *_: None)
+
+
+def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
+    spark: SparkSession, store: SnapshotStore, config: ClientConfig
+) -> None:
+    chain = chains.chain_of(store.load_all(), "b")
+    assert restored(spark, store, chain, Cut(), config, filled=False) == Restored(2001, 1)
+    with Client(config) as client:
+        found = {key: item.value for key, item in client.scan()}
+        last = {change.key: change.value for change in BEFORE + LATER}
+        del last[b"lived"]
+        assert found == {key: value for key, value in last.items() if value is not None}
+        lives = client.get(b"lives")
+        assert lives is not None
+        assert lives.expires_ms == NOW_MS + 7_200_000
+        assert compare.against_restored(spark, store, chain, Cut(), config, 5).count == 0
+
+        client.put(b"key0500", b"by somebody else")
+        client.delete(b"key0501")
+        client.put(b"new", b"")
+        different = compare.against_restored(spark, store, chain, Cut(), config, 5)
+        assert different.examples == ((b"key0500", "changed"), (b"key0501", "removed"), (b"new", "added"))
+
+
+def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
+    spark: SparkSession, store: SnapshotStore, config: ClientConfig
+) -> None:
+    chain = chains.covering(store.load_all(), "b", Cut(time_ms=MIDDLE_MS))
+    with Client(config) as client:
+        client.put(b"new", b"stays")
+        client.put(b"key0500", b"by somebody else")
+        with pytest.raises(
+            InvalidRequest, match=r"the cluster holds \d+ keys: restore into an empty one, or say --merge"
+        ):
+            restored(spark, store, chain, Cut(time_ms=MIDDLE_MS), config, filled=False)
+        assert restored(spark, store, chain, Cut(time_ms=MIDDLE_MS), config, filled=True).written == 1999
+        values = client.get_many([b"new", b"key0500", b"key0001", b"key0003"])
+        assert [values[key].value for key in (b"new", b"key0500", b"key0001", b"key0003")] == [
+            b"stays",
+            b"value 500",
+            b"changed",
+            b"value 3",
+        ]
+
+
+def test_a_moment_comes_back_as_it_was(spark: SparkSession, store: SnapshotStore, config: ClientConfig) -> None:
+    cut = Cut(time_ms=MIDDLE_MS + 4)
+    chain = chains.covering(store.load_all(), None, cut)
+    with Client(config) as client:
+        for key in [key for key, _ in client.scan(keys_only=True)]:
+            client.delete(key)
+        restored(spark, store, chain, cut, config, filled=False)
+        assert client.get(b"key0003") is not None
+        assert client.get(b"key0002") is None
+        assert compare.against_restored(spark, store, chain, cut, config, 5).count == 0
+        assert compare.against_restored(spark, store, chain, Cut(), config, 5).examples == ((b"key0003", "added"),)
