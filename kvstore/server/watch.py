@@ -157,7 +157,7 @@ class Watch:
         except (Retryable, MetadataError):
             self._has_trouble = True
             return
-        partition, message, size = cursor.partition, None, 0
+        partition, message, size, is_over = cursor.partition, None, 0, False
         for entry in cursor.ready():
             if self._plan.is_held(entry):
                 break
@@ -176,8 +176,6 @@ class Watch:
             cursor.take(entry)
             if is_over:
                 break
-        else:
-            is_over = False
         self._plan.positions[partition] = cursor.seq
         if message is not None:
             message.sequence = cursor.seq
