@@ -61,3 +61,36 @@ def test_a_replica_that_was_down_while_a_range_went_and_came_back_shows_no_sessi
     play(5, away_and_back, TWO, users=0, keys=(KEY,), counters=())
     assert any(isinstance(each, int) for each in answers)
     assert any(isinstance(each, StoreError) for each in answers), "it was never asked before it had caught up"
+
+
+def test_a_replica_does_not_answer_by_a_ring_that_is_older_than_what_it_owns() -> None:
+    """Else a session would see the range's third owner, believe that it is the first, and ask the second next."""
+
+    async def away_and_back(world: World, users: Users) -> None:
+        cluster = world.cluster
+        away = next(node for node in cluster.nodes if not {PartitionId("p1"), PartitionId("p2")} & set(node.leads))
+        worker = Worker(cluster, "writer", cluster.world.fork("writer"), Identity(cluster.world.fork("id")))
+        assert (await worker.do(commands.put(KEY, b"before"), with_id=False)).status is Status.OK
+        cluster.metadata.cut(away.name, silently=False)
+        for target in ("p2", "p1"):
+            await world.shift(SPAN, target)
+            await world.moved()
+        replica = away.replica(PartitionId("p1"))
+        assert replica is not None
+        assert away.door is not None
+        deadline = asyncio.get_running_loop().time() + 10.0
+        while not replica.state.territory.newest:
+            assert asyncio.get_running_loop().time() < deadline, "the replica does not follow"
+            await asyncio.sleep(0.01)
+        assert away.door[1].topology.ring.routed == 1
+        for level in (Level.STALE, Level.SESSION, Level.LINEARIZABLE):
+            with pytest.raises(StoreError):
+                await asker(away, 1)(commands.get(KEY, level), None)
+        cluster.metadata.mend(away.name)
+        deadline = asyncio.get_running_loop().time() + 10.0
+        while away.door[1].topology.ring.routed == 1:
+            assert asyncio.get_running_loop().time() < deadline, "the ring is not read"
+            await asyncio.sleep(0.01)
+        assert await asker(away)(commands.get(KEY, Level.STALE), None)
+
+    play(6, away_and_back, TWO, users=0, keys=(KEY,), counters=())
