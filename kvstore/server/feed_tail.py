@@ -74,6 +74,8 @@ class LiveTail:
         self.failure: StoreError | None = None
         """Why nothing comes just now."""
         self.failing_since = 0.0
+        self.joining = 0
+        """Readers who look for their place."""
         self._logs = logs
         self._bytes = 0
         self._keyed: dict[bytes, dict[Cursor, None]] = {}
@@ -164,7 +166,7 @@ class LiveTail:
 
     @property
     def is_watched(self) -> bool:
-        return bool(self._keyed or self._ranged)
+        return bool(self._keyed or self._ranged or self.joining)
 
     def join(self, cursor: Cursor) -> None:
         key = cursor.interest.key

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from kvstore.env import Clock, Env, Task
 from kvstore.errors import Corrupted, LedgerError, NoSuchNode, Overloaded, PositionTrimmed, Unavailable
@@ -94,20 +95,24 @@ class Feeds:
 
     # ── tails and cursors ─────────────────────────────────────────────────────────────────────────────────────────────
 
-    async def tail(self, partition: PartitionId) -> LiveTail:
-        """The partition's tail, once it knows where the log ends. Raises Unavailable."""
+    @asynccontextmanager
+    async def _joining(self, partition: PartitionId) -> AsyncIterator[LiveTail]:
+        """The partition's tail, once it knows where the log ends; it goes on meanwhile. Raises Unavailable."""
         found = self._tails.get(partition)
         if found is None:
             tail = LiveTail(partition, self._logs)
             found = self._tails[partition] = (tail, self._nursery.spawn(tail.run(), name=f"feed of {partition}"))
         tail = found[0]
-        self._linger(partition)
+        tail.joining += 1
         try:
             async with asyncio.timeout(OPEN_S):
                 await tail.wait_open()
+            yield tail
         except TimeoutError:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {tail.failure}") from None
-        return tail
+        finally:
+            tail.joining -= 1
+            self._linger(partition)
 
     def known_tail(self, partition: PartitionId) -> LiveTail | None:
         found = self._tails.get(partition)
@@ -117,14 +122,14 @@ class Feeds:
         self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
     ) -> Cursor:
         """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, Unavailable."""
-        tail = await self.tail(partition)
-        if after is None:
-            position, seq = tail.end, tail.seq
-        elif after > tail.floor_seq:
-            position, seq = _in_window(tail, after), Seq(after)
-        else:
-            position, seq = await self._behind(partition, after), Seq(after)
-        return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+        async with self._joining(partition) as tail:
+            if after is None:
+                position, seq = tail.end, tail.seq
+            elif after > tail.floor_seq:
+                position, seq = _in_window(tail, after), Seq(after)
+            else:
+                position, seq = await self._behind(partition, after), Seq(after)
+            return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
     async def _behind(self, partition: PartitionId, after: int) -> Position:
         """Right before the last entry that begins at `after` or before: it may go on behind."""
@@ -142,12 +147,12 @@ class Feeds:
     ) -> Cursor:
         """A reader of all that was logged at a record time or later. Raises PositionTrimmed if that may not be all
         there is."""
-        tail = await self.tail(partition)
-        found = await self._search(partition, lambda payload: time_of(payload) < time_ms)
-        if found.payload is None and oldest_of(found) != 0:
-            raise PositionTrimmed(partition, 0, oldest_of(found))
-        position, seq, _ = end_of(found)
-        return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+        async with self._joining(partition) as tail:
+            found = await self._search(partition, lambda payload: time_of(payload) < time_ms)
+            if found.payload is None and oldest_of(found) != 0:
+                raise PositionTrimmed(partition, 0, oldest_of(found))
+            position, seq, _ = end_of(found)
+            return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
     async def _search(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
         try:
@@ -163,9 +168,6 @@ class Feeds:
             raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
         position, seq, _ = end_of(found)
         return position, seq, max(0, oldest_of(found))
-
-    async def oldest(self, partition: PartitionId) -> int:
-        return (await self.end(partition))[2]
 
     async def drop(self, cursor: Cursor) -> None:
         """The reader has left."""

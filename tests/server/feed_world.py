@@ -112,7 +112,7 @@ class Following:
     async def _serve(self) -> None:
         try:
             await send_watch(self._feeds, self._reading.request(), self)
-        except Exception as error:  # whatever it is, the reader must hear of it
+        except Exception as error:  # noqa: BLE001  # whatever it is, the reader must hear of it
             self._ended = error
             self._news.set()
 
