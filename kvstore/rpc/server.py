@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
@@ -10,6 +11,7 @@ from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from kvstore.env.tls import Tls
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, server_options
+from kvstore.rpc.malformed import Guarded
 
 Register = Callable[[grpc.aio.Server], None]
 
@@ -23,7 +25,7 @@ class GrpcServer:
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in register:
-            add(self._server)
+            add(cast("grpc.aio.Server", Guarded(self._server)))
         names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 

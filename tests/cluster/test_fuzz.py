@@ -172,8 +172,8 @@ def test_grpc_refuses_what_is_no_message_or_too_large_or_no_method(unharmed: Clu
         assert call("/kvstore.v1.KV/Put", oversize_key) is grpc.StatusCode.INVALID_ARGUMENT
         rng = random.Random(1)
         for _ in range(100):
-            malformed = call("/kvstore.v1.KV/Get", b"\xff" + rng.randbytes(rng.randint(1, 200)))
-            assert malformed in (grpc.StatusCode.UNKNOWN, grpc.StatusCode.INTERNAL, grpc.StatusCode.INVALID_ARGUMENT)
+            malformed = b"\xff" + rng.randbytes(rng.randint(1, 200))
+            assert call("/kvstore.v1.KV/Get", malformed) is grpc.StatusCode.INVALID_ARGUMENT
 
 
 def test_http_reads_no_body_and_no_endless_header(unharmed: Cluster) -> None:

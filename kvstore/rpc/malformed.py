@@ -1,0 +1,101 @@
+"""What cannot be parsed is refused. gRPC by itself would answer UNKNOWN, which says of a write that it may have been
+done, and log a traceback for each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import InvalidRequest
+from kvstore.rpc.status import abort
+
+Behaviour = Callable[[Any, Any], Any]
+
+
+class Malformed:
+    """Stands where the message would."""
+
+    def __init__(self, reason: str) -> None:
+        self.error = InvalidRequest(f"malformed message: {reason}")
+
+
+class Guarded:
+    """Stands for the gRPC server where services are registered; their handlers get no malformed message."""
+
+    def __init__(self, server: grpc.aio.Server) -> None:
+        self._server = server
+
+    def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
+        self._server.add_generic_rpc_handlers(tuple(_Handlers(each) for each in handlers))
+
+    def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
+        """They are those of above once more, for a server that knows them by name; ours asks for each."""
+
+
+class _Handlers(grpc.GenericRpcHandler):
+    def __init__(self, inner: grpc.GenericRpcHandler) -> None:
+        self._inner = inner
+        self._known: dict[str, Any] = {}
+
+    def service(self, details: grpc.HandlerCallDetails) -> Any:
+        found = self._known.get(details.method)
+        if found is None and (handler := self._inner.service(details)) is not None:
+            found = self._known[details.method] = _guarded(handler)
+        return found
+
+
+def _guarded(handler: Any) -> Any:
+    if handler.request_streaming:
+        return handler._replace(stream_stream=_streaming(handler.stream_stream))
+    parsing = handler._replace(request_deserializer=_parser(handler.request_deserializer))
+    if handler.response_streaming:
+        kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _unary
+        return parsing._replace(unary_stream=kind(handler.unary_stream))
+    return parsing._replace(unary_unary=_unary(handler.unary_unary))
+
+
+def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
+    def parse_or_say_why(data: bytes) -> Any:
+        try:
+            return parse(data)
+        except DecodeError as error:
+            return Malformed(str(error))
+
+    return parse_or_say_why
+
+
+def _unary(behaviour: Behaviour) -> Behaviour:
+    async def answer(request: Any, context: Any) -> Any:
+        if request.__class__ is Malformed:
+            await abort(context, request.error)
+        return await behaviour(request, context)
+
+    return answer
+
+
+def _generating(behaviour: Behaviour) -> Behaviour:
+    async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
+        if request.__class__ is Malformed:
+            await abort(context, request.error)
+        async with aclosing(behaviour(request, context)) as answers:
+            async for each in answers:
+                yield each
+
+    return answer
+
+
+def _streaming(behaviour: Behaviour) -> Behaviour:
+    """Its messages are parsed where it reads them."""
+
+    async def answer(requests: Any, context: Any) -> Any:
+        try:
+            return await behaviour(requests, context)
+        except DecodeError as error:
+            await abort(context, Malformed(str(error)).error)
+
+    return answer

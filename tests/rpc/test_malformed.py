@@ -1,0 +1,106 @@
+"""A message that cannot be parsed is refused for sure, by every kind of method, and nothing is logged for it."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.server import GrpcServer
+
+MALFORMED = b"\xff\xff\xff"
+
+
+class Service(kv_pb2_grpc.KVServicer):
+    """One method of each kind."""
+
+    def __init__(self) -> None:
+        self.called = 0
+        self.ended = asyncio.Event()
+
+    async def Get(self, request: Any, context: Any) -> kv_pb2.GetResponse:
+        self.called += 1
+        return kv_pb2.GetResponse()
+
+    async def Scan(self, request: Any, context: Any) -> AsyncIterator[kv_pb2.ScanResponse]:
+        self.called += 1
+        try:
+            while True:
+                yield kv_pb2.ScanResponse()
+                await asyncio.sleep(0)
+        finally:
+            self.ended.set()
+
+    async def Watch(self, request: Any, context: Any) -> None:  # type: ignore[override]
+        self.called += 1
+        await context.write(kv_pb2.WatchResponse())
+
+    async def Session(self, requests: Any, context: Any) -> None:  # type: ignore[override]
+        while await context.read() is not grpc.aio.EOF:
+            self.called += 1
+            await context.write(kv_pb2.Answers())
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[tuple[Service, grpc.aio.Channel]]:
+    service = Service()
+    server = GrpcServer([], [lambda to: kv_pb2_grpc.add_KVServicer_to_server(service, to)])
+    port = await server.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        yield service, channel
+    await server.stop(0)
+
+
+async def code_of(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
+    path = f"/kvstore.v1.KV/{method}"
+    call: Any
+    try:
+        match method:
+            case "Get":
+                await channel.unary_unary(path)(MALFORMED, timeout=5)
+            case "Session":
+                call = channel.stream_stream(path)(timeout=5)
+                await call.write(MALFORMED)
+                await call.read()
+            case _:
+                await channel.unary_stream(path)(MALFORMED, timeout=5).read()
+    except grpc.aio.AioRpcError as error:
+        return error.code()
+    return grpc.StatusCode.OK
+
+
+@pytest.mark.parametrize("method", ["Get", "Scan", "Watch", "Session"])
+async def test_what_cannot_be_parsed_is_refused_and_not_unknown(
+    served: tuple[Service, grpc.aio.Channel], method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    service, channel = served
+    with caplog.at_level(logging.WARNING):
+        assert await code_of(channel, method) is grpc.StatusCode.INVALID_ARGUMENT
+    assert service.called == 0
+    assert caplog.records == []
+
+
+async def test_good_messages_of_every_kind_are_answered(served: tuple[Service, grpc.aio.Channel]) -> None:
+    service, channel = served
+    stub: Any = kv_pb2_grpc.KVStub(channel)
+    await stub.Get(kv_pb2.GetRequest(), timeout=5)
+    assert await stub.Watch(kv_pb2.WatchRequest(), timeout=5).read() == kv_pb2.WatchResponse()
+    session = stub.Session(timeout=5)
+    await session.write(kv_pb2.Frame())
+    assert await session.read() == kv_pb2.Answers()
+    await session.done_writing()
+    assert await session.read() is grpc.aio.EOF
+    assert service.called == 3
+
+
+async def test_a_stream_that_is_cancelled_ends_the_method_behind_it(served: tuple[Service, grpc.aio.Channel]) -> None:
+    service, channel = served
+    stub: Any = kv_pb2_grpc.KVStub(channel)
+    call = stub.Scan(kv_pb2.ScanRequest())
+    assert await call.read() == kv_pb2.ScanResponse()
+    call.cancel()
+    async with asyncio.timeout(5):
+        await service.ended.wait()
