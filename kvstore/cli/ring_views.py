@@ -10,6 +10,8 @@ if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
 
 MOVES_SHOWN_MAX = 40
+COPIED = ("keys_copied", "bytes_copied")
+"""Of a move under way."""
 
 
 def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
@@ -86,7 +88,7 @@ def status_document(answer: admin_pb2.RingStatusResponse) -> dict[str, Any]:
         "moves_done": answer.moves_done,
         "progress": round(answer.progress, 4),
         "eta_s": round(answer.eta_s, 1) if answer.HasField("eta_s") else None,
-        "moves": [_move_row(each, "keys", "bytes") for each in answer.moves],
+        "moves": [_move_row(each, *COPIED) for each in answer.moves],
         "replacing": [
             {
                 "partition": each.partition,
@@ -126,8 +128,8 @@ def progress_line(answer: admin_pb2.RingStatusResponse) -> str:
     return f"{answer.progress:.0%} moved, {answer.moves_done} of {answer.moves_planned} moves done{eta}{paused}"
 
 
-def _move_row(move: admin_pb2.MoveStatus, *without: str) -> dict[str, Any]:
-    row = {
+def _move_row(move: admin_pb2.MoveStatus, *more: str) -> dict[str, Any]:
+    return {
         "id": move.id,
         "source": move.source,
         "target": move.target,
@@ -136,8 +138,8 @@ def _move_row(move: admin_pb2.MoveStatus, *without: str) -> dict[str, Any]:
         "state": move.state,
         "keys": move.keys,
         "bytes": move.bytes,
+        **{name: getattr(move, name) for name in more},
     }
-    return {name: value for name, value in row.items() if name not in without}
 
 
 def _table(rows: list[dict[str, Any]]) -> str:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kvstore.errors import NotLeader, StoreError
+from kvstore.partition import target
 from kvstore.partition.carried import Carried, Halted, Means
 from kvstore.partition.leader import Leader
 from kvstore.ring.moves import MoveId, MoveState
@@ -46,6 +47,12 @@ class Mover:
     def statistics(self) -> dict[str, dict[str, Any]]:
         """Of the moves that come here, by their number."""
         return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
+
+    def copied(self) -> dict[MoveId, float]:
+        """The moves that come here → which part of each is here."""
+        moves = self.means.rings.ring.moves.values()
+        territory = self.means.state.territory
+        return {move.id: target.copied_part(territory, move) for move in moves if move.target == self.means.partition}
 
     async def _run(self) -> None:
         while True:

@@ -45,6 +45,19 @@ def span_of(move: Move) -> Span:
     return Span(move.first, move.end)
 
 
+def copied_part(territory: Territory, move: Move) -> float:
+    """How much of the range has come, from 0 to 1: by the token where copying goes on."""
+    if move.state is MoveState.FLIPPED or (territory.is_founded and territory.owned.covers(span_of(move))):
+        return 1.0
+    found = territory.import_of(move.id)
+    if found is None or found.is_dropping:
+        return 0.0
+    if not found.cursor:
+        return 1.0
+    token = int.from_bytes(found.cursor[1:5].ljust(4, b"\0"), "big")
+    return min(1.0, max(0.0, (token - move.first) / move.size))
+
+
 def next_step(territory: Territory, move: Move, *, is_paused: bool) -> Step:
     """What to do about `move` as the target whose territory this is."""
     if move.state is MoveState.FLIPPED:

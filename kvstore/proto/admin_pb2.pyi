@@ -427,6 +427,8 @@ class MoveStatus(_message.Message):
     ATTEMPT_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     BYTES_FIELD_NUMBER: _builtins.int
+    KEYS_COPIED_FIELD_NUMBER: _builtins.int
+    BYTES_COPIED_FIELD_NUMBER: _builtins.int
     id: _builtins.int
     source: _builtins.str
     target: _builtins.str
@@ -435,7 +437,10 @@ class MoveStatus(_message.Message):
     state: _builtins.str
     attempt: _builtins.int
     keys: _builtins.int
+    """About how many are in the range, and how many of them the target has."""
     bytes: _builtins.int
+    keys_copied: _builtins.int
+    bytes_copied: _builtins.int
     def __init__(
         self,
         *,
@@ -448,10 +453,12 @@ class MoveStatus(_message.Message):
         attempt: _builtins.int = ...,
         keys: _builtins.int = ...,
         bytes: _builtins.int = ...,
+        keys_copied: _builtins.int = ...,
+        bytes_copied: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes", b"bytes", "first", b"first", "id", b"id", "keys", b"keys", "last", b"last", "source", b"source", "state", b"state", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "bytes", b"bytes", "bytes_copied", b"bytes_copied", "first", b"first", "id", b"id", "keys", b"keys", "keys_copied", b"keys_copied", "last", b"last", "source", b"source", "state", b"state", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

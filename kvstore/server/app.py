@@ -28,6 +28,7 @@ from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
 from kvstore.server.peer_server import Handler, PeerServer
+from kvstore.server.progress import MOVES, Copied, Progress
 from kvstore.server.resp import RespServer
 from kvstore.server.resp_session import Facts
 from kvstore.server.rings import RingStore
@@ -68,6 +69,7 @@ class Node:
         self.rings: RingStore
         self.steward: Steward
         self.taps: Taps
+        self.progress: Progress
         self.feeds: Feeds
         self.resp: RespServer
         self.links: PeerLinks
@@ -134,6 +136,10 @@ class Node:
     @property
     def topology(self) -> ClusterTopology:
         return self.dispatcher.topology
+
+    async def copied(self) -> Copied:
+        """How far the moves are whose targets' leaders answer."""
+        return await self.progress.of_cluster(self.links, self.id, sorted(self.topology.servers))
 
     async def loads(self) -> dict[PartitionId, Load]:
         """What every partition has to do, as far as its leader answers."""
@@ -302,6 +308,8 @@ async def _host(
     node.taps = Taps(node.env, node.hosting, node.dispatcher)
     node.taps.start()
     node.peers.serve(LOADS, node.taps.answer)
+    node.progress = Progress(node.hosting.leading)
+    node.peers.serve(MOVES, node.progress.answer)
     stack.push_async_callback(node.taps.close)
     repair_after_s = node.config.repair_after_s
     node.steward = Steward(node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s)

@@ -121,7 +121,7 @@ def proposal(
         if partition in keys:
             row.keys = keys[partition]
     for move in changed_moves(before, after):
-        row_of_move = move_status(move, _keys_of(move, shares, keys), record_bytes.get(move.source, 0.0))
+        row_of_move = move_status(move, keys_of(move, shares, keys), record_bytes.get(move.source, 0.0))
         answer.moves.append(row_of_move)
         answer.keys += row_of_move.keys
         answer.bytes += row_of_move.bytes
@@ -134,7 +134,8 @@ def changed_moves(before: Ring, after: Ring) -> list[Move]:
     return touched + [move for id, move in before.moves.items() if id not in after.moves]
 
 
-def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0) -> admin_pb2.MoveStatus:
+def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0, copied: float = 0.0) -> admin_pb2.MoveStatus:
+    """`keys` are in the range, and `copied` is the part of them that the target has."""
     return admin_pb2.MoveStatus(
         id=move.id,
         source=move.source,
@@ -145,10 +146,12 @@ def move_status(move: Move, keys: float = 0.0, record_bytes: float = 0.0) -> adm
         attempt=move.attempt,
         keys=round(keys),
         bytes=round(keys * record_bytes),
+        keys_copied=round(keys * copied),
+        bytes_copied=round(keys * record_bytes * copied),
     )
 
 
-def _keys_of(move: Move, shares: Mapping[PartitionId, float], keys: Mapping[PartitionId, int]) -> float:
+def keys_of(move: Move, shares: Mapping[PartitionId, float], keys: Mapping[PartitionId, int]) -> float:
     """Keys are spread evenly over the tokens of a partition."""
     share = shares.get(move.source, 0.0)
     return keys.get(move.source, 0) * min(1.0, move.size / TOKENS / share) if share else 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Protocol
 
 from kvstore.env import Env
@@ -12,7 +12,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Code, Level
 from kvstore.proto import admin_pb2
-from kvstore.ring import Member, Ring, Rings
+from kvstore.ring import Member, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
 from kvstore.server import proposal
 from kvstore.server.ask import Asks
@@ -23,7 +23,7 @@ from kvstore.types import PartitionId, ServerId
 
 ASK_S = 2.0
 """For one partition's count of keys, or a sample of them."""
-ASK_ALL_S = 8.0
+ASK_ALL_S, ASK_FOR_STATUS_S = 8.0, 1.0
 SAMPLE_KEYS = 100
 _OVERHEAD_BYTES = 32
 """Of a record beside its key and value: versions, times, its place in the index."""
@@ -42,6 +42,10 @@ class RingSource(Protocol):
     def rings(self) -> Rings: ...
     async def loads(self) -> dict[PartitionId, Load]:
         """What every partition has to do, as far as its leader answers."""
+        ...
+
+    async def copied(self) -> dict[MoveId, float]:
+        """Which part of each open move is copied, as far as its target's leader answers."""
         ...
 
 
@@ -84,13 +88,14 @@ class RingAdmin:
     async def status(self) -> admin_pb2.RingStatusResponse:
         """The moves, and how far they are."""
         ring = self._source.rings.ring
-        done, left_s = proposal.eta_s(ring, self._env.clock.wall_ms(), {})
+        copied = await self._source.copied() if ring.moves else {}
+        done, left_s = proposal.eta_s(ring, self._env.clock.wall_ms(), copied)
         answer = admin_pb2.RingStatusResponse(
             version=ring.version,
             paused=ring.pace.paused,
             bytes_per_s=ring.pace.bytes_per_s,
             parallel=ring.pace.parallel,
-            moves=[proposal.move_status(move) for move in ring.moves.values()],
+            moves=await self._move_statuses(ring, copied),
             moves_planned=ring.journey.moves,
             moves_done=max(0, ring.journey.moves - len(ring.moves)),
             progress=done,
@@ -104,6 +109,21 @@ class RingAdmin:
             if member.replacing:
                 await self._tell_replacing(member, answer)
         return answer
+
+    async def _move_statuses(self, ring: Ring, copied: Mapping[MoveId, float]) -> list[admin_pb2.MoveStatus]:
+        sources = {move.source for move in ring.moves.values()}
+        owning = sorted(sources & set(ring.tokens.values()))
+        keys, sizes = await self._sizes_of(owning, ring, ASK_FOR_STATUS_S, sample=True)
+        shares = ring.shares()
+        return [
+            proposal.move_status(
+                move,
+                proposal.keys_of(move, shares, keys),
+                sizes.get(move.source, 0.0),
+                1.0 if move.state is MoveState.FLIPPED else copied.get(move.id, 0.0),
+            )
+            for move in ring.moves.values()
+        ]
 
     async def loads(self) -> admin_pb2.LoadsResponse:
         """What each partition has to do, and what to move where."""
@@ -152,14 +172,21 @@ class RingAdmin:
         sources = {move.source for move in proposal.changed_moves(before, after)}
         wanted = sources or set(before.partitions)
         owning = sorted(wanted & set(before.tokens.values()))
+        keys, sizes = await self._sizes_of(owning, before, ASK_ALL_S, sample=bool(sources))
+        return proposal.proposal(before, after, keys, sizes)
+
+    async def _sizes_of(
+        self, owning: Iterable[PartitionId], ring: Ring, within_s: float, *, sample: bool
+    ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
+        """Keys and, if wanted, mean bytes of a record, of those that answer in time."""
         keys: dict[PartitionId, int] = {}
         sizes: dict[PartitionId, float] = {}
         try:
-            async with asyncio.timeout(ASK_ALL_S):
-                await self._ask_sizes(owning, before, keys, sizes, sample=bool(sources))
+            async with asyncio.timeout(within_s):
+                await self._ask_sizes(owning, ring, keys, sizes, sample=sample)
         except TimeoutError:
             pass  # what is known by now
-        return proposal.proposal(before, after, keys, sizes)
+        return keys, sizes
 
     async def _ask_sizes(
         self,

@@ -18,7 +18,7 @@ from kvstore.meta.store import ensure_path
 from kvstore.partition.commands import Code
 from kvstore.partition.election import Published
 from kvstore.proto import admin_pb2
-from kvstore.ring import TOKENS, MoveState, Ring, new_ring, plan, steps
+from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps
 from kvstore.server import proposal
 from kvstore.server.heat import HotKey, Load
 from kvstore.server.ring_admin import RingAdmin
@@ -44,6 +44,7 @@ class Node:
         self.topology = View(ring, {}, up)
         self.rings = self
         self.silent: set[str] = set()
+        self.parts: dict[MoveId, float] = {}
 
     @property
     def ring(self) -> Ring:
@@ -55,6 +56,9 @@ class Node:
 
     def have(self, ring: Ring) -> None:
         self.topology = replace(self.topology, ring=ring)
+
+    async def copied(self) -> dict[MoveId, float]:
+        return self.parts
 
     async def loads(self) -> dict[PartitionId, Load]:
         hot = (HotKey(b"k1", 0.2),)
@@ -187,6 +191,29 @@ async def test_the_status_tells_progress_and_when_it_will_be_done(admin: RingAdm
     assert status.eta_s == pytest.approx(elapsed_s * (1 - status.progress) / status.progress)
     await admin.change(Action(action=Action.PAUSE))
     assert not (await admin.status()).HasField("eta_s"), "paused moves are never done"
+
+
+async def test_the_status_of_a_move_tells_how_many_keys_and_bytes_are_copied(admin: RingAdmin, node: Node) -> None:
+    await admin.change(Action(action=Action.ADD, partitions=["p4"]))
+    half, all_, none = sorted(node.ring.moves)[:3]
+    node.parts = {half: 0.5, all_: 1.0}
+    rows = {row.id: row for row in (await admin.status()).moves}
+    for id, part in ((half, 0.5), (all_, 1.0), (none, 0.0)):
+        expected = 1000 * node.ring.moves[id].size / TOKENS / node.ring.shares()[node.ring.moves[id].source]
+        assert rows[id].keys == pytest.approx(expected, abs=1)
+        assert rows[id].bytes == pytest.approx(68 * expected, abs=68)
+        assert rows[id].keys_copied == pytest.approx(part * expected, abs=1)
+        assert rows[id].bytes_copied == pytest.approx(part * 68 * expected, abs=68)
+    node.have(steps.flip(steps.begin(node.ring, none, 1), none))
+    rows = {row.id: row for row in (await admin.status()).moves}
+    assert rows[none].keys_copied == rows[none].keys > 0
+
+
+async def test_what_is_copied_of_open_moves_counts_as_progress(admin: RingAdmin, node: Node) -> None:
+    await admin.change(Action(action=Action.ADD, partitions=["p4"]))
+    assert (await admin.status()).progress == 0
+    node.parts = dict.fromkeys(node.ring.moves, 0.25)
+    assert (await admin.status()).progress == pytest.approx(0.25)
 
 
 async def test_a_replica_moves_to_a_server_that_is_up(admin: RingAdmin, node: Node) -> None:
