@@ -264,7 +264,8 @@ class AsyncClient:
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        return dict(self._open_conveyor.tokens)
+        conveyor = self._open_conveyor
+        return conveyor.routing.token(conveyor.tokens)
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""

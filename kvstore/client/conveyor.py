@@ -14,7 +14,7 @@ from kvstore.client.link import LATE, Link, State
 from kvstore.client.links import Links
 from kvstore.client.operations import Operation, decode
 from kvstore.client.routing import Routing
-from kvstore.client.values import Token
+from kvstore.client.values import RING, Token
 from kvstore.env.caller import CallerEnv
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
@@ -70,7 +70,9 @@ class Conveyor:
 
     def absorb(self, token: Token) -> None:
         for partition, sequence in sorted(token.items()):
-            if sequence > self.tokens.get(partition, 0):
+            if partition == RING:
+                self.routing.hear(sequence)
+            elif sequence > self.tokens.get(partition, 0):
                 self.tokens[partition] = sequence
 
     def statistics(self) -> dict[str, float]:
@@ -137,6 +139,7 @@ class Conveyor:
         """Send the operation off. Its future gets an answer or a StoreError."""
         waiter = operation.waiter = asyncio.get_running_loop().create_future()
         operation.is_sent = False
+        self.routing.strengthen(operation)
         if operation.is_read and operation.level:
             link = self.links.choose(operation)
         else:
@@ -213,7 +216,7 @@ class Conveyor:
     def _on_answers(self, answers: kv_pb2.Answers) -> None:
         for progress in answers.progress:
             self._see(progress)
-        if answers.ring_version > self.routing.ring_version:
+        if self.routing.hear(answers.ring_version):
             self._refresh()
 
     def _see(self, progress: kv_pb2.Progress) -> None:

@@ -13,7 +13,7 @@ from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_f
 from kvstore.client.config import ClientConfig
 from kvstore.client.operations import Operation, decode
 from kvstore.client.routing import REST_MAX_S, REST_MIN_S, Routing
-from kvstore.client.values import Level, Token
+from kvstore.client.values import RING, Level, Token
 from kvstore.env.caller import CallerEnv
 from kvstore.errors import InvalidRequest, StoreError, Unavailable
 from kvstore.proto import kv_pb2
@@ -75,7 +75,10 @@ class Messenger:
     def absorb(self, token: Token) -> None:
         with self._lock:
             for partition, sequence in sorted(token.items()):
-                self.tokens[partition] = max(sequence, self.tokens.get(partition, 0))
+                if partition == RING:
+                    self.routing.hear(sequence)
+                else:
+                    self.tokens[partition] = max(sequence, self.tokens.get(partition, 0))
 
     def statistics(self) -> dict[str, float]:
         with self._lock:
@@ -216,6 +219,7 @@ class Messenger:
     def _choose(self, operation: Operation) -> BlockingLink | None:
         """The link to whom the operation should go, else to anybody who is not left alone just now."""
         with self._lock:
+            self.routing.strengthen(operation)
             may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
             candidates = self.routing.candidates(
                 operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
@@ -242,7 +246,7 @@ class Messenger:
             for answers in received:
                 for progress in answers.progress:
                     self._see(progress)
-                if answers.ring_version > self.routing.ring_version:
+                if self.routing.hear(answers.ring_version):
                     self._read_at = 0.0
             if received:
                 self._rests.pop(link.address, None)

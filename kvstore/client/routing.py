@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvstore.client.operations import Operation, names_its_partition
+from kvstore.client.values import RING, Level, Token
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
@@ -39,6 +40,8 @@ class Routing:
     """The ring, the leaders and the addresses, as far as this client knows."""
 
     ring_version: int = 0
+    heard_version: int = 0
+    """The latest that an answer, or the token of another client, has named."""
     partitions: dict[str, PartitionRoute] = field(default_factory=dict)
     addresses: dict[str, str] = field(default_factory=dict)
     """Server id → where its gRPC listens."""
@@ -60,6 +63,12 @@ class Routing:
             operation.partition = self.partition_of(operation.key)
         elif operation.partition not in self.partitions:
             raise Moved("", self.ring_version)
+
+    def strengthen(self, operation: Operation) -> None:
+        """A session read is asked of replicas by the ring that the session has heard of. Until that is known here, it
+        goes to the leader as a linearizable one: a replica might understand the token of another partition."""
+        if operation.level == Level.SESSION and self.heard_version > self.ring_version:
+            operation.level = Level.LINEARIZABLE
 
     def leader_of(self, partition: str) -> str:
         """Where the partition's leader listens; empty if nobody knows."""
@@ -125,6 +134,15 @@ class Routing:
         self._owners = [*owners, owners[0]]
         self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
         self.ring_version = message.ring_version
+
+    def hear(self, version: int) -> bool:
+        """A ring of this version is there. True if it is not known here."""
+        self.heard_version = max(version, self.heard_version)
+        return version > self.ring_version
+
+    def token(self, tokens: Token) -> dict[str, int]:
+        """How far a session is that has seen `tokens`, as it may be given to another client."""
+        return {**tokens, RING: max(self.ring_version, self.heard_version)}
 
     def learn_from(self, error: StoreError) -> bool:
         """Take a hint from an error. True if a topology should be asked for."""

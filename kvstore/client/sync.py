@@ -259,7 +259,8 @@ class Client:
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        return dict(self._open_messenger.tokens)
+        messenger = self._open_messenger
+        return messenger.routing.token(messenger.tokens)
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""

@@ -59,4 +59,7 @@ class Replaced(NamedTuple):
 
 
 Token = Mapping[str, int]
-"""How far a client has seen each partition. Another client that takes it reads at least as far (Level.SESSION)."""
+"""How far a client has seen each partition, and under RING the ring. Another client that takes it reads at least as far
+(Level.SESSION)."""
+RING = ""
+"""No partition has this name."""

@@ -10,6 +10,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.client import ClientConfig, Level
 from kvstore.client.config import parse_url
+from kvstore.client.values import RING
 from kvstore.errors import (
     ConditionFailed,
     NotLeader,
@@ -226,6 +227,21 @@ async def test_reads_carry_the_sequence_of_a_token_that_was_taken_over(client: F
     assert client.client.token["p2"] == 7
     await client.call("get", key, level=Level.SESSION)
     assert [op[3] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET] == [7]
+
+
+async def test_a_session_read_is_the_leaders_until_the_ring_is_known_that_a_token_speaks_of(
+    client: Face, servers: Servers
+) -> None:
+    """A replica by the older ring might understand what the session has seen of another partition."""
+    key = servers.cluster.key_of(P2)
+    levels = []
+    for later in (0, 1):
+        token = client.client.token
+        client.client.absorb({**token, RING: token[RING] + later})
+        await client.call("get", key, level=Level.SESSION)
+        levels.append(sorted(op[2] for server in servers.cluster.servers for op in server.seen if op[0] == Code.GET))
+    assert levels == [[Level.SESSION], [Level.LINEARIZABLE, Level.SESSION]]
+    assert client.client.token[RING] == token[RING] + 1, "it is handed on"
 
 
 async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, servers: Servers) -> None:

@@ -2,7 +2,9 @@
 
 import pytest
 
+from kvstore.client.operations import get
 from kvstore.client.routing import Routing
+from kvstore.client.values import Level
 from kvstore.errors import ConditionFailed, Moved, NotLeader
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of
@@ -51,6 +53,28 @@ def test_the_leader_is_asked_first_then_the_replicas_then_everybody(routing: Rou
 def test_a_read_that_any_replica_may_answer_starts_at_this_clients_favourite(routing: Routing) -> None:
     asked = list(routing.candidates("p1", (), follow=True, turn=2))
     assert asked[:3] == ["host3:1", "host1:1", "host2:1"]
+
+
+def test_session_reads_are_the_leaders_until_the_ring_is_known_that_an_answer_has_named(routing: Routing) -> None:
+    assert not routing.hear(1)
+    asked = [get(b"k", level) for level in Level]
+    for operation in asked:
+        routing.strengthen(operation)
+    assert [operation.level for operation in asked] == list(Level)
+    assert routing.hear(3)
+    assert not routing.hear(1)
+    for operation in asked:
+        routing.strengthen(operation)
+    assert [operation.level for operation in asked] == [
+        Level.LINEARIZABLE,
+        Level.STRICT,
+        Level.LINEARIZABLE,
+        Level.STALE,
+    ]
+    assert routing.learn(topology(3, leader="n2", epoch=2))
+    again = get(b"k", Level.SESSION)
+    routing.strengthen(again)
+    assert again.level == Level.SESSION
 
 
 def test_a_later_epoch_knows_better(routing: Routing) -> None:
