@@ -47,6 +47,8 @@ class HeldStates:
         self._held: dict[str, Held] = {}
         self.wall_ms: Callable[[], int] = lambda: 0
         """The machine's clock; 0: only record time counts."""
+        self.expired = 0
+        """States that have reached their deadline."""
         self.refused = 0
         """MARKs that were not kept because HELD_MAX states were."""
 
@@ -96,6 +98,7 @@ class HeldStates:
         """Drop what has reached its deadline."""
         for pin in [pin for pin, held in self._held.items() if held.deadline_ms <= now_ms]:
             self.drop(pin)
+            self.expired += 1
 
     def drop(self, pin: str) -> None:
         """Keep it no more, if it is there."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, LedgerError, NoSuchPin, NotLeader, Overloaded, Unavailable
+from kvstore.errors import InvalidRequest, LedgerError, MetadataError, NoSuchPin, NotLeader, Overloaded, Unavailable
 from kvstore.partition import pinned_scan
 from kvstore.partition.held import HELD_MAX, Held
 from kvstore.partition.leader import Leader
@@ -85,9 +85,16 @@ class Pinning:
         self._env.nursery.spawn(self._expire_now_and_then(), name=f"{self._partition} pins")
 
     async def _expire_now_and_then(self) -> None:
+        seen = 0
         while True:
             await asyncio.sleep(EXPIRE_S)
             self.held()
+            if self._state.held.expired != seen and self._leading() is not None:
+                try:
+                    await self._pins.oldest(self._partition, self._env.clock.wall_ms())
+                    seen = self._state.held.expired
+                except MetadataError as error:
+                    log.info("partition=%s pins past their deadline are left: %r", self._partition, error)
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Raises StoreError."""

@@ -108,6 +108,8 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_snapshots_installed": ("partition_snapshots_installed_total", "Snapshots taken from another replica."),
     "partition_snapshots_served": ("partition_snapshots_served_total", "Snapshots given to another replica."),
     "partition_ledgers_trimmed": ("partition_ledgers_trimmed_total", "Ledgers that this leader dropped as not needed."),
+    "partition_pins_held": ("partition_pins_held", "States that this replica keeps for pinned reads."),
+    "partition_pins_taken": ("partition_pins_taken_total", "Pins that were taken while this replica led."),
     "partition_flushes": ("partition_flushes_total", "Times that the state was synced to disk."),
     "partition_leading_epoch": ("partition_leading_epoch", "Epoch in which this node leads."),
     "partition_leading_entries": ("partition_leading_entries_total", "Log entries written in this lead."),

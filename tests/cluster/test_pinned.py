@@ -1,0 +1,238 @@
+"""Real processes: the store is read at pinned positions while it is written to, and while who is read from dies."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import mmh3
+import orjson
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.pinned import PinnedStore, Split, list_pins, pin_store, renew_pin, unpin
+from kvstore.client.pinned_arrow import batch_of
+from kvstore.client.pinned_read import read_pinned
+from kvstore.errors import InvalidRequest, NoSuchPin, Refused, StoreError
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+
+VALUES = {b"key%05d" % number: b"%d" % number * 20 for number in range(6_000)} | {b"large": b"x" * (1 << 20)}
+SPLIT_BYTES = 60_000
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("pinned")) as started:
+        with Client(started.url) as client:
+            client.put_many(VALUES)
+        yield started
+
+
+@pytest.fixture
+def pinned(cluster: Cluster) -> Iterator[PinnedStore]:
+    store = pin_store(cluster.url, ttl_s=120, split_bytes=SPLIT_BYTES)
+    yield store
+    unpin(cluster.url, store.id)
+
+
+@contextmanager
+def writing(cluster: Cluster) -> Iterator[None]:
+    """Keys are overwritten, deleted and made meanwhile; at the end all is as it was."""
+    over, rounds = threading.Event(), 0
+
+    def write() -> None:
+        nonlocal rounds
+        with Client(cluster.url) as client:
+            while not over.is_set():
+                rounds += 1
+                try:
+                    client.put_many(dict.fromkeys(list(VALUES)[:300], b"overwritten %d" % rounds))
+                    client.delete(b"key00400")
+                    client.put(b"new%d" % rounds, b"new")
+                except StoreError:
+                    continue
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+        with Client(cluster.url) as client:
+            client.put_many(VALUES)
+            for number in range(1, rounds + 1):
+                client.delete(b"new%d" % number)
+    assert rounds > 0
+
+
+def read(splits: list[Split]) -> dict[bytes, bytes]:
+    """Every record, each of which must come once."""
+    found: dict[bytes, bytes] = {}
+    for split in splits:
+        for page in read_pinned(pickle.loads(pickle.dumps(split))):
+            for row in page.rows():
+                assert row.key not in found
+                found[row.key] = row.value
+    return found
+
+
+def only_from(split: Split, address: str) -> Split:
+    return replace(split, replicas=(address,))
+
+
+def digest(split: Split) -> bytes:
+    """Of all bytes that come, pages aside."""
+    joined = [(page.message.keys, page.message.rows) for page in read_pinned(split)]
+    return mmh3.hash_bytes(b"".join(keys for keys, _ in joined) + b"".join(rows for _, rows in joined))
+
+
+def test_a_pinned_store_is_read_as_it_was_while_it_is_written_to(cluster: Cluster, pinned: PinnedStore) -> None:
+    assert len(pinned.splits()) > 6
+    assert pinned.rows == len(VALUES)
+    small = sum(len(key) + len(value) for key, value in VALUES.items() if key != b"large")
+    assert small / 2 < pinned.bytes < 2 * small  # an estimate, that a single large value mostly escapes
+    with writing(cluster):
+        assert read(pinned.splits()) == VALUES
+        assert read(pinned.splits()) == VALUES
+
+
+def test_every_replica_gives_the_same_bytes_while_the_store_is_written_to(
+    cluster: Cluster, pinned: PinnedStore
+) -> None:
+    with writing(cluster):
+        for split in pinned.splits()[:4]:
+            assert len(split.replicas) == 3
+            assert len({digest(only_from(split, address)) for address in split.replicas}) == 1
+
+
+def test_arrow_batches_hold_the_whole_store(pinned: PinnedStore) -> None:
+    batches = [batch_of(page, split.partition) for split in pinned.splits() for page in read_pinned(split)]
+    found = {
+        key: value
+        for batch in batches
+        for key, value in zip(*batch.select(["key", "value"]).to_pydict().values(), strict=True)
+    }
+    assert found == VALUES
+
+
+def test_bounds_prefixes_and_keys_only_are_pushed_down(pinned: PinnedStore) -> None:
+    def keys(**options: object) -> list[bytes]:
+        pages = (page for split in pinned.splits() for page in read_pinned(split, **options))  # type: ignore[arg-type]
+        return sorted(row.key for page in pages for row in page.rows())
+
+    assert keys(prefix=b"key0012") == [b"key0012%d" % number for number in range(10)]
+    assert keys(start=b"key05990", end=b"key05995") == [b"key0599%d" % number for number in range(5)]
+    assert keys(start=b"l") == [b"large"]
+    rows = [row for page in read_pinned(pinned.splits()[0], keys_only=True) for row in page.rows()]
+    assert {row.value for row in rows} == {b""}
+    assert min(row.version for row in rows) > 0
+
+
+def test_a_read_goes_on_behind_a_page_at_another_replica(pinned: PinnedStore) -> None:
+    split = pinned.splits()[0]
+    first, other, _ = split.replicas
+    pages = read_pinned(only_from(split, first), page_bytes=8_192)
+    begun = [next(pages), next(pages)]
+    rest = read_pinned(only_from(split, other), page_bytes=8_192, after=begun[-1].last)
+    found = [row for page in (*begun, *rest) for row in page.rows()]
+    assert found == [row for page in read_pinned(split) for row in page.rows()]
+
+
+def test_pins_are_shown_renewed_and_given_back(cluster: Cluster) -> None:
+    store = pin_store(cluster.url, ttl_s=60, id="nightly")
+    assert store.id == "nightly"
+    listed = [pin for pin in list_pins(cluster.url) if pin.id == "nightly"]
+    assert [pin.partition for pin in listed] == ["p1", "p2", "p3"]
+    assert all(len(pin.servers) == 3 and pin.ledger is not None for pin in listed)
+    assert {pin.partition: pin.position for pin in listed} == {p.partition: p.position for p in store.partitions}
+    shown = _kvstore("partition", "pins", "--json", "--data-dir", str(cluster.directory / "data"))
+    assert [row["kept_by"] for row in shown if row["pin"] == "nightly"] == [["n1", "n2", "n3"]] * 3
+    assert renew_pin(cluster.url, "nightly", ttl_s=600) > store.deadline_ms + 500_000
+    assert read(store.splits()) == VALUES
+    again = pin_store(cluster.url, ttl_s=60, id="nightly")
+    with pytest.raises(NoSuchPin):
+        read(store.splits())
+    assert read(again.splits()) == VALUES
+    assert unpin(cluster.url, "nightly") == ["p1", "p2", "p3"]
+    assert "nightly" not in {pin.id for pin in list_pins(cluster.url)}
+    with pytest.raises(NoSuchPin):
+        read(again.splits())
+    with pytest.raises(NoSuchPin):
+        renew_pin(cluster.url, "nightly", ttl_s=60)
+
+
+def test_a_pin_ends_by_itself(cluster: Cluster) -> None:
+    store = pin_store(cluster.url, ttl_s=1, id="short")
+
+    def has_ended() -> bool:
+        try:
+            next(read_pinned(store.splits()[0]))
+        except NoSuchPin:
+            return True
+        return False
+
+    cluster.wait_until(has_ended, "the pin has ended")
+    cluster.wait_until(lambda: "short" not in {pin.id for pin in list_pins(cluster.url)}, "its logs are held no more")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"id": "a/b"}, "want a pin's id"),
+        ({"id": "x" * 65}, "want a pin's id"),
+        ({"partitions": ["p9"]}, "no partition p9"),
+        ({"ttl_s": 100_000}, "at most 86400000 ms"),
+    ],
+)
+def test_what_cannot_be_pinned_is_refused_with_what_is_wanted(
+    cluster: Cluster, options: dict[str, object], said: str
+) -> None:
+    with pytest.raises(InvalidRequest, match=said):
+        pin_store(cluster.url, **{"ttl_s": 60, **options})  # type: ignore[arg-type]
+
+
+def test_a_dead_replica_is_replaced_in_the_middle_of_a_read(cluster: Cluster, pinned: PinnedStore) -> None:
+    """The one that is read from dies: any node leads one partition and follows in the others."""
+    split = max(pinned.splits(), key=lambda each: each.rows)
+    pages = read_pinned(split, page_bytes=8_192)
+    rows = [row for _, page in zip(range(2), pages, strict=False) for row in page.rows()]
+    victim = next(node for node in cluster.ids if cluster.address(node, "grpc") == _address(split.replicas[0]))
+    cluster.kill(victim)
+    rows += [row for page in pages for row in page.rows()]
+    assert rows == [row for page in read_pinned(split) for row in page.rows()]
+    assert read(pinned.splits()) == VALUES
+    cluster.wait_led(by_other_than=victim)
+    with writing(cluster):
+        assert read(pinned.splits()) == VALUES
+    renew_pin(cluster.url, pinned.id, ttl_s=200)
+    cluster.start_node(victim)
+    cluster.wait_ready(victim)
+    with writing(cluster):
+        assert read(pinned.splits()) == VALUES
+    for address in split.replicas:
+        try:
+            assert digest(only_from(split, address)) == digest(split)
+        except Refused:
+            assert address == split.replicas[0], "only who was restarted may have lost it"
+
+
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    return host, int(port)
+
+
+def _kvstore(*arguments: str) -> list[dict[str, object]]:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvstore", *arguments], capture_output=True, timeout=60, check=True, cwd=Path.cwd()
+    )
+    found: list[dict[str, object]] = orjson.loads(done.stdout)
+    return found
