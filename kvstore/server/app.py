@@ -277,6 +277,7 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
     dispatcher.use_links(node.links)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring)
     stack.push_async_callback(node.feeds.close)
+    stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
     node.resp = RespServer(env, dispatcher, config.limits, node.peers.accept, node.facts)

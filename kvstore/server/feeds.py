@@ -34,7 +34,6 @@ class Feeds:
     def __init__(self, env: Env, store: MetadataStore, logs: FeedLogs, known_ring: Callable[[], Ring]) -> None:
         self.ring = known_ring
         """The newest that this server has read."""
-        self.watches = 0
         self.watches_total = 0
         self.changes_total = 0
         self.pages_total = 0
@@ -43,6 +42,8 @@ class Feeds:
         self._env, self._store, self._logs = env, store, logs
         self._nursery = env.nursery.child("feeds")
         self._turns = asyncio.Semaphore(LOG_READS_MAX)
+        self._ring_version = 0
+        self._woken_by_ring: dict[Callable[[], None], None] = {}
         self._tails: dict[PartitionId, tuple[LiveTail, Task]] = {}
         self._idle: dict[PartitionId, asyncio.TimerHandle] = {}
 
@@ -62,15 +63,27 @@ class Feeds:
             "watches_too_slow_total": self.slow_total,
         }
 
-    def admit(self) -> None:
-        """Count a watch in. Raises Overloaded."""
+    def look_at_ring(self) -> None:
+        """The topology has changed. Partitions that have left are let go at once: their logs go soon."""
+        version = self.ring().version
+        if version != self._ring_version:
+            self._ring_version = version
+            for wake in self._woken_by_ring:
+                wake()
+
+    def admit(self, wake: Callable[[], None]) -> None:
+        """Count a watch in; `wake` is called when the ring has changed. Raises Overloaded."""
         if self.watches >= WATCHES_MAX:
             raise Overloaded(f"{self.watches} watches are open at this server, at most {WATCHES_MAX}")
-        self.watches += 1
+        self._woken_by_ring[wake] = None
         self.watches_total += 1
 
-    def leave(self) -> None:
-        self.watches -= 1
+    def leave(self, wake: Callable[[], None]) -> None:
+        self._woken_by_ring.pop(wake, None)
+
+    @property
+    def watches(self) -> int:
+        return len(self._woken_by_ring)
 
     async def newest_ring(self) -> Ring:
         """As it is in the metadata store now. Raises MetadataError."""

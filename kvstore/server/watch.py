@@ -43,10 +43,10 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes)
     Unavailable, Overloaded."""
     if request.end and request.end <= request.start:
         raise InvalidRequest(f"want start < end, got {request.start!r} and {request.end!r}")
-    feeds.admit()
     heartbeat_s = request.heartbeat_ms / 1000 or HEARTBEAT_S
     interest = Interest(request.start, request.end)
     watch = Watch(feeds, interest, heartbeat_s=heartbeat_s, keys_only=request.keys_only)
+    feeds.admit(watch.wake)
     try:
         async for message in watch.messages(request.after, request.seen):
             async with asyncio.timeout(SLOW_S):
@@ -57,7 +57,7 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes)
     except MetadataError as error:
         raise Unavailable(f"the metadata store cannot be read now: {error}") from error
     finally:
-        feeds.leave()
+        feeds.leave(watch.wake)
         await watch.close()
 
 
@@ -71,7 +71,8 @@ class Watch:
         self._heartbeat_s, self._keys_only = max(heartbeat_s, HEARTBEAT_MIN_S), keys_only
         self._plan = Plan(interest)
         self._cursors: dict[PartitionId, Cursor] = {}
-        self._wake = asyncio.Event()
+        self._news = asyncio.Event()
+        self.wake = self._news.set
         self._has_trouble = False
         """Something could not be read in this round."""
 
@@ -82,7 +83,7 @@ class Watch:
         yield self._positions()
         told = self._feeds.clock.now()
         while True:
-            self._wake.clear()
+            self._news.clear()
             self._has_trouble = False
             has_changed = await self._look_at_ring()
             is_moving = False
@@ -109,9 +110,9 @@ class Watch:
     async def _follow(self, follow: Follow, seen: Mapping[str, int] | None = None) -> None:
         partition, after, time_ms = follow
         if time_ms is not None:
-            cursor = await self._feeds.cursor_at(partition, time_ms, self._interest, self._wake.set)
+            cursor = await self._feeds.cursor_at(partition, time_ms, self._interest, self.wake)
         else:
-            cursor = await self._feeds.cursor(partition, after, self._interest, self._wake.set)
+            cursor = await self._feeds.cursor(partition, after, self._interest, self.wake)
             if after is None and seen:
                 cursor.seq = max(cursor.seq, type(cursor.seq)(seen.get(partition, 0)))
         self._cursors[partition] = cursor
@@ -208,4 +209,4 @@ class Watch:
     async def _wait(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
-                await self._wake.wait()
+                await self._news.wait()
