@@ -23,6 +23,7 @@ from kvstore.partition.commands import Level
 from kvstore.partition.election import Published
 from kvstore.types import Seq
 from tests.sim import moves
+from tests.sim.inode import DROP_ALL
 from tests.sim.moves import Users, World, at_each_step, first_range, keys_in
 from tests.sim.moves_accidents import Accident, asker, crash
 from tests.sim.nodes import Node
@@ -68,9 +69,14 @@ def test_01_what_was_acknowledged_is_there_when_the_leader_dies_in_the_same_mome
 
 def test_02_what_was_acknowledged_is_there_after_the_power_failed_everywhere() -> None:
     async def story(stage: Stage) -> None:
+        await stage.put_until_done(stage.leader)
+        for node in stage.cluster.nodes:
+            node.disk.slow_syncs((0.3, 0.3))
         done = await stage.put_until_done(stage.leader)
         for node in stage.cluster.nodes:
+            node.disk.power_cut(DROP_ALL)
             node.crash(power=True)
+            node.disk.slow_syncs((0.0, 0.0))
         for node in stage.cluster.nodes:
             node.start()
         await stage.until(lambda: stage.cluster.leader(P) is not None)
