@@ -143,6 +143,44 @@ def test_a_pin_past_its_deadline_holds_nothing() -> None:
     run(case)
 
 
+def test_a_pin_whose_deadline_was_moved_holds_from_where_it_held_before() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first, _, third = (each.id for each in writer.log.listed.ledgers[:3])
+        pins, now_ms = Pins(bench.store, LedgerLists(bench.store)), bench.env.clock.wall_ms()
+        await pins.hold_until(P, "job", first, now_ms + 5_000)
+        await pins.hold_until(P, "job", third, now_ms + 20_000)
+        assert await pins.extend(P, "job", now_ms + 30_000)
+        await asyncio.sleep(25)
+        assert await writer.log.trim(Seq(1000), 0) == 0
+        assert [(name, pin.ledger) for name, pin in await pins.all(P)] == [("job", first)]
+        await asyncio.sleep(6)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+        assert await pins.all(P) == []
+        assert not await pins.extend(P, "job", now_ms + 90_000)
+
+    run(case)
+
+
+def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first, now_ms = writer.log.listed.ledgers[0].id, bench.env.clock.wall_ms()
+        pins = Pins(bench.store, LedgerLists(bench.store))
+        await pins.hold_until(P, "job", first, now_ms + 1_000)
+        delete = bench.store.delete
+
+        async def delete_after_renewal(path: str, version: int) -> None:
+            assert await pins.extend(P, "job", now_ms + 60_000)
+            await delete(path, version)
+
+        bench.store.delete = delete_after_renewal  # type: ignore[method-assign]
+        await pins.oldest(P, now_ms + 2_000)
+        assert [pin.deadline_ms for _, pin in await pins.all(P)] == [now_ms + 60_000]
+
+    run(case)
+
+
 def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))

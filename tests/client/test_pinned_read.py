@@ -1,0 +1,223 @@
+"""Readers of pinned splits against servers that fail in every way: what comes is whole and in order, or an error."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstore.client.pinned import PinnedPartition, PinnedStore, Split, pin_store, turned
+from kvstore.client.pinned_read import read_pinned
+from kvstore.errors import (
+    InvalidRequest,
+    NoSuchPin,
+    NotCaughtUp,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
+)
+from kvstore.partition import rows
+from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
+from kvstore.rpc.status import DETAILS_KEY, details_of
+from kvstore.types import EntryId, LedgerId, Position
+
+KEYS = sorted((b"key%d" % number for number in range(40)), key=rows.data_key)
+ROW_KEYS = [rows.data_key(key) for key in KEYS]
+POSITION = Position(LedgerId(3), EntryId(5))
+PAGE = 4
+
+
+class Replica(data_pb2_grpc.DataServicer):
+    """Gives pages of four keys, and fails after `good` of them."""
+
+    def __init__(self) -> None:
+        self.good, self.failure = 1_000, StoreError("")
+        self.heal = False
+        """Fail once only."""
+        self.requests: list[data_pb2.ReadPinnedRequest] = []
+        self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
+        self._server = grpc.server(ThreadPoolExecutor(4))
+        data_pb2_grpc.add_DataServicer_to_server(self, self._server)
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def fail_after(self, pages: int, failure: StoreError, *, heal: bool = False) -> None:
+        self.good, self.failure, self.heal = pages, failure, heal
+
+    def ReadPinned(self, request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
+        self.requests.append(request)
+        left = [key for key in ROW_KEYS if key > request.after]
+        good = self.good
+        for place in range(0, len(left), PAGE):
+            if place // PAGE >= good:
+                if self.heal:
+                    self.good = 1_000
+                _abort(context, self.failure)
+            keys = left[place : place + PAGE]
+            row = rows.encode_record(b"v", 1, 1, 1, 0)
+            yield pinned_page.encode(keys, [row] * len(keys), 0, keys[-1], ends=keys[-1] == ROW_KEYS[-1])
+
+    def Pin(self, request: data_pb2.PinRequest, context: Any) -> data_pb2.PinResponse:
+        if self.good == 0:
+            _abort(context, self.failure)
+        return self.pinned
+
+    def close(self) -> None:
+        self._server.stop(0).wait()
+
+
+def _abort(context: Any, error: StoreError) -> None:
+    code, message, details = details_of(error)
+    context.set_trailing_metadata(((DETAILS_KEY, details),))
+    context.abort(code, message)
+
+
+@pytest.fixture
+def replicas() -> Iterator[list[Replica]]:
+    made = [Replica() for _ in range(3)]
+    yield made
+    for each in made:
+        each.close()
+
+
+def split_of(replicas: list[Replica]) -> Split:
+    return Split("pin", "p1", POSITION, 0, (1 << 32) - 1, tuple(each.address for each in replicas), 40, 400)
+
+
+def keys_of(split: Split, **options: Any) -> list[bytes]:
+    return [row.key for page in read_pinned(split, **options) for row in page.rows()]
+
+
+def test_a_read_asks_the_first_replica_and_no_other(replicas: list[Replica]) -> None:
+    assert keys_of(split_of(replicas), keys_only=True, prefix=b"k") == KEYS
+    (asked,) = replicas[0].requests
+    assert (asked.id, asked.partition, asked.ledger, asked.entry) == ("pin", "p1", 3, 5)
+    assert (asked.start, asked.end, asked.keys_only) == (b"k", b"l", True)
+    assert replicas[1].requests == replicas[2].requests == []
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [NoSuchPin("x"), NotCaughtUp("x"), Overloaded("x"), Unavailable("x"), OutcomeUnknown("x")],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("pages", [0, 1, 7])
+def test_another_replica_goes_on_behind_the_last_page(replicas: list[Replica], failure: StoreError, pages: int) -> None:
+    replicas[0].fail_after(pages, failure)
+    assert keys_of(split_of(replicas)) == KEYS
+    assert replicas[1].requests[0].after == (ROW_KEYS[pages * PAGE - 1] if pages else b"")
+
+
+def test_a_replica_that_is_gone_is_passed_over(replicas: list[Replica]) -> None:
+    replicas[0].close()
+    assert keys_of(split_of(replicas)) == KEYS
+
+
+def test_every_replica_may_fail_again_and_again_as_long_as_pages_come(replicas: list[Replica]) -> None:
+    for each in replicas:
+        each.fail_after(1, Unavailable("x"))
+    assert keys_of(split_of(replicas), patience_s=0.01) == KEYS
+
+
+def test_a_replica_is_asked_again_when_all_have_failed(replicas: list[Replica]) -> None:
+    for each in replicas:
+        each.fail_after(0, Unavailable("x"), heal=True)
+    assert keys_of(split_of(replicas)) == KEYS
+
+
+def test_a_read_fails_at_once_when_no_replica_keeps_the_pin(replicas: list[Replica]) -> None:
+    for each in replicas:
+        each.fail_after(0, NoSuchPin("gone"))
+    with pytest.raises(NoSuchPin, match="gone"):
+        keys_of(split_of(replicas), patience_s=1e9)
+    assert [len(each.requests) for each in replicas] == [1, 1, 1]
+
+
+def test_a_read_fails_when_nobody_answers_for_long(replicas: list[Replica]) -> None:
+    for each in replicas:
+        each.fail_after(2, Unavailable("busy"))
+    pages = read_pinned(split_of(replicas), patience_s=0.3)
+    next(pages)
+    for each in replicas:
+        each.fail_after(0, Unavailable("busy"))
+    next(pages)
+    with pytest.raises(Unavailable, match="busy"):
+        list(pages)
+
+
+def test_what_can_never_succeed_is_not_asked_of_others(replicas: list[Replica]) -> None:
+    replicas[0].fail_after(0, InvalidRequest("wrong"))
+    with pytest.raises(InvalidRequest):
+        keys_of(split_of(replicas))
+    assert replicas[1].requests == []
+
+
+def test_a_stream_that_ends_before_the_last_page_is_no_end(replicas: list[Replica]) -> None:
+    whole: Callable[..., Iterator[data_pb2.PinnedPage]] = replicas[0].ReadPinned
+
+    def cut(request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
+        yield next(whole(request, context))
+
+    broken = Replica.__new__(Replica)
+    broken.ReadPinned = cut  # type: ignore[method-assign]
+    server = grpc.server(ThreadPoolExecutor(1))
+    data_pb2_grpc.add_DataServicer_to_server(broken, server)
+    address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
+    split = split_of(replicas[1:])
+    assert keys_of(Split(**{**_fields(split), "replicas": (address, *split.replicas)})) == KEYS
+    server.stop(0).wait()
+
+
+def test_without_any_replica_a_read_says_so() -> None:
+    with pytest.raises(NoSuchPin, match="no replica is known"):
+        keys_of(split_of([]))
+
+
+# ── plans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def partition(name: str, spans: tuple[tuple[int, int], ...], ends: tuple[int, ...] = ()) -> PinnedPartition:
+    return PinnedPartition(name, POSITION, 9, 9, spans, ("a:1", "b:1", "c:1"), 90, 900, ends, 1)
+
+
+def test_splits_cover_what_a_partition_owns_without_overlap_and_can_be_pickled() -> None:
+    store = PinnedStore("pin", 1, 1, (partition("p1", ((10, 50), (70, 99)), (30, 80)), partition("p2", ())))
+    splits = pickle.loads(pickle.dumps(store)).splits()
+    assert [(each.partition, each.first, each.last) for each in splits] == [
+        ("p1", 10, 30),
+        ("p1", 31, 80),
+        ("p1", 81, 99),
+    ]
+    assert [each.rows for each in splits] == [30, 30, 30]
+
+
+def test_followers_are_asked_in_turn_and_the_leader_last() -> None:
+    assert [turned(("a", "b", "leader"), number) for number in range(3)] == [
+        ("a", "b", "leader"),
+        ("b", "a", "leader"),
+        ("a", "b", "leader"),
+    ]
+    assert turned(("leader",), 3) == ("leader",)
+
+
+def test_a_pin_is_asked_of_the_next_server_when_the_first_fails(replicas: list[Replica]) -> None:
+    replicas[0].fail_after(0, Unavailable("x"))
+    replicas[1].pinned.partitions.add(partition="p1", first_tokens=[0], last_tokens=[(1 << 32) - 1])
+    cluster = "kv://" + ",".join(each.address for each in replicas)
+    assert [each.partition for each in pin_store(cluster, ttl_s=1).partitions] == ["p1"]
+
+
+def test_a_pin_in_which_a_token_is_missing_is_no_pin(replicas: list[Replica]) -> None:
+    replicas[0].pinned.partitions.add(partition="p1", first_tokens=[1], last_tokens=[(1 << 32) - 1])
+    with pytest.raises(OutcomeUnknown, match="nobody owns tokens 00000000 to 00000000"):
+        pin_store(replicas[0].address, ttl_s=1)
+
+
+def _fields(split: Split) -> dict[str, Any]:
+    return {name: getattr(split, name) for name in Split.__slots__}
