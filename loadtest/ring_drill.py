@@ -41,6 +41,7 @@ WARM_S = 2.0
 WRITE_WAIT_MAX_S, READ_WAIT_MAX_S = 0.2, 0.05
 KEPT_LEAST = 0.8
 WHOLE = (0, TOKENS - 1)
+FAST_BYTES_PER_S = 32 << 20
 VICTIMS = ("source", "target", "ZooKeeper")
 KILLED_AT = 3
 """Partitions at which a round adds one; above it removes one."""
@@ -72,10 +73,10 @@ async def _resize(stage: RingStage, before: int, after: int, base_s: float) -> N
     name = f"{before} to {after} partitions"
     there = await stage.partitions()
     words = ["add", "--count", str(after - before)] if after > before else ["remove", *there[: before - after]]
-    planned = await stage.change(*words, "--dry-run")
+    planned = await stage.plan(*words)
     async with AsyncClient(stage.cluster.url) as client:
         load = RingLoad(client, stage.statics, stage.random.getrandbits(32))
-        load.aim((each["first"], each["last"]) for each in planned["moves"])
+        load.aim(planned)
         await load.start()
         try:
             await asyncio.sleep(min(WARM_S, base_s))
@@ -141,19 +142,18 @@ async def kills(stage: RingStage, course: Course) -> None:
 
 async def _round(stage: RingStage, course: Course, words: Sequence[str]) -> Counter[str]:
     """What was wrong in it."""
-    planned = await stage.change(*words, "--dry-run")
-    targets = len({each["target"] for each in planned["moves"]})
-    pace = course.keys * course.value_bytes / KILLED_AT / targets / course.round_s / (1 << 20)
-    await stage.change("throttle", "--mib-per-s", f"{pace:.6f}", "--parallel", "2")
+    planned = await stage.plan(*words)
+    targets = 1 if words[0] == "add" else KILLED_AT
+    await stage.throttle(course.keys * course.value_bytes / KILLED_AT / targets / course.round_s)
     async with AsyncClient(stage.cluster.url) as client:
         load = RingLoad(client, stage.statics, stage.random.getrandbits(32))
-        load.aim((each["first"], each["last"]) for each in planned["moves"])
+        load.aim(planned)
         await load.start()
         try:
             await stage.change(*words)
             following = asyncio.create_task(stage.moved(load))
             await asyncio.gather(_strike_nodes(stage), _strike_zookeeper(stage))
-            await stage.change("throttle", "--mib-per-s", "32", "--parallel", "2")
+            await stage.throttle(FAST_BYTES_PER_S)
             await following
             await asyncio.to_thread(stage.cluster.wait_ready)
             await stage.retired()

@@ -12,9 +12,13 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from kvstore.cli.ring_changes import ring_status
+from kvstore.cli.cluster import with_tools
+from kvstore.cli.ring import read_ring
+from kvstore.cli.ring_changes import change_ring, ring_status
 from kvstore.client import AsyncClient
 from kvstore.errors import StoreError
+from kvstore.proto.admin_pb2 import ChangeRingRequest, ChangeRingResponse
+from kvstore.ring import PartitionState, Ring
 from loadtest.drill_spans import read_logs
 from loadtest.drill_stage import Report
 from loadtest.ring_load import RingLoad, Span
@@ -25,6 +29,7 @@ LOOK_S = 0.25
 MOVED_MAX_S = 300.0
 RETIRED_MAX_S = 60.0
 COMMAND_TRIES = 10
+LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
 FSCK = "errors by fsck"
 PROBLEMS = ("not found", "wrong value", "stale", "lost", "doubled", "resurrected", "not linearizable", FSCK)
 """What must never be."""
@@ -74,11 +79,34 @@ class RingStage:
             await asyncio.sleep(1)
         raise AssertionError(f"ring {' '.join(words)} fails")
 
+    async def plan(self, *words: str) -> list[Span]:
+        """The ranges that such a change would move. Asked directly: a command takes a second of a core to start."""
+        request = ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=words[1:], dry_run=True)
+        if words[0] == "add":
+            request = ChangeRingRequest(action=ChangeRingRequest.ADD, count=int(words[-1]), dry_run=True)
+        return [(each.first, each.last) for each in (await self._ask(request)).moves]
+
+    async def throttle(self, bytes_per_s: float) -> None:
+        """Set how fast each target copies."""
+        await self._ask(ChangeRingRequest(action=ChangeRingRequest.THROTTLE, bytes_per_s=round(bytes_per_s)))
+
+    async def _ask(self, request: ChangeRingRequest) -> ChangeRingResponse:
+        """Asked again while nobody can do it."""
+        for _ in range(COMMAND_TRIES):
+            try:
+                return await asyncio.to_thread(change_ring, request, self.cluster.local.data_dir, None, None)
+            except StoreError as error:
+                self.say(f"asked in vain: {error!r}")
+                await asyncio.sleep(1)
+        raise AssertionError(f"nobody answers: {request}")
+
+    async def _ring(self) -> Ring:
+        return await asyncio.to_thread(with_tools, self.cluster.local.data_dir, None, read_ring, None)
+
     async def partitions(self) -> list[str]:
         """Those that own keys or will, in order of their names' numbers."""
-        shown = await self.change("show")
-        there = [each["id"] for each in shown["partitions"] if each["state"] not in ("leaving", "retired")]
-        return sorted(there, key=lambda name: int(name[1:]))
+        members = (await self._ring()).partitions.values()
+        return sorted((str(each.id) for each in members if each.state not in LEAVING), key=lambda name: int(name[1:]))
 
     async def open_moves(self) -> list[Any]:
         """As the servers see them. Raises StoreError."""
@@ -105,9 +133,8 @@ class RingStage:
         """Return when nothing is left of partitions that were removed. Raises AssertionError."""
         deadline = time.monotonic() + RETIRED_MAX_S
         while True:
-            shown = await self.change("show")
-            states = {each["id"]: each["state"] for each in shown["partitions"]}
-            if all(state == "serving" for state in states.values()):
+            states = {each.id: each.state for each in (await self._ring()).partitions.values()}
+            if all(state is PartitionState.SERVING for state in states.values()):
                 return
             assert time.monotonic() < deadline, f"not all serve: {states}"
             await asyncio.sleep(0.5)

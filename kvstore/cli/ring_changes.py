@@ -63,7 +63,7 @@ def plan(
         )
     elif remove:
         request.MergeFrom(ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=remove))
-    answer, loads = _change(request, data_dir, zookeeper, server), read_loads(data_dir, zookeeper, server)
+    answer, loads = change_ring(request, data_dir, zookeeper, server), read_loads(data_dir, zookeeper, server)
     if json:
         print(as_json({**plan_document(answer), **loads_document(loads)}))
         return
@@ -208,9 +208,10 @@ def throttle(
 # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-def _change(
+def change_ring(
     request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.ChangeRingResponse:
+    """Raises StoreError."""
     answer: admin_pb2.ChangeRingResponse = ask_admin(
         data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)
     )
@@ -248,7 +249,7 @@ def _plan_and_follow(
     wait: bool,
     json: bool,
 ) -> None:
-    answer = _change(request, data_dir, zookeeper, server)
+    answer = change_ring(request, data_dir, zookeeper, server)
     if wait and not request.dry_run:
         _follow(data_dir, zookeeper, server, quiet=json)
     _show_plan(answer, json=json)
@@ -257,7 +258,7 @@ def _plan_and_follow(
 def _steer(
     request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None, *, json: bool
 ) -> None:
-    _change(request, data_dir, zookeeper, server)
+    change_ring(request, data_dir, zookeeper, server)
     _show_status(ring_status(data_dir, zookeeper, server), json=json)
 
 

@@ -36,11 +36,11 @@ def keys_of(cluster: Cluster) -> dict[str, int]:
 
 async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_garbage(stage: RingStage) -> None:
     await stage.fill()
-    await stage.change("throttle", "--mib-per-s", "0.001", "--parallel", "2")
-    planned = await stage.change("add", "p2", "p3", "--dry-run")
+    await stage.throttle(1_000)
+    planned = await stage.plan("add", "--count", "2")
     async with AsyncClient(stage.cluster.url) as client:
         load = RingLoad(client, stage.statics, 1)
-        load.aim((each["first"], each["last"]) for each in planned["moves"])
+        load.aim(planned)
         await load.start()
         try:
             await stage.change("add", "p2", "p3")
