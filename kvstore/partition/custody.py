@@ -24,6 +24,8 @@ class Custody:
     def __init__(self, state: State) -> None:
         self._state = state
         self._sent: deque[MoveRecord] = deque()
+        self.held: set[bytes] = set()
+        """Records of batches that wait for a range which takes no writes: those that might be written wait too."""
         self._recompute()
 
     @property
@@ -53,6 +55,8 @@ class Custody:
         self._foresee(record)
         self._sent.append(record)
         self._recompute()
+        if isinstance(record, Release):
+            self.held.clear()
 
     def _foresee(self, record: MoveRecord) -> None:
         territory = self.territory
@@ -63,11 +67,15 @@ class Custody:
             raise Unavailable(f"partition {self._state.partition}: not now: {error}") from error
 
     def applied(self) -> bool:
-        """The oldest record sent is in the state. Whether that changes what may be read or written."""
+        """The oldest record sent is in the state. Whether that changes what may be read or written: then it is decided
+        anew on what waits."""
         before = self.readable, self.writable
         self._sent.popleft()
         self._recompute()
-        return before != (self.readable, self.writable)
+        is_changed = before != (self.readable, self.writable)
+        if is_changed:
+            self.held.clear()
+        return is_changed
 
     def _recompute(self) -> None:
         self.readable = self.territory.owned

@@ -11,14 +11,7 @@ from typing import Any, NamedTuple
 
 from kvstore.errors import InvalidRequest, Moved, Overloaded, RequestExpired, StoreError
 from kvstore.partition import entry as entries
-from kvstore.partition.commands import (
-    KEY_BYTES_MAX,
-    VALUE_BYTES_MAX,
-    Code,
-    Op,
-    RequestId,
-    Result,
-)
+from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Op, RequestId, Result
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.dedup import hash_at_hand, touched_tokens
@@ -34,7 +27,7 @@ from kvstore.partition.results import decode_result, fits
 from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
 from kvstore.partition.scope import ELSEWHERE
 from kvstore.partition.state import State
-from kvstore.partition.tokens import PART, WHOLE
+from kvstore.partition.tokens import NOTHING, PART, WHOLE
 
 Item = tuple[Op, Any, int]
 """Operation, sink, token."""
@@ -156,7 +149,7 @@ class Evaluator:
         touched = self._overlay.touched_of(keys)
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
-        writable = self._custody.writable
+        writable = NOTHING if self._custody.held else self._custody.writable  # NOTHING: each is decided on by itself
         slices, holds_row = writable.slices, writable.holds_row
         decided = 0
         for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
@@ -180,6 +173,8 @@ class Evaluator:
             result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(item, row_key)
             if result is not UNTOUCHED:
                 replies.append((sink, token, result))
+            elif self._custody.held:
+                slices = NOTHING.slices
             if draft.bytes >= bytes_max:
                 break
         return decided
@@ -284,7 +279,9 @@ class Evaluator:
             if not custody.may_read(each):
                 self._away.append((item, custody.moved(each)))
                 return False
-        if not all(map(custody.may_write, keys)):
+        if not (custody.held.isdisjoint(keys) and all(map(custody.may_write, keys))):
+            if op[0] == _BATCH:  # what comes later on any of its keys waits behind it
+                custody.held.update(keys)
             self._frozen.append(item)
             return False
         return True

@@ -183,7 +183,14 @@ def _take(
     return len(key) + len(record.value)
 
 
-def overdue(state: State, now_ms: int, most: int, writable: Tokens) -> list[bytes]:
-    """Up to `most` keys past their expiry that are `writable`, the longest first."""
-    due = islice(state.engine.iterate(rows.ALL_EXPIRY[0], rows.expiry_key(now_ms + 1, b"")), OVERDUE_MAX)
-    return list(islice((key[9:] for key, _ in due if writable.holds(token_of(key[9:]))), most))
+def overdue(state: State, now_ms: int, most: int, writable: Tokens, begin: bytes = b"") -> tuple[list[bytes], bytes]:
+    """Up to `most` keys past their expiry that are `writable`, the longest first, of the OVERDUE_MAX from `begin` on;
+    and where to look on, empty at the end."""
+    found: list[bytes] = []
+    first, end = max(begin, rows.ALL_EXPIRY[0]), rows.expiry_key(now_ms + 1, b"")
+    for looked, (row_key, _) in enumerate(state.engine.iterate(first, end)):
+        if looked == OVERDUE_MAX or len(found) == most:
+            return found, row_key
+        if writable.holds(token_of(row_key[9:])):
+            found.append(row_key[9:])
+    return found, b""

@@ -16,6 +16,9 @@ from kvstore.partition.state import State
 SWEEP_KEYS_MAX = 256
 SWEEP_AGAIN_S = 0.02
 """Between two sweeps while there is more to delete: some thousands of keys in a second."""
+LOOK_ON_S = 0.1
+"""After a look at many keys past their expiry of which none may be deleted: they are on their way to or from another
+partition, and must not keep others from being found."""
 
 
 class Sweeper:
@@ -34,7 +37,8 @@ class Sweeper:
         self._serves, self._reap = serves, reap
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._keys = 0
+        self._next = b""
+        """Where to look on."""
         self._stopped = False
 
     def start(self) -> None:
@@ -51,16 +55,20 @@ class Sweeper:
 
     def _sweep(self) -> None:
         writable, now_ms = self._custody.writable, self._clock.wall_ms()
-        keys = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable) if self._serves() else []
-        self._keys = len(keys)
+        keys: list[bytes] = []
+        if self._serves():
+            keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, self._next)
         if keys:
             self._reap(keys, self)
         else:
-            self._later(self._config.expiry_sweep_s)
+            self._pause(LOOK_ON_S)
 
     def complete(self, token: int, result: Result | StoreError) -> None:
+        self._pause(SWEEP_AGAIN_S)
+
+    def _pause(self, again_s: float) -> None:
         every = self._config.expiry_sweep_s
-        self._later(min(every, SWEEP_AGAIN_S) if self._keys == SWEEP_KEYS_MAX else every)
+        self._later(min(every, again_s) if self._next else every)
 
     def flush(self) -> None:
         """There is nobody to send to."""

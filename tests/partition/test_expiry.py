@@ -8,7 +8,7 @@ from kvstore.errors import (
     ConditionFailed,
     StoreError,
 )
-from kvstore.partition import rows
+from kvstore.partition import queries, rows
 from kvstore.partition.commands import (
     Flag,
     batch,
@@ -22,7 +22,10 @@ from kvstore.partition.commands import (
     scan_tokens,
 )
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.custody import Custody
 from kvstore.partition.entry import CREATE, DELETE, KIND, decode
+from kvstore.partition.tokens import EVERYTHING, Span
+from kvstore.ring.hashing import token_of
 from tests.partition.leading import TIME_MS, Partition
 
 RELATIVE = Flag.RELATIVE_TTL
@@ -175,3 +178,26 @@ def test_a_put_that_is_past_its_expiry_leaves_nothing(p: Partition) -> None:
     p.do(put(b"a", b"2"))
     assert p.do(put(b"a", b"3", TIME_MS - 1)) == 3
     assert (p.do(get(b"a")), p.state.key_count) == (None, 0)
+
+
+def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on their way to or from another partition, and there may be many of them."""
+    monkeypatch.setattr(queries, "OVERDUE_MAX", 4)
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+    kept = [b"kept%d" % number for number in range(9)]
+    p.do(*(put(key, b"1", 100 + place, RELATIVE) for place, key in enumerate(kept)))
+    p.do(put(b"goes", b"1", 500, RELATIVE))
+    custody: Custody = p.leader.custody
+    tokens = EVERYTHING
+    for key in kept:
+        tokens = tokens.without(Span(token_of(key), token_of(key)))
+    custody.writable = tokens
+    for _ in range(30):
+        p.wait(0.1)
+        p.acknowledge(len(p.log.under_way))
+    assert p.state.key_count == len(kept)
+    custody.writable = EVERYTHING
+    for _ in range(30):
+        p.wait(0.1)
+        p.acknowledge(len(p.log.under_way))
+    assert p.state.key_count == 0

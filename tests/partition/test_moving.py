@@ -366,3 +366,24 @@ def test_scans_and_counts_are_about_what_the_asker_thinks_is_owned() -> None:
     assert p.do(bound(scan(b"", b"", 0), half)).items == []
     assert p.do(bound(count(), Tokens([STAYING]))) == 1
     assert isinstance(p.do((99, b"")), InvalidRequest)
+
+
+def test_what_follows_a_batch_that_waits_for_a_range_waits_behind_it(p: Partition) -> None:
+    """On any of its keys: else the batch would undo what was written after it."""
+    freeze = log(p, Freeze(1, P2, MOVING))
+    first, second, other = p.submit(
+        batch(M1, (put(M1, b"first"), put(S1, b"first"))), put(S1, b"second"), put(S2, b"other")
+    )
+    also = batch(S2, (put(S2, b"third"), put(S1, b"third")))
+    (third, last) = p.submit(also, put(S2, b"last"))
+    p.acknowledge(len(p.log.under_way))
+    assert [p.result(each) for each in (first, second, third, last)] == ["waits"] * 4
+    assert isinstance(p.result(other), int)
+    assert freeze is not None
+    log(p, Unfreeze(1))
+    p.settle()
+    p.acknowledge(len(p.log.under_way))
+    assert p.do(get(S1)).value == b"third"
+    assert p.do(get(S2)).value == b"last"
+    assert not p.leader.custody.held
+    assert isinstance(p.do(put(S1, b"after")), int)
