@@ -23,7 +23,7 @@ from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.feeds import Feeds
 from kvstore.server.heat import Load
-from kvstore.server.hosting import DropEngine, Hosting, OpenEngine
+from kvstore.server.hosting import DropEngine, FindEngines, Hosting, OpenEngine
 from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
@@ -209,12 +209,14 @@ async def serve(
     store: MetadataStore,
     open_engine: OpenEngine,
     drop_engine: DropEngine | None = None,
+    find_engines: FindEngines | None = None,
     doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Node]:
     """A running node; leaving the context hands over what it leads and stops it.
 
-    `drop_engine` removes the state of a replica that is not here any more. `doors` opens what needs the real world,
-    once operations can be taken. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
+    `drop_engine` removes the state of a replica that is not here any more, `find_engines` lists what is on this disk.
+    `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an address is
+    taken), MetadataUnavailable.
     """
     node = Node(config, env, store)
     async with AsyncExitStack() as stack:
@@ -223,7 +225,8 @@ async def serve(
             await _open_server(node, stack, logs)
             if doors is not None:
                 await doors(node, stack)
-            await _host(node, stack, logs, open_engine, drop_engine or (lambda _: None))
+            engines = (open_engine, drop_engine or (lambda _: None), find_engines or list)
+            await _host(node, stack, logs, *engines)
         elif doors is not None:
             await doors(node, stack)
         node.is_open = True
@@ -288,7 +291,12 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
 
 
 async def _host(
-    node: Node, stack: AsyncExitStack, logs: PartitionLogs, open_engine: OpenEngine, drop_engine: DropEngine
+    node: Node,
+    stack: AsyncExitStack,
+    logs: PartitionLogs,
+    open_engine: OpenEngine,
+    drop_engine: DropEngine,
+    find_engines: FindEngines,
 ) -> None:
     """The replicas that the ring assigns to this server."""
     node.hosting = Hosting(
@@ -302,6 +310,7 @@ async def _host(
         NodePeers(node.links, node.peers),
         open_engine,
         drop_engine,
+        find_engines,
         node.rings,
     )
     await node.hosting.start()

@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 OpenEngine = Callable[[PartitionId], Engine]
 DropEngine = Callable[[PartitionId], None]
+FindEngines = Callable[[], list[PartitionId]]
 LEFT_S = 1.0
 
 
@@ -46,11 +47,13 @@ class Hosting:
         peers: Peers,
         open_engine: OpenEngine,
         drop_engine: DropEngine,
+        find_engines: FindEngines,
         rings: Rings,
     ) -> None:
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
-        self._open_engine, self._drop_engine, self._rings = open_engine, drop_engine, rings
+        self._open_engine, self._drop_engine, self._find_engines = open_engine, drop_engine, find_engines
+        self._rings = rings
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
@@ -64,6 +67,7 @@ class Hosting:
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
+        self._nursery.spawn(self._drop_strangers(), name="drop what has moved away")
         self._nursery.spawn(self._drop_left_now_and_then(), name="drop what has left")
 
     async def stop(self) -> None:
@@ -118,6 +122,21 @@ class Hosting:
             if partition not in self._hosted:
                 self._drop(partition)
                 await self._begin(partition)
+
+    async def _drop_strangers(self) -> None:
+        """Drop states whose replicas went elsewhere while this server was down. What the ring has never heard of is not
+        touched: perhaps this is the wrong cluster."""
+        for partition in self._find_engines():
+            try:
+                ring = await self._rings.change(lambda ring: ring)
+            except StoreError as error:
+                log.info("partition=%s is left as it is: %r", partition, error)
+                continue
+            if partition not in self._hosted and partition not in self._leaving:
+                member = ring.partitions.get(partition)
+                if partition in ring.retired or (member is not None and not member.is_on(self._server)):
+                    log.info("partition=%s is not here any more, its state goes", partition)
+                    self._drop_engine(partition)
 
     async def _drop_left_now_and_then(self) -> None:
         while True:

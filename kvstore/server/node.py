@@ -115,7 +115,13 @@ async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.E
     loop = asyncio.get_running_loop()
     try:
         async with serve(
-            config, env=env, store=store, open_engine=_engines(config, env), drop_engine=_drops(env), doors=_doors
+            config,
+            env=env,
+            store=store,
+            open_engine=_engines(config, env),
+            drop_engine=_drops(env),
+            find_engines=_finds(env),
+            doors=_doors,
         ) as node:
             process.node = node
             process.snapshots = snapshots = LastSnapshot(env, store)
@@ -165,6 +171,13 @@ def _drops(env: Env) -> Callable[[PartitionId], None]:
         shutil.rmtree(env.disk.real_path(f"partitions/{partition}"), ignore_errors=True)
 
     return drop_engine
+
+
+def _finds(env: Env) -> Callable[[], list[PartitionId]]:
+    def find_engines() -> list[PartitionId]:
+        return [PartitionId(name) for name in env.disk.list("partitions")]
+
+    return find_engines
 
 
 def _task_failed(name: str, error: BaseException) -> None:

@@ -66,6 +66,14 @@ class Engines:
         engine.fall_back(self._random)
         return engine
 
+    def drop(self, partition: PartitionId) -> None:
+        """The partition's replica went elsewhere."""
+        self._engines.pop(partition, None)
+
+    def find(self) -> list[PartitionId]:
+        """The partitions of which there is something here."""
+        return sorted(self._engines)
+
     def durable(self, partition: PartitionId) -> Position | None:
         """What a crash would leave of the partition's state now."""
         return self._engines[partition].durable if partition in self._engines else None

@@ -145,7 +145,8 @@ class Node:
         process = self.sim.process
         try:
             self.store = store = await self._connect()
-            context = app.serve(self._config, env=env, store=store, open_engine=self.engines.open)
+            engines = {"open_engine": self.engines.open, "drop_engine": self.engines.drop}
+            context = app.serve(self._config, env=env, store=store, find_engines=self.engines.find, **engines)
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()
             await self._stopping.wait()
