@@ -29,6 +29,7 @@ AUDITOR_ELECTION = f"{UNDERREPLICATION}/auditorelection"
 
 SERVERS = "/servers"
 PARTITIONS = "/partitions"
+KEPT = "/kept"
 SNAPSHOTS = "/snapshots"
 RING = "/ring"
 CONFIG = "/config"
@@ -110,6 +111,11 @@ def server(server_id: ServerId) -> str:
 
 def partition(partition_id: PartitionId) -> str:
     return f"{PARTITIONS}/{partition_id}"
+
+
+def kept_log(partition_id: PartitionId) -> str:
+    """The list of the ledgers of a partition that has left the ring, for readers of its feed."""
+    return f"{KEPT}/{partition_id}"
 
 
 def partition_log(partition_id: PartitionId) -> str:

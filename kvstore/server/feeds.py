@@ -8,12 +8,13 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from kvstore.env import Clock, Env, Task
-from kvstore.errors import Corrupted, LedgerError, NoSuchNode, Overloaded, PositionTrimmed, Unavailable
+from kvstore.errors import Corrupted, LedgerError, Overloaded, PositionTrimmed, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest, first_seq_of, time_of
 from kvstore.ring import Ring, codec
 from kvstore.server.feed_tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
+from kvstore.server.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
 from kvstore.wal.seek import Found
 
@@ -95,12 +96,8 @@ class Feeds:
 
     async def left(self) -> list[PartitionId]:
         """Partitions that have left the ring and whose logs are still kept. Raises MetadataError."""
-        ring = self.ring()
-        try:
-            names = await self._store.children(paths.PARTITIONS)
-        except NoSuchNode:
-            return []
-        return [PartitionId(name) for name in sorted(names) if name in ring.retired and name not in ring.partitions]
+        members = self.ring().partitions
+        return [each for each in await partitions_kept(self._store) if each not in members]
 
     @property
     def clock(self) -> Clock:

@@ -32,6 +32,7 @@ from kvstore.server.findings import (
     check_quorum,
     orphans,
 )
+from kvstore.server.retirement import kept_ledgers
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.config import LogConfig
@@ -276,7 +277,7 @@ class Fsck:
         for partition in sorted(ring.partitions):
             ledgers, _ = await self._lists.read(partition, latest=True)
             found.update(each.id for each in ledgers.ledgers)
-        return found
+        return found | await kept_ledgers(self._store)
 
     async def _is_held(self, partition: PartitionId, ledger: LedgerId) -> bool:
         oldest = await Pins(self._store, self._lists).oldest(partition, 0)

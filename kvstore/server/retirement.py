@@ -1,41 +1,97 @@
-"""Removes what a retired partition has left behind: its log and its znodes. Every step can be done again."""
+"""Removes what a retired partition has left behind: its znodes at once, its log once feeds have had time to read it.
+Every step can be done again."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from contextlib import suppress
 
-from kvstore.errors import NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
-from kvstore.meta import paths
+from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
+from kvstore.meta import codec, paths
 from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.store import MetadataStore
+from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.creator import owner_of
-from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.ledger_list import LedgerList, Listed
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 
 log = logging.getLogger(__name__)
 
 
-async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
-    """Delete a retired partition's ledgers and znodes. False, and nothing done, while a replica is up or a pin holds
-    its log. Raises MetadataError."""
+async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int, keep_ms: int = 0) -> bool:
+    """Delete a retired partition's znodes, and its ledgers too, or with `keep_ms` only those that nobody can read: the
+    others are `drop_kept`'s. False, and nothing done, while a replica is up or a pin holds its log. Raises
+    MetadataError."""
     if await _is_in_use(store, partition, now_ms):
         return False
     lists, ledgers = LedgerLists(store), LedgerManager(store)
     listed, version = await lists.read(partition, latest=True)
     gone = [each.id for each in listed.ledgers]
     if gone:
+        if keep_ms:
+            await _keep(store, partition, listed)
         try:
             await lists.write(partition, LedgerList(), version)  # whoever still led it does so no more
         except VersionConflict:
             return False  # somebody leads it
-    for ledger in sorted({*gone, *await _made_for(ledgers, partition)}):
+    kept = {each.id for each in await _kept(store, partition)}
+    removed = sorted({*gone, *await _made_for(ledgers, partition)} - kept)
+    for ledger in removed:
         await ledgers.remove(ledger, -1)
     await _remove_tree(store, paths.partition(partition))
-    log.info("partition=%s: %d ledgers and its znodes removed", partition, len(gone))
+    log.info("partition=%s: its znodes and %d ledgers removed, %d are kept", partition, len(removed), len(kept))
     return True
+
+
+async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList) -> None:
+    path = paths.kept_log(partition)
+    await ensure_path(store, paths.KEPT)
+    with suppress(NodeExists):  # of an attempt before
+        await store.create(path, codec.encode(listed))
+
+
+async def _kept(store: MetadataStore, partition: PartitionId) -> Sequence[Listed]:
+    path = paths.kept_log(partition)
+    try:
+        data, _ = await store.get(path)
+    except NoSuchNode:
+        return ()
+    return codec.decode(LedgerList, data, what=path).ledgers
+
+
+async def kept_ledgers(store: MetadataStore) -> set[LedgerId]:
+    """All ledgers of partitions that have left the ring which are kept for feeds. Raises MetadataError."""
+    found: set[LedgerId] = set()
+    for partition in await partitions_kept(store):
+        found.update(each.id for each in await _kept(store, partition))
+    return found
+
+
+async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
+    """Partitions that have left the ring and whose logs can be read. Raises MetadataError."""
+    try:
+        return [PartitionId(name) for name in sorted(await store.children(paths.KEPT))]
+    except NoSuchNode:
+        return []
+
+
+async def drop_kept(store: MetadataStore, *, now_ms: int, keep_ms: int) -> int:
+    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. Raises
+    MetadataError."""
+    ledgers, count = LedgerManager(store), 0
+    for partition in await partitions_kept(store):
+        with suppress(NoSuchNode):  # another server was faster
+            _, stat = await store.get(paths.kept_log(partition))
+            if stat.modified_ms + keep_ms > now_ms:
+                continue
+            for each in await _kept(store, partition):
+                await ledgers.remove(each.id, -1)
+            await store.delete(paths.kept_log(partition), -1)
+            log.info("partition=%s has left the ring long ago: its log is removed", partition)
+            count += 1
+    return count
 
 
 async def _is_in_use(store: MetadataStore, partition: PartitionId, now_ms: int) -> bool:

@@ -18,12 +18,14 @@ from kvstore.partition.claim import Claims
 from kvstore.ring import PartitionState, Rings, steps
 from kvstore.server.assign import decide
 from kvstore.server.membership import Membership
-from kvstore.server.retirement import remove_log
+from kvstore.server.retirement import drop_kept, remove_log
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
 TICK_S = 1.0
+LOOK_AT_KEPT_S = 30.0
+"""How often it looks whether kept logs are old enough to go."""
 CLOSE_BEHIND = 1_000
 """Mutations that a newcomer may be behind its leader when it takes the other's place: applied in milliseconds."""
 
@@ -40,7 +42,10 @@ class Steward:
         rings: Rings,
         *,
         repair_after_s: float,
+        keep_ms: int = 0,
     ) -> None:
+        """`keep_ms`: how long the log of a partition that has left the ring can be read."""
+        self._keep_ms, self._looked_at_kept = keep_ms, 0.0
         self._env, self._server, self._store = env, server, store
         self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
         self._nursery = env.nursery.child("steward")
@@ -88,6 +93,9 @@ class Steward:
         for partition in sorted(ring.partitions):
             if ring.partitions[partition].state is PartitionState.RETIRED:
                 await self._remove(partition)
+        if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
+            self._looked_at_kept = self._env.clock.now()
+            await drop_kept(self._store, now_ms=self._env.clock.wall_ms(), keep_ms=self._keep_ms)
 
     def _note_missing(self, servers: Container[ServerId]) -> None:
         wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
@@ -112,7 +120,8 @@ class Steward:
         return said.seq + CLOSE_BEHIND >= max(each.seq for each in others) and (said.seq > 0 or said.epoch > 0)
 
     async def _remove(self, partition: PartitionId) -> None:
-        if await remove_log(self._store, partition, now_ms=self._env.clock.wall_ms()):
+        now_ms = self._env.clock.wall_ms()
+        if await remove_log(self._store, partition, now_ms=now_ms, keep_ms=self._keep_ms):
             await self._rings.change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)
             self.changes += 1

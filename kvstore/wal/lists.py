@@ -92,3 +92,20 @@ class LedgerLists:
                 continue
             await asyncio.sleep(UNKNOWN_RETRY_S)
         raise MetadataUnknown(f"{path}: whether version {version + 1} is ours could not be learnt")
+
+
+class ReadersLists(LedgerLists):
+    """The lists as those see them who only read: a partition that has left the ring has one as long as its log is
+    kept."""
+
+    async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
+        """As the leaders' list; see LedgerLists. A kept one has version -1: nobody may change it."""
+        listed, version = await super().read(partition, latest=latest)
+        if listed.ledgers:
+            return listed, version
+        path = paths.kept_log(partition)
+        try:
+            data, _ = await self._store.get(path)
+        except NoSuchNode:
+            return listed, version
+        return codec.decode(LedgerList, data, what=path), -1

@@ -15,7 +15,7 @@ from kvstore.wal.config import LogConfig
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leader_log import OpenLog
-from kvstore.wal.lists import LedgerLists
+from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.ports import BookieClient, LedgerInfo
 from kvstore.wal.seek import Seeker
 from kvstore.wal.tail import BATCH_BYTES_MAX, TailReader
@@ -42,7 +42,8 @@ class PartitionLogs:
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
         self._lists = LedgerLists(store)
         self._is_release = is_release
-        self.seeker = Seeker(self._ports, self._lists, env.nursery)
+        self._readers_lists = ReadersLists(store)
+        self.seeker = Seeker(self._ports, self._readers_lists, env.nursery)
         """Finds places in logs."""
         self._readers: dict[PartitionId, dict[TailReader, None]] = {}
         """Told at once when this node itself has changed a log."""
@@ -108,7 +109,7 @@ class PartitionLogs:
             partition,
             after,
             store=self._store,
-            lists=self._lists,
+            lists=self._readers_lists,
             ports=self._ports,
             nursery=self._env.nursery.child(f"{partition} reader"),
             batch_bytes=batch_bytes,

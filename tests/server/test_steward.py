@@ -20,11 +20,11 @@ from kvstore.ring import PartitionState, Ring, new_ring, plan
 from kvstore.ring.replicas import begin_replacing
 from kvstore.server import steward as module
 from kvstore.server.members import ClusterTopology, Member
-from kvstore.server.retirement import remove_log
+from kvstore.server.retirement import drop_kept, partitions_kept, remove_log
 from kvstore.server.steward import CLOSE_BEHIND, Steward
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
 from kvstore.wal.creator import OWNER_KEY
-from kvstore.wal.lists import LedgerLists
+from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.pins import Pins
 from tests.ring.rings import advance
 from tests.waiting import wait_until
@@ -226,3 +226,22 @@ async def test_a_retired_partition_stays_while_a_replica_is_up_or_a_pin_holds_it
     await pins.release(P1, "reader")
     await looks(steward)
     assert P1 not in world.ring.partitions
+
+
+async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: World) -> None:
+    await log_of(world, P1, 1)
+    await log_of(world, P1, 2, listed=False)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0, keep_ms=1_000)
+    assert await LedgerManager(world.store).list_ids() == [1], "what the list did not name can be read by nobody"
+    assert await world.store.children(paths.PARTITIONS) == []
+    leaders, readers = LedgerLists(world.store), ReadersLists(world.store)
+    assert (await leaders.read(P1))[0].ledgers == (), "who would lead it finds nothing"
+    assert [each.id for each in (await readers.read(P1))[0].ledgers] == [1]
+    assert await remove_log(world.store, P1, now_ms=0, keep_ms=1_000), "again, after a crash"
+    assert await LedgerManager(world.store).list_ids() == [1]
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
+    assert await LedgerManager(world.store).list_ids() == []
+    assert await partitions_kept(world.store) == []

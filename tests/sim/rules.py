@@ -49,6 +49,8 @@ class MetadataRules:
         self.partition_of: dict[LedgerId, PartitionId] = {}
         """Of every ledger that was ever listed."""
         self.ring: Ring | None = None
+        self.kept: set[LedgerId] = set()
+        """Of partitions that have left the ring, for feeds."""
         self.on_trim: Callable[[PartitionId, list[Listed]], None] = lambda _partition, _dropped: None
         self._confirmed, self._broken, self._closed = confirmed, broken, closed
 
@@ -58,6 +60,8 @@ class MetadataRules:
             self._ledger_changed(ledger, new)
         elif match := _LOG.fullmatch(path):
             self._list_changed(PartitionId(match.group(1)), new)
+        elif path.startswith(f"{paths.KEPT}/") and new is not None:
+            self.kept.update(LedgerId(each["id"]) for each in orjson.loads(new)["ledgers"])
         elif path == paths.RING and new is not None:
             self._ring_changed(decode(new))
 
@@ -117,7 +121,7 @@ class MetadataRules:
                 self._expect(retired, "T5 only who has retired leaves the ring, and its id stays", (partition, was))
                 self._expect(not self.lists.get(partition), "T5 its list goes first", partition)
                 mine = [ledger for ledger, owner in self.partition_of.items() if owner == partition]
-                left = [ledger for ledger in mine if ledger in self.ledgers]
+                left = [ledger for ledger in mine if ledger in self.ledgers and ledger not in self.kept]
                 self._expect(not left, "T5 its ledgers go first", (partition, left))
         for partition, member in after.partitions.items():
             if member.state is PartitionState.RETIRED:
