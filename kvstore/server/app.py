@@ -322,6 +322,9 @@ async def _host(
     node.peers.serve(MOVES, node.progress.answer)
     stack.push_async_callback(node.taps.close)
     repair_after_s = node.config.repair_after_s
-    node.steward = Steward(node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s)
+    keep_ms = node.config.partition.retention_ms
+    node.steward = Steward(
+        node.env, node.id, node.store, node.membership, node.rings, repair_after_s=repair_after_s, keep_ms=keep_ms
+    )
     node.steward.start()
     stack.push_async_callback(node.steward.close)
