@@ -11,12 +11,14 @@ from typing import Any
 
 import pytest
 
+from kvstore.env import Task
 from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, StoreError
 from kvstore.partition import rows
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.state import State
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import lengths_of
+from kvstore.ring import PartitionState
 from kvstore.ring.cover import flaw
 from kvstore.server import app
 from kvstore.server.data import Data
@@ -47,10 +49,14 @@ class Reader:
         self._cluster, self._random, self._pause_s, self._reads = cluster, random, pause_s, reads
         self._expected: dict[tuple[PartitionId, Position], list[tuple[bytes, bytes]]] = {}
         self._stopping = False
-        self._task = cluster.spawn(self._work(), name="reader of pins")
+        self._task: Task | None = None
+
+    def start(self) -> None:
+        self._task = self._cluster.spawn(self._work(), name="reader of pins")
 
     async def stop(self) -> None:
         self._stopping = True
+        assert self._task is not None
         await self._task
 
     async def _work(self) -> None:
@@ -58,7 +64,7 @@ class Reader:
         while not self._stopping:
             number += 1
             await asyncio.sleep(self._random.uniform(0.0, self._pause_s))
-            pinned = await self._pin(f"pin{number}")
+            pinned = await self.pin(f"pin{number}")
             if pinned is None:
                 continue
             probe("pins.pinned")
@@ -70,24 +76,25 @@ class Reader:
                 self._cluster.broken(f"pin{number}: {wrong}")
             if self._random.random() < self._reads:
                 await self._read_some_times(pinned)
-            await self._at(
-                self._random.choice(self._cluster.nodes), lambda served, pin=pinned.id: _keeper(served).unpin(pin)
-            )
+            await self.unpin(pinned.id)
+
+    async def unpin(self, pin: str) -> None:
+        await self._at(self._random.choice(self._cluster.nodes), lambda served: _keeper(served).unpin(pin))
 
     async def _read_some_times(self, pinned: data_pb2.PinResponse) -> None:
         for _ in range(self._random.randrange(1, 4)):
             await asyncio.sleep(self._random.uniform(0.0, 2.0))
             for each in pinned.partitions:
-                await self._compare(pinned.id, each)
+                await self.compare(pinned.id, each)
 
-    async def _pin(self, pin: str) -> data_pb2.PinResponse | None:
+    async def pin(self, pin: str, ttl_ms: int = TTL_MS) -> data_pb2.PinResponse | None:
         node = self._random.choice(self._cluster.nodes)
-        request = data_pb2.PinRequest(id=pin, ttl_ms=TTL_MS)
+        request = data_pb2.PinRequest(id=pin, ttl_ms=ttl_ms)
         found = await self._at(node, lambda served: _keeper(served).pin(request))
         return found if isinstance(found, data_pb2.PinResponse) else None
 
-    async def _compare(self, pin: str, pinned: data_pb2.PinnedPartition) -> None:
-        """Every node gives what the log says, or nothing."""
+    async def compare(self, pin: str, pinned: data_pb2.PinnedPartition) -> int:
+        """Every node gives what the log says, or nothing; how many gave it."""
         position = Position(LedgerId(pinned.ledger), EntryId(pinned.entry))
         partition, given = PartitionId(pinned.partition), 0
         for node in self._cluster.nodes:
@@ -101,6 +108,7 @@ class Reader:
                 self._cluster.broken(f"{node.name} gives other rows of {partition} at {position} than its log")
         if given > 1:
             probe("pins.read_twice")
+        return given
 
     async def _read(self, data: Data, pin: str, pinned: data_pb2.PinnedPartition) -> list[tuple[bytes, bytes]]:
         request = data_pb2.ReadPinnedRequest(
@@ -172,6 +180,7 @@ def drawn(seed: int) -> Knobs:
 async def pins_in_peace(world: World, users: Users) -> None:
     """Many of them, also in the moments in which a range is owned by nobody, and by two of those that are pinned."""
     reader = Reader(world.cluster, world.cluster.world.fork("pins"), pause_s=0.01, reads=0.1)
+    reader.start()
     await world.join("px")
     await world.moved()
     await reader.stop()
@@ -180,9 +189,35 @@ async def pins_in_peace(world: World, users: Users) -> None:
 async def pins_in_trouble(world: World, users: Users) -> None:
     knobs, cluster = world.cluster.knobs, world.cluster
     reader = Reader(cluster, cluster.world.fork("pins"))
+    reader.start()
     await world.join("px")
     await Chaos(cluster, cluster.world.fork("chaos"), list(knobs.faults), knobs.pace_s).run(min(knobs.chaos_s, 15.0))
     await reader.stop()
+
+
+async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
+    cluster = world.cluster
+    reader = Reader(cluster, cluster.world.fork("pins"))
+    pinned = await reader.pin("pin", ttl_ms=25_000)
+    assert pinned is not None
+    leaver = pinned.partitions[0]
+    await world.leave(leaver.partition)
+    await world.moved()
+    await users.stop()
+    await asyncio.sleep(5.0)
+    assert not any(node.replica(PartitionId(leaver.partition)) for node in cluster.nodes)
+    ring = await world.read_ring()
+    assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "its log is held"
+    assert await reader.compare("pin", leaver) == 3
+    await reader.unpin("pin")
+    assert await reader.compare("pin", leaver) == 3, "nobody leads it any more: what is kept ends at its deadline"
+    await asyncio.sleep(25.0)
+    assert PartitionId(leaver.partition) not in (await world.read_ring()).partitions
+    assert await reader.compare("pin", leaver) == 0
+
+
+def test_a_partition_that_has_retired_is_read_at_its_pinned_position_until_that_ends() -> None:
+    play(1, a_partition_retires_under_a_pin, Knobs(partitions=2), users=2)
 
 
 @pytest.mark.parametrize("seed", range(1))
