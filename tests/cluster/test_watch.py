@@ -1,0 +1,212 @@
+"""Watches and the feed in pages on real processes: each write is shown once and in order, while leaders are killed,
+partitions join and leave."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.client import Client, FeedReader
+from kvstore.client.watching import Change
+from kvstore.errors import OutcomeUnknown, StoreError
+from tests.cluster.harness import Cluster, running_cluster
+from tests.waiting import wait_until_blocking
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
+
+KEYS = [b"w%02d" % number for number in range(40)]
+ONE = KEYS[7]
+
+
+class Writer(threading.Thread):
+    """Puts and deletes, and what it was told of them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="writer", daemon=True)
+        self.done: dict[tuple[bytes, int], bytes | None] = {}
+        """(key, version) → value, None for a delete."""
+        self._url = url
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        number = 0
+        with Client(self._url) as client:
+            while not self._over.is_set():
+                number += 1
+                key, value = KEYS[number % len(KEYS)], b"%d" % number
+                try:
+                    if number % 7 == 0:
+                        version = client.delete(key)
+                        self.done |= {(key, version): None} if version else {}
+                    else:
+                        self.done[key, client.put(key, value)] = value
+                except OutcomeUnknown:
+                    continue
+                except StoreError:
+                    self._over.wait(0.05)
+
+    def finish(self) -> None:
+        self._over.set()
+        self.join(30)
+
+
+class Reader(threading.Thread):
+    """Watches keys, from now on."""
+
+    def __init__(self, url: str, key: bytes | None) -> None:
+        super().__init__(name=f"reader of {key!r}", daemon=True)
+        self.shown: list[Change] = []
+        self._client = Client(url).open()
+        self._watch = self._client.watch(key, prefix=b"" if key else b"w", heartbeat_s=1.0).ready()
+        self.failure: StoreError | None = None
+
+    def run(self) -> None:
+        try:
+            for change in self._watch:
+                self.shown.append(change)
+        except StoreError as error:
+            self.failure = error
+
+    def expect(self, wanted: dict[tuple[bytes, int], bytes | None]) -> None:
+        """All of this is shown, in order."""
+        wait_until_blocking(
+            lambda: self.failure or wanted.keys() <= self._values().keys(), timeout_s=20, what=f"{self.name} sees all"
+        )
+        self._watch.close()
+        self.join(10)
+        self._client.close()
+        assert self.failure is None
+        assert in_order([(each.key, each.version) for each in self.shown]), f"{self._watch.connections} connections"
+        values = self._values()
+        assert {each: values[each] for each in wanted} == wanted
+
+    def _values(self) -> dict[tuple[bytes, int], bytes | None]:
+        return {(each.key, each.version): each.item.value if each.item else None for each in list(self.shown)}
+
+
+class Pages(threading.Thread):
+    """Reads all feeds in pages, as a streaming source does: positions, then pages up to them."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(name="pages", daemon=True)
+        self.shown: list[tuple[bytes, int, bytes | None]] = []
+        self.handovers = 0
+        self.failure: StoreError | None = None
+        self._feed = FeedReader(url)
+        self._at = {each.partition: each.latest for each in self._feed.positions(timeout_s=20)}
+        self._ended: set[str] = set()
+        self._over = threading.Event()
+
+    def run(self) -> None:
+        try:
+            while not self._over.is_set():
+                self.read_once()
+        except StoreError as error:
+            self.failure = error
+
+    def read_once(self) -> None:
+        """Everything up to what the positions say."""
+        for feed in self._feed.positions(timeout_s=20):
+            at = self._at.setdefault(feed.partition, 0)
+            while at < feed.latest and feed.partition not in self._ended:
+                page = self._feed.changes(
+                    feed.partition, at, servers=feed.servers, until=feed.latest, rows_max=50, timeout_s=20
+                )
+                for key, value, kind, version in zip(page.keys, page.values, page.kinds, page.sequences, strict=True):
+                    self.shown.append((key, version, value if kind <= 2 else None))
+                self.handovers += len(page.handovers)
+                at = self._at[feed.partition] = page.next
+            if feed.ended:
+                self._ended.add(feed.partition)
+
+    def finish(self) -> None:
+        self._over.set()
+        self.join(30)
+        self.read_once()
+        self._feed.close()
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running_cluster(tmp_path_factory.mktemp("watch"), partitions=2) as started:
+        yield started
+
+
+def command(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "kvstore", *arguments, "--data-dir", str(cluster.local.data_dir)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def wait_led(cluster: Cluster, *partitions: str) -> dict[str, str]:
+    """Partition → leader, once these are led."""
+    cluster.wait_until(lambda: set(partitions) <= set(cluster.leaders()), f"{partitions} are led")
+    return cluster.leaders()
+
+
+def change_ring(cluster: Cluster, *arguments: str) -> None:
+    """Return when all moves are through."""
+    done = command(cluster, "ring", *arguments, "--wait")
+    assert done.returncode == 0, done.stderr
+
+
+def in_order(shown: list[tuple[bytes, int]]) -> bool:
+    latest: dict[bytes, int] = {}
+    for key, version in shown:
+        if version <= latest.get(key, 0):
+            return False
+        latest[key] = version
+    return True
+
+
+def test_every_write_is_shown_once_while_leaders_die_and_partitions_join_and_leave(cluster: Cluster) -> None:
+    everything, one, pages = Reader(cluster.url, None), Reader(cluster.url, ONE), Pages(cluster.url)
+    writer = Writer(cluster.url)
+    for each in (everything, one, pages, writer):
+        each.start()
+    victim = wait_led(cluster, "p1")["p1"]
+    cluster.kill(victim)
+    wait_until_blocking(lambda: len(writer.done) > 100, timeout_s=30, what="writes go on")
+    cluster.start_node(victim)
+    cluster.wait_ready()
+    change_ring(cluster, "add", "p3", "p4")
+    victim = wait_led(cluster, "p3")["p3"]
+    cluster.kill(victim)
+    cluster.start_node(victim)
+    cluster.wait_ready()
+    change_ring(cluster, "remove", "p1")
+    writer.finish()
+    pages.finish()
+    assert len(writer.done) > 200
+    wanted = {**writer.done}
+    wanted_one = {each: value for each, value in wanted.items() if each[0] == ONE}
+    everything.expect(wanted)
+    one.expect(wanted_one)
+    assert pages.failure is None
+    assert len({(key, version) for key, version, _ in pages.shown}) == len(pages.shown), "nothing is shown twice"
+    assert wanted == {(key, version): value for key, version, value in pages.shown if (key, version) in wanted}
+    assert pages.handovers > 0
+
+
+def test_a_shell_watches_from_a_position_to_a_number_of_changes(cluster: Cluster) -> None:
+    with Client(cluster.url) as client, client.watch(prefix=b"shell") as watch:
+        position = json.dumps(watch.position)
+        versions = [client.put(b"shell", b"1"), client.put(b"shell", b"2"), client.delete(b"shell")]
+    found = command(cluster, "watch", "shell", "--from", position, "--limit", "3", "--json")
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    assert [line["version"] for line in lines] == versions
+    assert [line.get("value") for line in lines] == ["1", "2", None]
+    further = found.stderr.split("--from ")[1].strip().strip("'")
+    assert json.loads(further)[lines[0]["partition"]] == versions[-1]
+    refused = command(cluster, "watch", "shell", "--from", '{"nobody": 1}')
+    assert refused.returncode != 0
+    assert "nobody" in refused.stderr
