@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
+HELD_S = 600.0
+"""Nothing of the source's log goes for so long while a move is paused. Later on what was copied may have to be copied
+again, if the log has been trimmed meanwhile."""
 FOLLOW_MS = 100
 CLOSE_ENTRIES, CLOSE_BYTES = 16, 2 << 20
 """The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end."""
@@ -88,6 +91,7 @@ class Carried:
         """Of the source's log; what is behind IMPORT's tail says nothing about the range."""
         self._digest: RangeDigest | None = None
         self._rows = self._bytes = 0
+        self._waited_s = 0.0
 
     def statistics(self) -> dict[str, Any]:
         return {"step": self._step, "rows": self._rows, "bytes": self._bytes, "failure": self.failure}
@@ -112,6 +116,8 @@ class Carried:
         step = self._step = target.next_step(self._m.state.territory, move, is_paused=ring.pace.paused)
         if step is Step.DONE:
             return True
+        if step is not Step.WAIT:
+            self._waited_s = 0.0
         self._m.reached(f"before {step}", self.move)
         await self._perform(step, leader, move)
         self._m.reached(f"after {step}", self.move)
@@ -121,7 +127,7 @@ class Carried:
     async def _perform(self, step: Step, leader: Leader, move: Move) -> None:
         match step:
             case Step.WAIT:
-                await asyncio.sleep(PAUSED_S)
+                await self._wait()
             case Step.BEGIN:
                 await self._begin(leader, move)
             case Step.COPY:
@@ -144,6 +150,15 @@ class Carried:
                 raise AssertionError("done is no work")
             case _:
                 assert_never(step)
+
+    async def _wait(self) -> None:
+        """Paused."""
+        await asyncio.sleep(PAUSED_S)
+        self._waited_s += PAUSED_S
+        if self._waited_s >= HELD_S and self._pin.is_held:
+            log.info("partition=%s move=%d is paused, the source's log is let go", self._m.partition, self.move)
+            await self._stop_reading()
+            await self._pin.give_back()
 
     def _lead(self) -> Leader:
         leader = self._m.leading()
