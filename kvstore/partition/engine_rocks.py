@@ -11,6 +11,7 @@ import contextlib
 import errno
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from itertools import repeat
 from typing import Any
 
 from rocksdict import (
@@ -196,23 +197,32 @@ class RocksCursor:
         valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
         keys: list[bytes] = []
         values: list[bytes] = []
-        end, size = self._end, 0
-        while valid():
+        add_key, add_value, end, size = keys.append, values.append, self._end, 0
+        for _ in repeat(None, rows_max):
+            if not valid():
+                _check(iterator)
+                break
             key = key_of()
-            if key >= end or size >= bytes_max or rows_max == len(keys):
-                self._at = key
-                return keys, values
+            if key >= end:
+                break
             value = value_of()
-            keys.append(key)
-            values.append(value)
-            size += len(key) + len(value)
+            add_key(key)
+            add_value(value)
             step()
-        self._at = end
-        try:
-            iterator.status()
-        except Exception as error:
-            raise OSError(errno.EIO, f"a view cannot be read: {error}") from error
+            size += len(key) + len(value)
+            if size >= bytes_max:
+                break
+        if keys:
+            self._at = keys[-1] + b"\x00"
         return keys, values
+
+
+def _check(iterator: Any) -> None:
+    """Raise OSError if the iterator has not ended but failed."""
+    try:
+        iterator.status()
+    except Exception as error:
+        raise OSError(errno.EIO, f"a view cannot be read: {error}") from error
 
 
 def _iterator(db: Rdict, end: bytes) -> Any:
