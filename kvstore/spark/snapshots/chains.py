@@ -157,7 +157,7 @@ def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
     Raises InvalidRequest if a chain that must be kept is broken already: then nobody can tell what it needs.
     """
     newest_first = in_order(catalogue)[::-1]
-    named = newest_first[: max(1, retention.newest)]
+    named = newest_first[: retention.newest]
     named += _newest_of(newest_first, retention.days, "%Y-%m-%d")
     named += _newest_of(newest_first, retention.weeks, "%G-W%V")
     kept = {each.id for one in named for each in chain_of(catalogue, one.id)}

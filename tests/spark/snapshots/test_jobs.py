@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
 from kvstore.spark.snapshots.store import WORK, SnapshotStore
-from kvstore.spark.snapshots.table import read_table
+from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
 from tests.cluster.harness import Cluster, is_alive
 from tests.waiting import wait_until_blocking
@@ -92,15 +93,39 @@ def replayed(cluster: Cluster, manifest: Manifest) -> dict[bytes, dict[str, Any]
     return {key: row for key, row in last.items() if row["value"] is not None}
 
 
-def assert_right(spark: SparkSession, cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
-    """Each file as described, nothing else in the directory, and all of it the store."""
+def held(store: SnapshotStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
+    """What a chain says is there."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for manifest in chains.chain_of(store.load_all(), last.id):
+        for row in rows_of(store, manifest):
+            known = found.get(row["key"])
+            assert known is None or known["version"] != row["version"], "each row once"
+            if known is None or known["version"] < row["version"]:
+                found[row["key"]] = row
+    return {key: row for key, row in found.items() if row["value"] is not None}
+
+
+def assert_right(cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
+    """Each file as described, nothing else in the directory, all of it what the logs say, and no pin left."""
     chain = chains.chain_of(store.load_all(), last.id)
     assert list(verify.problems_of(store, chain)) == []
     assert store.remains() == []
+    assert _contents(held(store, last)) == _contents(replayed(cluster, last))
+    wait_until_blocking(
+        lambda: not [pin for pin in list_pins(config(cluster)) if pin.position is not None], what="no pin is left"
+    )
+
+
+def _contents(rows: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
+    """Without the partition: a change is in its old owner's log, and in a full snapshot at its new one's."""
+    return {key: {**row, "partition": None} for key, row in rows.items()}
+
+
+def assert_store_is_the_same(spark: SparkSession, cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
+    chain = chains.chain_of(store.load_all(), last.id)
     found = compare.against_origin(spark, store, chain, config(cluster), 5)
     assert found.count == 0, found
     assert found.same > ROWS
-    assert not [pin for pin in list_pins(config(cluster)) if pin.position is not None], "no pin is left"
 
 
 @contextmanager
@@ -163,7 +188,7 @@ def test_full_and_incremental_are_the_logs_at_their_positions(
         rows = rows_of(store, first)
         found = {row["key"]: row for row in rows}
         assert len(found) == len(rows), "each key once"
-        assert found == replayed(cluster, first)
+        assert found == replayed(cluster, first), "byte for byte"
         assert found[b"big"]["value"] == BIG
         assert found[b"nothing"]["value"] == b""
         assert found[b"for an hour"]["expires_at"] is not None
@@ -177,9 +202,11 @@ def test_full_and_incremental_are_the_logs_at_their_positions(
     assert not any(row["key"].startswith(b"key") for row in changed), "only what has changed"
     assert all(row["version"] > behind[row["partition"]].sequence for row in changed)
     assert any(row["key"] == b"nothing" and row["value"] is None for row in changed)
-    assert_right(spark, cluster, store, second)
+    assert_right(cluster, store, second)
     client.put(b"nothing", b"")
-    assert_right(spark, cluster, store, second)
+    assert_store_is_the_same(spark, cluster, store, second)
+    jobs.hold_for_next(config(cluster), second, 1.0)
+    assert {pin.partition for pin in list_pins(config(cluster)) if "snapshot-next" in pin.id} == behind.keys()
 
 
 def test_a_store_that_differs_is_found(
@@ -195,10 +222,6 @@ def test_a_store_that_differs_is_found(
 
 def _forged(store: SnapshotStore, like: Manifest, rows: list[dict[str, Any]]) -> Manifest:
     """The same snapshot with other rows."""
-    from dataclasses import replace
-
-    from kvstore.spark.snapshots.table import TableWriter
-
     folder = store.folder(like.id)
     (folder / "data").mkdir(parents=True)
     writer = TableWriter(folder / "data/p1-00000.parquet", "p1")
@@ -240,20 +263,25 @@ def test_workers_that_are_killed_leave_no_trace(
 
     def kill() -> None:
         for worker in _workers():
-            os.kill(worker, signal.SIGKILL)
-            killed.append(worker)
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGKILL)
+                killed.append(worker)
 
     with meanwhile(store, kill):
         manifest = take(spark, cluster, store)
     assert killed
-    assert_right(spark, cluster, store, manifest)
+    assert_right(cluster, store, manifest)
 
 
 def _workers() -> list[int]:
     """Python processes that run tasks for this process's Spark: children of the one that forks them."""
-    mine = psutil.Process().children(recursive=True)
-    daemons = [each for each in mine if "pyspark.daemon" in " ".join(each.cmdline())]
-    return [child.pid for daemon in daemons for child in daemon.children()]
+    found = []
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            parent = each.parent()
+            if parent is not None and all("pyspark.daemon" in " ".join(one.cmdline()) for one in (each, parent)):
+                found.append(each.pid)
+    return found
 
 
 def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_the_next_goes_on(
@@ -282,7 +310,7 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
         store, Wanted(cluster=config(cluster), instance=plan.cluster, split_bytes=SPLIT_BYTES), spark, lambda *_: None
     )
     assert (manifest.id, manifest.partitions) == (plan.id, plan.partitions)
-    assert_right(spark, cluster, store, manifest)
+    assert_right(cluster, store, manifest)
 
 
 def _runs(process: psutil.Process) -> bool:
@@ -315,36 +343,10 @@ def test_work_whose_pin_has_ended_is_begun_anew(
     unpin(config(cluster), plan.pin)
     manifest = take(spark, cluster, store)
     assert manifest.id != plan.id
-    assert_right(spark, cluster, store, manifest)
+    assert_right(cluster, store, manifest)
 
 
 # ── F60: the cluster changes during the job ──
-
-
-def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
-    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
-) -> None:
-    first = take(spark, cluster, store)
-
-    def add() -> None:
-        command = [sys.executable, "-m", "kvstore", "ring", "add", "p4", "--data-dir", str(cluster.local.data_dir)]
-        subprocess.run(command, check=True, capture_output=True, timeout=120)
-
-    with writing(cluster):
-        with meanwhile(store, add):
-            second = take(spark, cluster, store)
-        wait_until_blocking(lambda: "p4" in _owners(cluster), timeout_s=120, what="p4 owns something")
-        client.delete(b"key00002")
-        third = take(spark, cluster, store, first)
-    assert_right(spark, cluster, store, second)
-    assert "p4" in third.places()
-    assert_right(spark, cluster, store, third)
-
-
-def _owners(cluster: Cluster) -> set[str]:
-    with FeedReader(config(cluster)) as feed, Client(cluster.url) as client:
-        owned = {client.partition_of(b"key%05d" % number) for number in range(500)}
-        return owned & {each.partition for each in feed.positions()}
 
 
 def test_a_leader_that_is_killed_during_the_job(
@@ -363,4 +365,31 @@ def test_a_leader_that_is_killed_during_the_job(
         cluster.start_node(victim)
     cluster.wait_ready(victim)
     manifest = manifest or take(spark, cluster, store)
-    assert_right(spark, cluster, store, manifest)
+    assert_right(cluster, store, manifest)
+
+
+def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
+    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
+) -> None:
+    first = take(spark, cluster, store)
+
+    def add() -> None:
+        command = [sys.executable, "-m", "kvstore", "ring", "add", "p4", "--data-dir", str(cluster.local.data_dir)]
+        subprocess.run(command, check=True, capture_output=True, timeout=120)
+
+    with writing(cluster):
+        with meanwhile(store, add):
+            second = take(spark, cluster, store)
+        wait_until_blocking(lambda: "p4" in _owners(cluster), timeout_s=120, what="p4 owns something")
+        client.delete(b"key00002")
+        third = take(spark, cluster, store, first)
+    assert_right(cluster, store, second)
+    assert "p4" in third.places()
+    assert_right(cluster, store, third)
+    assert_store_is_the_same(spark, cluster, store, third)
+
+
+def _owners(cluster: Cluster) -> set[str]:
+    with FeedReader(config(cluster)) as feed, Client(cluster.url) as client:
+        owned = {client.partition_of(b"key%05d" % number) for number in range(500)}
+        return owned & {each.partition for each in feed.positions()}
