@@ -14,7 +14,7 @@ from kvstore.env import Clock
 from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.partition import queries
 from kvstore.partition.answers import Answers, Reply, lost
-from kvstore.partition.commands import Code, Level, Op, Result, Sink
+from kvstore.partition.commands import Code, Level, Op, Record, Result, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
@@ -24,6 +24,10 @@ from kvstore.partition.state import State
 
 Read = tuple[Op, Sink, int]
 
+AT_ONCE, AT_ONCE_LARGE = 256, 8
+"""Reads before their size is looked at; the second while values are large."""
+TURN_BYTES = 4 << 20
+"""What is read in one turn of the event loop, once it has been seen that values are large."""
 _GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
 READS = frozenset((_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT))
 _LEVEL_AT = {_GET: 2, _META: 2, _SCAN: 5, _SCAN_TOKENS: 3, _COUNT: 2}
@@ -66,6 +70,7 @@ class LeaderReads:
         self._under_way = 0
         """Reads that take several turns, or wait for a delete to be logged."""
         self._renew = False
+        self._at_once = AT_ONCE
 
     def __len__(self) -> int:
         return len(self._arrived) + len(self._strict) + len(self._leaseless) + self._under_way
@@ -182,15 +187,18 @@ class LeaderReads:
             return
         points = [read for read in reads if read[0][0] <= _META]
         readable = self._custody.readable
-        found = queries.find(self._state, [read[0] for read in points], now_ms, readable)
-        give = self._answers.give
-        for read, result in zip(points, found, strict=True):
-            if result.__class__ is Expired:
-                self._log_deletes(result.keys, read)
-            elif result.__class__ is Moved:
-                self._answers.turn_away(*read, result)
-            else:
-                give(read[1], read[2], result)
+        at = size = 0
+        while at < len(points):
+            some = points[at : at + self._at_once]
+            at += len(some)
+            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
+            if size > TURN_BYTES:
+                # Doors send or give up what they have before the next turn; thousands of large values at once would
+                # be all of the memory.
+                self._arrived = points[at:] + self._arrived
+                self._wake()
+                break
+        self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
         for read in reads:
             if read[0][0] > _META:
                 tokens = scope(read[0], readable)
@@ -199,6 +207,21 @@ class LeaderReads:
                 else:
                     self._under_way += 1
                     self._step(read, queries.steps(self._state, read[0], now_ms, tokens))
+
+    def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
+        """Answer them. Returns how large their values are together."""
+        give, size = self._answers.give, 0
+        for read, result in zip(reads, found, strict=True):
+            if result.__class__ is Record:
+                size += len(result[0])
+                give(read[1], read[2], result)
+            elif result.__class__ is Expired:
+                self._log_deletes(result.keys, read)
+            elif result.__class__ is Moved:
+                self._answers.turn_away(*read, result)
+            else:
+                give(read[1], read[2], result)
+        return size
 
     def _step(self, read: Read, steps: Steps) -> None:
         """One step of a read; the next one in another turn of the event loop. What it reads does not change."""

@@ -21,8 +21,9 @@ log = logging.getLogger(__name__)
 
 CALLS_MAX = 128
 """Calls from one server that are being answered at once."""
-OUTPUT_BYTES_MAX = 64 << 20
-"""What another server has not read of its answers; beyond it the link ends."""
+OUTPUT_BYTES_MAX = 256 << 20
+"""What another server has not read of its answers; beyond it the link ends, and with it what all clients have asked
+over it. A server that reads stays far below it, since leaders read large values a few at a time."""
 CLOSE_S = 1.0
 """How long a stop waits for the other servers to let go."""
 CLOSE_LOOKS = 50
@@ -146,6 +147,7 @@ class PeerSession(FromPeer):
         self._stream.resume_reading()
 
     def close(self) -> None:
+        self._is_lost = True
         self._stream.abort()
 
     def say_goodbye(self) -> None:

@@ -8,6 +8,7 @@ from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, Unavailable
 from kvstore.partition.commands import Level, count, get, meta, put, scan
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.entry import Kind
+from kvstore.partition.leader_reads import AT_ONCE, TURN_BYTES
 from kvstore.partition.reads import ReadGate
 from tests.partition.leading import Partition
 
@@ -267,3 +268,41 @@ def test_a_malformed_read_is_refused_and_takes_no_other_with_it(p: Partition, op
     assert isinstance(p.result(bad), InvalidRequest)
     assert value(p.result(good)) == value(p.result(also_good)) == b"1"
     assert not p.loop.errors
+
+
+# ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_reads_of_large_values_take_many_turns_and_what_was_read_leaves_between_them(p: Partition) -> None:
+    p.do(put(b"fat", bytes(1 << 20)))
+    most = unsent = 0
+
+    def note(token: int, result: Any) -> None:
+        nonlocal most, unsent
+        unsent += len(result.value)
+        most = max(most, unsent)
+
+    def flush() -> None:
+        nonlocal unsent
+        unsent = 0
+
+    p.caller.on_complete, p.caller.flush = note, flush  # type: ignore[method-assign]
+    p.submit(*[get(b"fat")] * AT_ONCE)
+    most = 0
+    tokens = p.submit(*[get(b"fat")] * 100)
+    p.settle()
+    assert all(value(p.result(token)) == bytes(1 << 20) for token in tokens)
+    assert most <= 2 * TURN_BYTES
+
+
+def test_many_reads_of_small_values_take_one_turn(p: Partition) -> None:
+    flushes = 0
+
+    def flush() -> None:
+        nonlocal flushes
+        flushes += 1
+
+    p.caller.flush = flush  # type: ignore[method-assign]
+    tokens = p.submit(*[get(b"a")] * 3 * AT_ONCE)
+    assert [value(p.result(token)) for token in tokens] == [b"1"] * 3 * AT_ONCE
+    assert flushes == 1

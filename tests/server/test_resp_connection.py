@@ -18,7 +18,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.commands import Code, Level
-from kvstore.server import resp, resp_connection
+from kvstore.server import resp, resp_connection, resp_gather
 from kvstore.server.config import Limits
 from kvstore.server.resp_parser import BULK_BYTES_MAX
 from tests.server.redis_door import Door, redis_door
@@ -216,6 +216,20 @@ async def test_a_client_that_does_not_read_costs_little_and_harms_nobody(
         await wait_until(lambda: at_least(door.server.slow_readers_closed, 1), what="the slow reader is closed")
         expected = bulk(value)
         assert await other.ask(packed(b"GET", b"k"), expected) == expected
+
+
+async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_for_it(door: Door) -> None:
+    async with door.raw() as client:
+        await client.ask(packed(b"SET", b"k", b"x" * (1 << 20)), b"+OK\r\n")
+        begun = len(door.backend.submitted)
+        client.writer.write(packed(b"MGET", *[b"k"] * 10_000))
+        assert (await client.read_line()).startswith(b"-ERR the reply would be larger than 33554432 bytes")
+        assert len(door.backend.submitted) - begun <= resp_gather.READS_AT_ONCE
+        assert await client.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        small = [b"k-%d" % number for number in range(2_000)]
+        await client.ask(packed(b"MSET", *(each for key in small for each in (key, key))), b"+OK\r\n")
+        expected = b"*2000\r\n" + b"".join(map(bulk, small))
+        assert await client.ask(packed(b"MGET", *small), expected) == expected
 
 
 async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
