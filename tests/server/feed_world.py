@@ -93,8 +93,8 @@ class World:
 
     async def settle(self) -> None:
         """All that can be read has been."""
-        for _ in range(20):
-            await asyncio.sleep(0.001)
+        for _ in range(200):
+            await asyncio.sleep(0)
 
 
 class Following:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from kvstore.server import feed_tail, feeds, watch
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.server.feed_logs import cannot_be_read
 from tests.server.feed_world import World, owned_by
+from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 AT = Position(LedgerId(1), EntryId(0))
@@ -178,11 +178,14 @@ async def test_all_who_watch_share_one_reader_of_the_log(world: World) -> None:
 async def test_a_tail_ends_when_nobody_watches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(feeds, "LINGER_S", 0.01)
     following = await world.watch()
-    await asyncio.sleep(0.05)
+    await world.settle()
     assert world.feeds.statistics()["feed_tails"] == 2
     await following.close()
-    await asyncio.sleep(0.05)
-    assert world.feeds.statistics()["feed_tails"] == 0
+
+    async def has_ended() -> bool:
+        return world.feeds.statistics()["feed_tails"] == 0
+
+    await wait_until(has_ended, what="the tails end")
 
 
 async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(
