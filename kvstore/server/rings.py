@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from kvstore.errors import MetadataUnknown, Overloaded
@@ -20,6 +21,8 @@ class RingStore:
 
     def __init__(self, store: MetadataStore, membership: Membership) -> None:
         self._store, self._membership = store, membership
+        self._turn = asyncio.Lock()
+        """One change at a time: those of this server would only make each other begin anew."""
 
     @property
     def ring(self) -> Ring:
@@ -37,7 +40,8 @@ class RingStore:
         return self._membership.on_topology(look)
 
     async def change(self, step: Callable[[Ring], Ring]) -> Ring:
-        ring = await change_ring(self._store, step)
+        async with self._turn:
+            ring = await change_ring(self._store, step)
         self._membership.learn_ring(ring)
         return ring
 

@@ -112,3 +112,24 @@ async def test_what_a_server_writes_it_knows_at_once(store: Flaky, membership: M
     forget()
     await found.change(adding(P3))
     assert told == [2]
+
+
+async def test_changes_of_one_server_do_not_make_each_other_begin_anew(
+    store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many moves of a server end at once, and operations wait for the ring to tell."""
+    tried: list[int] = []
+    write = MemoryStore.set
+
+    async def slow(self: MemoryStore, path: str, data: bytes, version: int) -> int:
+        tried.append(version)
+        await asyncio.sleep(0)
+        return await write(self, path, data, version)
+
+    monkeypatch.setattr(MemoryStore, "set", slow)
+    own = RingStore(store, membership)
+    before = (await stored(store)).version
+    paces = [Pace(bytes_per_s=number) for number in range(1, 9)]
+    await asyncio.gather(*(own.change(lambda ring, pace=pace: steps.set_pace(ring, pace)) for pace in paces))
+    assert (await stored(store)).version == before + len(paces)
+    assert len(tried) == len(paces)
