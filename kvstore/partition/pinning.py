@@ -13,6 +13,7 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, LedgerError, MetadataError, NoSuchPin, NotLeader, Overloaded, Unavailable
 from kvstore.partition import pinned_scan
+from kvstore.partition.engine import ViewClosed
 from kvstore.partition.held import HELD_MAX, Held
 from kvstore.partition.leader import Leader
 from kvstore.partition.marks import Mark
@@ -137,7 +138,7 @@ class Pinning:
         position = await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=True))
         self.taken += 1
         held = self._state.held.get(asked.pin, position)
-        size, split_tokens = pinned_scan.sizes(held, asked.split_bytes)
+        size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
         log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
         return Taken(
             position,
@@ -149,6 +150,17 @@ class Pinning:
             split_tokens,
             deadline_ms,
         )
+
+    async def _samples(self, held: Held) -> list[pinned_scan.Sample]:
+        """Taken one by one: each may read a large value."""
+        found = []
+        try:
+            for span in pinned_scan.stretches(held):
+                found.append(pinned_scan.sample(held.view, span))
+                await asyncio.sleep(0)
+        except ViewClosed:
+            raise NoSuchPin(f"partition {self._partition}: pin {held.pin!r} has ended while it was taken") from None
+        return found
 
     async def _hold_log(self, pin: str, deadline_ms: int) -> None:
         """From where the state stands, which is at or before the MARK that follows."""

@@ -8,7 +8,8 @@ import pytest
 from kvstore.partition import rows
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.held import Held
-from kvstore.partition.pinned_scan import SAMPLE_ROWS, PinnedScan, sizes
+from kvstore.partition.pinned_scan import FEW_KEYS, SAMPLE_ROWS, PinnedScan, sample, stretches
+from kvstore.partition.pinned_scan import sizes as sizes_of
 from kvstore.partition.tokens import EVERYTHING, Span, Tokens
 from kvstore.proto import data_pb2, pinned_page
 from kvstore.proto.pinned_page import Row
@@ -42,6 +43,10 @@ def pages(held: Held, span: Span = ALL, page_bytes: int = 2_000, **options: byte
             pass
         found.append(scan.page())
     return found
+
+
+def sizes(held: Held, split_bytes: int) -> tuple[int, list[int]]:
+    return sizes_of(held, [sample(held.view, span) for span in stretches(held)], split_bytes)
 
 
 def rows_of(found: list[data_pb2.PinnedPage]) -> list[Row]:
@@ -80,18 +85,32 @@ def test_only_what_is_owned_and_asked_for_is_read() -> None:
 @pytest.mark.parametrize(
     ("start", "end"), [(b"key5", b""), (b"", b"key5"), (b"key42", b"key43"), (b"zzz", b""), (b"key7", b"key70")]
 )
-def test_keys_outside_the_bounds_are_left_out(start: bytes, end: bytes) -> None:
-    values = values_of(800)
+def test_keys_outside_the_bounds_are_left_out_whether_few_or_many_are_inside(start: bytes, end: bytes) -> None:
+    values = values_of(3_000)
     wanted = {key: value for key, value in values.items() if start <= key and (not end or key < end)}
-    found = pages(held_of(values), start=start, end=end)
+    held = held_of(values)
+    found = pages(held, start=start, end=end)
     assert [(row.key, row.value) for row in rows_of(found)] == in_order(wanted)
+    if len(found) > 2:
+        assert rows_of(pages(held, start=start, end=end, after=found[1].last)) == rows_of(found[2:])
+
+
+def test_few_keys_within_the_bounds_are_only_those_that_are_owned_and_asked_for() -> None:
+    values = values_of(900)
+    owned, span = Tokens([Span(1 << 28, 3 << 30)]), Span(1 << 29, TOKENS - 1)
+    wanted = {key: value for key, value in values.items() if owned.holds(token_of(key)) and span.holds(token_of(key))}
+    assert [row.key for row in rows_of(pages(held_of(values, owned), span, start=b"key"))] == [
+        key for key, _ in in_order(wanted)
+    ]
 
 
 def test_a_scan_in_which_hardly_any_key_fits_still_tells_where_it_is() -> None:
     values = {b"k%d" % number: b"" for number in range(40_000)}
-    found = pages(held_of(values), start=b"x", page_bytes=1 << 20)
+    wanted = [key for key in values if b"k38" <= key < b"k391"]
+    assert FEW_KEYS < len(wanted) < 2_000
+    found = pages(held_of(values), start=b"k38", end=b"k391", page_bytes=1 << 20)
     assert len(found) >= 2
-    assert not any(page.count for page in found)
+    assert sum(page.count for page in found) == len(wanted)
     assert found[0].last < found[1].last
 
 
