@@ -35,6 +35,7 @@ class World:
 
     def __init__(self, feeds: Feeds, store: MemoryStore, logs: MemoryLogs, ring: Ring) -> None:
         self.feeds, self.store, self.logs, self.ring = feeds, store, logs, ring
+        self.env = feeds._env
         self._following: list[Following] = []
 
     @staticmethod

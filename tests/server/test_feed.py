@@ -1,0 +1,218 @@
+"""Pages of the change feed, over logs in memory and a real gRPC door: what is in a page, and where the next begins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.client import FeedReader
+from kvstore.errors import InvalidRequest, PositionTrimmed
+from kvstore.meta import codec, paths
+from kvstore.partition.move_records import Own, Release
+from kvstore.partition.tokens import Span
+from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.rpc.server import GrpcServer
+from kvstore.server.feed_service import FeedService
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.pins import Pin
+from tests.server.feed_world import World
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+AT = Position(LedgerId(1), EntryId(0))
+CREATED, OVERWRITTEN, DELETED, EXPIRED = range(1, 5)
+
+
+class Reading:
+    """A reader in a thread, as blocking clients are."""
+
+    def __init__(self, world: World, feed: FeedReader) -> None:
+        self.world, self._feed = world, feed
+
+    async def page(self, partition: str, after: int, **options: Any) -> feed_pb2.ChangesResponse:
+        return await asyncio.to_thread(partial(self._feed.changes, partition, after, **options))
+
+    async def all(self, partition: str, **options: Any) -> list[feed_pb2.ChangesResponse]:
+        """Page by page, to the end."""
+        pages, after = [], 0
+        while True:
+            page = await self.page(partition, after, **options)
+            pages.append(page)
+            if page.next == after:
+                return pages
+            after = page.next
+
+    async def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
+        return await asyncio.to_thread(partial(self._feed.hold, name, positions, ttl_s))
+
+
+@pytest.fixture
+async def reading(tmp_path: Path) -> AsyncIterator[Reading]:
+    async with World.open(tmp_path, "p1", "p2") as world, served(world) as address:
+        with FeedReader(f"kv://{address}?timeout=4s") as feed:
+            yield Reading(world, feed)
+
+
+@asynccontextmanager
+async def served(world: World) -> AsyncIterator[str]:
+    nobody: Any = None
+    service = FeedService(world.env, nobody, world.feeds, world.store)
+    add: Callable[[Any], None] = partial(feed_pb2_grpc.add_FeedServicer_to_server, service)
+    server = GrpcServer(("kvstore.v1.Feed",), (add,))
+    port = await server.start("127.0.0.1:0")
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0.1)
+        service.close()
+
+
+async def test_a_page_has_every_change_in_columns(reading: Reading) -> None:
+    log = reading.world.logs["p1"]
+    log.put((b"a", b"1"), (b"b", b"22"))
+    log.time_ms = 2_000
+    log.put((b"a", b"3"), expires_ms=2_500)
+    log.note()
+    log.delete(b"b")
+    log.time_ms = 2_600
+    log.delete(b"a")
+    log.empty()
+    page = await reading.page("p1", 0)
+    assert list(page.keys) == [b"a", b"b", b"a", b"b", b"a"]
+    assert list(page.values) == [b"1", b"22", b"3", b"", b""]
+    assert list(page.kinds) == [CREATED, CREATED, OVERWRITTEN, DELETED, EXPIRED]
+    assert list(page.sequences) == [1, 2, 3, 5, 6]
+    assert list(page.created) == [1, 2, 1, 0, 0]
+    assert list(page.times_ms) == [1_000, 1_000, 2_000, 2_000, 2_600]
+    assert list(page.expires_ms) == [0, 0, 2_500, 0, 0]
+    assert (page.next, page.latest, page.time_ms, page.ended) == (6, 6, 2_600, False)
+
+
+@pytest.mark.parametrize(
+    "bounds", [{"rows_max": 1}, {"rows_max": 2}, {"rows_max": 3}, {"bytes_max": 1}, {"bytes_max": 150}], ids=str
+)
+async def test_pages_of_any_size_have_each_change_once(reading: Reading, bounds: dict[str, int]) -> None:
+    log = reading.world.logs["p1"]
+    for number in range(4):
+        log.put(*((b"%d%d" % (number, row), b"x" * 50) for row in range(3)))
+        log.note()
+    pages = await reading.all("p1", **bounds)
+    assert [seq for page in pages for seq in page.sequences] == [seq for seq in range(1, 17) if seq % 4]
+    assert pages[-1].next == 16
+    assert max(len(page.keys) for page in pages) <= bounds.get("rows_max", 2)
+
+
+async def test_a_page_ends_at_the_position_that_was_named(reading: Reading) -> None:
+    log = reading.world.logs["p1"]
+    for _ in range(3):
+        log.put((b"a", b""), (b"b", b""), (b"c", b""))
+    page = await reading.page("p1", 1, until=5)
+    assert (list(page.sequences), page.next) == ([2, 3, 4, 5], 5)
+    page = await reading.page("p1", 5, until=5)
+    assert (list(page.sequences), page.next) == ([], 5)
+
+
+async def test_a_page_without_anything_of_interest_moves_on(reading: Reading) -> None:
+    log = reading.world.logs["p1"]
+    log.put((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))
+    page = await reading.page("p1", 0, start=b"b", end=b"c", keys_only=True)
+    assert (list(page.keys), list(page.values), page.next) == ([b"b"], [b""], 3)
+    page = await reading.page("p1", 0, start=b"x")
+    assert (list(page.keys), page.next) == ([], 3)
+
+
+async def test_a_reader_who_waits_gets_what_comes(reading: Reading) -> None:
+    waiting = asyncio.ensure_future(reading.page("p1", 0, wait_ms=4_000))
+
+    async def is_waiting() -> bool:
+        return reading.world.feeds.known_tail(P1) is not None
+
+    await wait_until(is_waiting)
+    reading.world.logs["p1"].put((b"a", b"1"))
+    assert list((await waiting).keys) == [b"a"]
+
+
+async def test_a_reader_goes_on_without_a_search(reading: Reading) -> None:
+    log = reading.world.logs["p1"]
+    for _ in range(10):
+        log.put((b"a", b""), (b"b", b""))
+    await reading.all("p1", rows_max=3)
+    assert reading.world.logs.seeker.searches == 1
+
+
+async def test_a_page_names_what_came_and_went(reading: Reading) -> None:
+    old, new, span = reading.world.logs["p1"], reading.world.logs["p2"], Span(7, 9)
+    old.put((b"a", b""), (b"b", b""))
+    old.record(Release(4, AT, 1, P2, span))
+    new.put((b"x", b""))
+    new.record(Own(4, AT, AT, 2, 5, P1, span))
+    new.put((b"a", b""))
+    gone, come = await reading.page("p1", 0), await reading.page("p2", 0)
+    (left,), (got,) = gone.handovers, come.handovers
+    assert (left.owned, left.sequence, left.peer, left.move) == (False, 2, "p2", 4)
+    assert (left.first_token, left.last_token) == (7, 9)
+    assert (got.owned, got.sequence, got.peer, got.peer_sequence, got.move) == (True, 1, "p1", 2, 4)
+    assert list(come.sequences) == [1, 3], "sequences go on behind the old owner's"
+
+
+async def test_a_trimmed_position_is_an_error_of_its_own(reading: Reading) -> None:
+    log = reading.world.logs["p1"]
+    for _ in range(2):
+        log.put((b"a", b""), (b"b", b""))
+        log.roll()
+    log.trim(1)
+    with pytest.raises(PositionTrimmed) as error:
+        await reading.page("p1", 1)
+    assert (error.value.partition, error.value.asked, error.value.oldest) == ("p1", 1, 2)
+    assert list((await reading.page("p1", 2)).sequences) == [3, 4]
+
+
+async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:
+    log = reading.world.logs["p2"]
+    for _ in range(3):
+        log.put((b"a", b""))
+    reading.world.leave("p2")
+    first = await reading.page("p2", 0, rows_max=2)
+    assert (first.next, first.ended) == (2, False)
+    last = await reading.page("p2", first.next)
+    assert (last.next, last.ended) == (3, True)
+
+
+async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
+    with pytest.raises(InvalidRequest, match="p9"):
+        await reading.page("p9", 0)
+
+
+async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
+    world, log = reading.world, reading.world.logs["p1"]
+    log.put((b"a", b""))
+    log.roll()
+    log.put((b"a", b""))
+    await world.store.create("/partitions", b"")
+    await world.store.create("/partitions/p1", b"")
+    await world.store.create(paths.partition_log(P1), codec.encode(LedgerList(1, tuple(log.ledgers))))
+
+    async def pins() -> list[tuple[str, Pin]]:
+        names = sorted(await world.store.children(paths.partition_pins(P1)))
+        found = [(name, await world.store.get(paths.partition_pin(P1, name))) for name in names]
+        return [(name, codec.decode(Pin, data, what=name)) for name, (data, _) in found]
+
+    deadline = await reading.hold("stream", {"p1": 0}, 60)
+    ((name, pin),) = await pins()
+    assert name.startswith("feed-stream@")
+    assert (pin.ledger, pin.deadline_ms) == (1, deadline)
+    await reading.hold("stream", {"p1": 2}, 60)
+    ((_, pin),) = await pins()
+    assert pin.ledger == 2, "moved on"
+    await reading.hold("stream", {"p1": 2}, 0)
+    assert await pins() == []
+    log.trim(1)
+    with pytest.raises(PositionTrimmed):
+        await reading.hold("stream", {"p1": 0}, 60)
