@@ -235,7 +235,9 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
     names = {name.lower() for name in known} | SPARKS_OWN
     unknown = sorted(name for name in options if name.lower() not in names)
     if unknown:
-        raise ConfigError(f"unknown option {unknown[0]!r} for {doing}; there are {', '.join(known)}")
+        spelled = {name.lower(): name for name in (*READ, *STREAM, *WRITE)}  # Spark hands them over in lower case
+        name = spelled.get(unknown[0].lower(), unknown[0])
+        raise ConfigError(f"unknown option {name!r} for {doing}; there are {', '.join(known)}")
     if options.get("path"):
         raise ConfigError(f"there are no paths in a store, got {options['path']!r}: call load() or save() without one")
 

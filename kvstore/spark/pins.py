@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -24,6 +25,9 @@ from kvstore.spark.splits import encode
 logger = logging.getLogger(__name__)
 SHARES = 4
 """A pin is renewed so often within its time."""
+REMEMBERED = 64
+_renewed_at: dict[str, float] = {}
+"""When this process last renewed pins, by the wall clock: workers of Spark run one task after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +57,21 @@ def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 6
     config = find(where)
     store = pin(config, ttl_s=ttl_s, split_bytes=split_bytes)
     try:
-        with kept_alive(config, store.id, ttl_s):
+        with kept_alive(config, store.id, ttl_s, pinned_at=time.time()):
             yield Held(store, {**where, "pin": encode(store)})
     finally:
         release(config, store.id)
 
 
 @contextmanager
-def kept_alive(config: ClientConfig, id: str, ttl_s: float) -> Iterator[None]:
-    """Renew a pin by a thread while the block runs. A pin that is lost shows where it is read."""
+def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float) -> Iterator[None]:
+    """Renew a pin by a thread while the block runs, as often as it is due. `pinned_at`: when it was made, by the wall
+    clock. A pin that is lost shows where it is read."""
     over = threading.Event()
 
     def renew() -> None:
-        while not over.wait(ttl_s / SHARES):
+        while not over.wait(_due_s(id, ttl_s, pinned_at)):
+            _renewed_at[id] = time.time()
             try:
                 renew_pin(config, id, ttl_s=ttl_s, timeout_s=ttl_s / SHARES)
             except StoreError as error:
@@ -80,15 +86,27 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float) -> Iterator[None]:
         thread.join()
 
 
+def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:
+    """Seconds until somebody in this process should renew the pin: its tasks may all be short."""
+    while len(_renewed_at) > REMEMBERED:
+        _renewed_at.pop(next(iter(_renewed_at)), None)
+    return max(0.0, _renewed_at.get(id, pinned_at) + ttl_s / SHARES - time.time())
+
+
 def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> None:
     """Called before each action. Raises NoSuchPin that says what to do."""
+    partitions = [each.partition for each in store.partitions if each.spans]
     try:
-        renew_pin(config, store.id, ttl_s=ttl_s, timeout_s=config.timeout_s)
-    except NoSuchPin:
-        raise NoSuchPin(
-            f"the moment at which this data frame reads the store is not kept any more (pin {store.id}): call load() "
-            f"again, or raise the option pinTtl above {ttl_s:g}s"
-        ) from None
+        renew_pin(config, store.id, ttl_s=ttl_s, partitions=partitions, timeout_s=config.timeout_s)
+    except NoSuchPin as error:
+        raise explained(error, ttl_s) from None
+
+
+def explained(error: NoSuchPin, ttl_s: float) -> NoSuchPin:
+    return NoSuchPin(
+        f"the moment at which this data frame reads the store is not kept any more: call load() again, or raise the "
+        f"option pinTtl above {ttl_s:g}s ({error})"
+    )
 
 
 def release(config: ClientConfig, id: str) -> None:

@@ -14,10 +14,11 @@ from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.pinned import PinnedStore
+from kvstore.errors import NoSuchPin
 from kvstore.spark.filters import Wanted, push
 from kvstore.spark.options import ReadOptions
-from kvstore.spark.pins import kept_alive, renew_or_explain
-from kvstore.spark.splits import Work, plan
+from kvstore.spark.pins import explained, kept_alive, renew_or_explain
+from kvstore.spark.splits import Piece, Work, plan
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
@@ -29,9 +30,10 @@ PUSHES = "pyspark.sql.worker.data_source_pushdown_filters"
 class PinnedReader(DataSourceReader):
     """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open."""
 
-    def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions) -> None:
+    def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, pinned_at: float) -> None:
         self._config, self._store, self._options = config, store, options
         self._wanted = Wanted(options.keys)
+        self._pinned_at = pinned_at
 
     def partitions(self) -> Sequence[InputPartition]:
         renew_or_explain(self._config, self._store, self._options.pin_ttl_s)
@@ -41,25 +43,31 @@ class PinnedReader(DataSourceReader):
         work: Work | None = partition.value
         if work is None:  # Spark's way of saying that there is nothing to read
             return
+        try:
+            with kept_alive(self._config, self._store.id, self._options.pin_ttl_s, pinned_at=self._pinned_at):
+                for piece in work:
+                    yield from self._batches(piece)
+        except NoSuchPin as error:
+            raise explained(error, self._options.pin_ttl_s) from None
+
+    def _batches(self, piece: Piece) -> Iterator[RecordBatch]:
         # gRPC must begin behind the fork that made this process.
         from kvstore.client.pinned_arrow import batch_of
         from kvstore.client.pinned_read import read_pinned
 
         options = self._options
-        with kept_alive(self._config, self._store.id, options.pin_ttl_s):
-            for piece in work:
-                pages = read_pinned(
-                    piece.split,
-                    start=piece.keys.start,
-                    end=piece.keys.end,
-                    keys_only="value" not in options.columns,
-                    page_bytes=options.page_bytes,
-                    patience_s=self._config.timeout_s,
-                )
-                for page in pages:
-                    batch = batch_of(page, piece.split.partition, options.columns)
-                    if batch.num_rows:
-                        yield batch
+        pages = read_pinned(
+            piece.split,
+            start=piece.keys.start,
+            end=piece.keys.end,
+            keys_only="value" not in options.columns,
+            page_bytes=options.page_bytes,
+            patience_s=self._config.timeout_s,
+        )
+        for page in pages:
+            batch = batch_of(page, piece.split.partition, options.columns)
+            if batch.num_rows:
+                yield batch
 
 
 class FilteringReader(PinnedReader):
@@ -70,9 +78,10 @@ class FilteringReader(PinnedReader):
         return left
 
 
-def reader_of(config: ClientConfig, store: PinnedStore, options: ReadOptions) -> PinnedReader:
+def reader_of(config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> PinnedReader:
+    """`pinned_at`: when the pin was made, by the wall clock."""
     kind = FilteringReader if PUSHES in _programs() else PinnedReader
-    return kind(config, store, options)
+    return kind(config, store, options, pinned_at)
 
 
 def _programs() -> set[str]:

@@ -26,6 +26,7 @@ SETTINGS = {
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",
+    "spark.sql.execution.arrow.maxBytesPerBatch": str(8 << 20),  # 10,000 rows may be 10 GB
 }
 
 

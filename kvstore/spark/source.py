@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -29,6 +30,7 @@ class KvstoreSource(DataSource):
     _config: ClientConfig | None = None
     _store: PinnedStore | None = None
     _failure: StoreError | None = None
+    _pinned_at = 0.0
 
     @classmethod
     def name(cls) -> str:
@@ -46,6 +48,7 @@ class KvstoreSource(DataSource):
         return columns.ddl(wanted)
 
     def _pin(self, config: ClientConfig) -> None:
+        self._pinned_at = time.time()
         try:
             options = read_options(self.options, KNOWN)
             if options.pin:
@@ -66,7 +69,7 @@ class KvstoreSource(DataSource):
             raise self._failure
         if self._config is None or self._store is None:
             raise ConfigError("want no schema of your own: choose columns by the option columns, then cast them")
-        return reader_of(self._config, self._store, options)
+        return reader_of(self._config, self._store, options, pinned_at=self._pinned_at)
 
     def streamReader(self, schema: StructType) -> ChangeReader:
         if self._store is not None and self._config is not None and not self.options.get("pin"):

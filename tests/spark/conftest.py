@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 SETTINGS = {
     "spark.sql.shuffle.partitions": "2",
+    # What happens in the middle of a task happens between two batches.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
     "spark.driver.memory": "512m",
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
@@ -25,6 +27,7 @@ SETTINGS = {
 def spark() -> Iterator[SparkSession]:
     """Two cores, and three attempts per task: plain `local[2]` allows one."""
     session = open_session("tests", master="local[2,3]", settings=SETTINGS)
+    session.sparkContext.setLogLevel("OFF")  # what a test breaks is told by the error
     yield session
     session.stop()
 

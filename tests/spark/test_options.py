@@ -120,7 +120,7 @@ def test_a_stream_begins_where_it_is_told() -> None:
         ({"maxRowsPerTrigger": "1", "maxBytesPerTrigger": "1"}, "want one of the options maxRowsPerTrigger and"),
         ({"holdName": "a b"}, "holdName: want 1 to 64 letters"),
         ({"holdTtl": "2d"}, "holdTtl: want a time like 30s"),
-        ({"pin": "x"}, "unknown option 'pin' for reading a stream"),
+        ({"pinttl": "10s"}, "unknown option 'pinTtl' for reading a stream"),
     ],
 )
 def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: str) -> None:

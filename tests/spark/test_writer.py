@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,11 +10,12 @@ import pytest
 
 from kvstore.client import Client
 from tests.cluster.harness import Cluster
+from tests.spark.jobs import die, interrupted, killer
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
@@ -60,22 +60,9 @@ def test_a_task_that_is_tried_again_writes_the_same(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
     """Its first attempt is killed when most of its rows are written."""
-    marker = str(tmp_path / "died")
-
-    def die_once(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            yield batch
-            if number == 5 and not os.path.exists(marker):
-                Path(marker).touch()
-                os._exit(1)
-
     frame = numbered(spark, "again-", 4000).coalesce(1)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "400")
-    try:
-        write(frame.mapInArrow(die_once, frame.schema), cluster, batchRows=50)
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
-    assert Path(marker).exists()
+    write(interrupted(frame, tmp_path / "died", die, after=30), cluster, batchRows=50)
+    assert (tmp_path / "died").exists()
     assert stored(client, "again-") == expected("again-", 4000)
 
 
@@ -132,22 +119,10 @@ def test_a_row_that_the_store_would_not_take_is_named(spark: SparkSession, clust
         write(frame, cluster)
 
 
-def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+def test_a_load_outlives_the_leader(spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path) -> None:
     """Killed when the load is under way: the partition's new leader takes the rest."""
     victim = cluster.leaders()["p1"]
-
-    def kill_once(batches: Iterator[Any]) -> Iterator[Any]:
-        for number, batch in enumerate(batches):
-            yield batch
-            if number == 3:
-                os.kill(pid, 9)
-
-    pid = cluster.pid(victim)
-    frame = numbered(spark, "led-", 20_000).coalesce(1)
-    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "1000")
-    try:
-        write(frame.mapInArrow(kill_once, frame.schema), cluster, batchRows=200)
-    finally:
-        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+    frame = numbered(spark, "led-", 8000).coalesce(1)
+    write(interrupted(frame, tmp_path / "killed", killer(cluster.pid(victim)), after=30), cluster, batchRows=200)
     assert not cluster.is_running(victim)
-    assert stored(client, "led-") == expected("led-", 20_000)
+    assert stored(client, "led-") == expected("led-", 8000)

@@ -1,0 +1,1 @@
+"""Jobs to start from."""

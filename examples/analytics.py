@@ -1,0 +1,167 @@
+"""What is in a store, how it grew, and where it is written most: a Spark job and a page of charts.
+
+    kvstore up --detach && kvstore load-tree /usr/lib/python3.11 --prefix lib/
+    kvstore snapshot create --to snapshots
+    ...
+    kvstore snapshot create --to snapshots
+    python examples/analytics.py --data-dir data --snapshots snapshots --out report.html
+
+Sizes are those of the store now (`spark.read`), growth is between the two newest snapshots, and the hottest prefixes
+are those with the most changes in the logs as far back as they reach (`spark.readStream`). A prefix is a key's first
+`--depth` parts between slashes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import html
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pyspark.sql import functions as F
+
+from kvstore.spark.session import open_session
+from kvstore.spark.snapshots.chains import Cut, chain_of, in_order
+from kvstore.spark.snapshots.fold import folded
+from kvstore.spark.snapshots.store import SnapshotStore
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+Bars = list[tuple[str, float]]
+SHOWN = 20
+STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:3rem auto;max-width:60rem;padding:0 1rem;color:#222}
+table{border-collapse:collapse;width:100%}td{padding:.15rem .5rem;white-space:nowrap}td:nth-child(2){text-align:right}
+td:last-child{width:60%}i{display:block;height:1em;background:#3b6ea5}i.less{background:#c2564b}h2{margin-top:2.5rem}"""
+
+
+def prefix_of(depth: int) -> Column:
+    """The first parts of a key."""
+    parts = F.split(F.make_valid_utf8(F.col("key").cast("string")), "/")
+    return F.array_join(F.slice(parts, 1, depth), "/")
+
+
+def sizes(rows: DataFrame, depth: int) -> list[dict[str, Any]]:
+    """Keys and bytes by prefix, the largest first."""
+    grouped = rows.groupBy(prefix_of(depth).alias("prefix")).agg(
+        F.count("*").alias("keys"), F.sum(F.length("key") + F.length("value")).alias("bytes")
+    )
+    return [row.asDict() for row in grouped.orderBy(F.desc("bytes"), "prefix").limit(SHOWN).collect()]
+
+
+def value_sizes(rows: DataFrame) -> list[dict[str, Any]]:
+    """How many values have up to 1, 2, 4 … bytes."""
+    power = F.ceil(F.log2(F.greatest(F.length("value"), F.lit(1)))).cast("int")
+    grouped = rows.groupBy(power.alias("power")).count().orderBy("power")
+    return [{"up_to_bytes": 1 << row.power, "values": row["count"]} for row in grouped.collect()]
+
+
+def growth(session: SparkSession, directory: Path, depth: int) -> dict[str, Any] | None:
+    """By prefix, what the newest snapshot has more than the one before it; None if there are no two."""
+    store, _ = SnapshotStore.at(directory)
+    catalogue = store.load_all()
+    newest = in_order(catalogue)[-2:]
+    if len(newest) < 2:
+        return None
+    size = F.sum(F.length("key") + F.length("value"))
+    before, after = (
+        folded(session, store, chain_of(catalogue, each.id), Cut())
+        .groupBy(prefix_of(depth).alias("prefix"))
+        .agg(F.count("*").alias("keys"), size.alias("bytes"))
+        for each in newest
+    )
+    both = before.alias("b").join(after.alias("a"), "prefix", "full")
+
+    def more(name: str) -> Column:
+        return (F.coalesce(f"a.{name}", F.lit(0)) - F.coalesce(f"b.{name}", F.lit(0))).alias(name)
+
+    found = both.select("prefix", more("keys"), more("bytes")).where("bytes != 0 or keys != 0")
+    rows = found.orderBy(F.desc(F.abs("bytes")), "prefix").limit(SHOWN).collect()
+    return {"from": newest[0].id, "to": newest[1].id, "prefixes": [row.asDict() for row in rows]}
+
+
+def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[dict[str, Any]]:
+    """The prefixes with the most changes in the logs."""
+    stream = (
+        session.readStream.format("kvstore").options(**where, columns="key,kind", startingPosition="earliest").load()
+    )
+    counted = stream.groupBy(prefix_of(depth).alias("prefix")).agg(
+        F.count("*").alias("changes"), F.count_if(F.col("kind").isin("deleted", "expired")).alias("deletes")
+    )
+    with tempfile.TemporaryDirectory(prefix="kvstore-analytics-") as checkpoint:
+        query = (
+            counted.writeStream.format("memory")
+            .queryName("hottest")
+            .outputMode("complete")
+            .option("checkpointLocation", checkpoint)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        rows = session.table("hottest").orderBy(F.desc("changes"), "prefix").limit(SHOWN).collect()
+    return [row.asDict() for row in rows]
+
+
+# ── the page ──
+
+
+def page(found: dict[str, Any]) -> str:
+    """All charts, in one file without scripts."""
+    grown = found["growth"]
+    charts = [
+        chart("Bytes by prefix", [(row["prefix"], row["bytes"]) for row in found["sizes"]]),
+        chart("Keys by prefix", [(row["prefix"], row["keys"]) for row in found["sizes"]]),
+        chart("Values by size, up to", [(f"{row['up_to_bytes']:,} B", row["values"]) for row in found["value_sizes"]]),
+        chart("Changes in the logs by prefix", [(row["prefix"], row["changes"]) for row in found["hottest"]]),
+    ]
+    if grown is not None:
+        title = f"Growth in bytes, {grown['from']} to {grown['to']}"
+        charts.append(chart(title, [(row["prefix"], row["bytes"]) for row in grown["prefixes"]]))
+    head = f"<!doctype html><meta charset=utf-8><title>kvstore</title><style>{STYLE}</style>"
+    return f"{head}<h1>kvstore</h1>{''.join(charts)}"
+
+
+def chart(title: str, bars: Bars) -> str:
+    """One bar for each; those below 0 in another colour."""
+    most = max((abs(value) for _, value in bars), default=0) or 1
+    rows = "".join(
+        f"<tr><td>{html.escape(name) or '(none)'}<td>{value:,.0f}"
+        f'<td><i class="{"less" if value < 0 else ""}" style="width:{100 * abs(value) / most:.1f}%"></i>'
+        for name, value in bars
+    )
+    return f"<h2>{html.escape(title)}</h2><table>{rows or '<tr><td>nothing'}</table>"
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data-dir", default="data", help="of the local cluster")
+    parser.add_argument("--servers", help="of any other cluster: HOST:PORT,...")
+    parser.add_argument("--prefix", default="", help="only keys that begin so")
+    parser.add_argument("--depth", type=int, default=2, help="parts of a key that make its prefix")
+    parser.add_argument("--snapshots", type=Path, help="where `kvstore snapshot create` puts them")
+    parser.add_argument("--master", default="local[*]", help="of Spark")
+    parser.add_argument("--out", type=Path, default=Path("report.html"))
+    wanted = parser.parse_args(arguments)
+    where = {"servers": wanted.servers} if wanted.servers else {"dataDir": wanted.data_dir}
+    where["prefix"] = wanted.prefix
+    session = open_session("kvstore analytics", master=wanted.master)
+    session.sparkContext.setLogLevel("ERROR")
+    rows = session.read.format("kvstore").options(**where, columns="key,value").load()
+    found = {
+        "sizes": sizes(rows, wanted.depth),
+        "value_sizes": value_sizes(rows),
+        "hottest": hottest(session, where, wanted.depth),
+        "growth": growth(session, wanted.snapshots, wanted.depth) if wanted.snapshots else None,
+    }
+    wanted.out.write_text(page(found), encoding="utf-8")
+    json.dump(found, sys.stdout, indent=1)
+    sys.stdout.write(f"\n{wanted.out}\n")
+    session.stop()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,70 @@
+"""Data frames of the tests, and what may happen in the middle of a job: it happens in a task, between two batches."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvstore.client import Client
+from tests.cluster.harness import Cluster
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+Happening = Callable[[], object]
+
+
+def read(spark: SparkSession, cluster: Cluster, **options: Any) -> DataFrame:
+    where = {"dataDir": str(cluster.local.data_dir), "pinTtl": "60s", **options}
+    return spark.read.format("kvstore").options(**where).load()
+
+
+def fill(client: Client, prefix: str, count: int, value: bytes = b"v") -> dict[bytes, bytes]:
+    """`count` keys, and what they hold."""
+    items = {f"{prefix}{number}".encode(): value + b"%d" % number for number in range(count)}
+    client.put_many(items)
+    return items
+
+
+def pairs(frame: DataFrame) -> list[tuple[bytes, bytes]]:
+    """Keys and values, sorted; what is there twice stands twice."""
+    return sorted((bytes(row.key), bytes(row.value)) for row in frame.select("key", "value").collect())
+
+
+def interrupted(frame: DataFrame, marker: Path, happens: Happening, *, after: int = 2) -> DataFrame:
+    """The same rows. Once, when some task has passed on `after` of its batches, `happens()`."""
+
+    def pass_on(batches: Iterator[Any]) -> Iterator[Any]:
+        for number, batch in enumerate(batches, start=1):
+            yield batch
+            if number == after and _is_first(marker):
+                happens()
+
+    return frame.mapInArrow(pass_on, frame.schema)
+
+
+def _is_first(marker: Path) -> bool:
+    try:
+        os.close(os.open(marker, os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return False
+    return True
+
+
+def die() -> None:
+    """The task's process ends; Spark tries the task again."""
+    os._exit(1)
+
+
+def killer(pid: int) -> Happening:
+    return lambda: os.kill(pid, 9)
+
+
+def command(cluster: Cluster, *words: str) -> Happening:
+    """A `kvstore` command on the cluster, awaited."""
+    line = [sys.executable, "-m", "kvstore", *words, "--data-dir", str(cluster.local.data_dir)]
+    return lambda: subprocess.run(line, check=True, capture_output=True, timeout=90)

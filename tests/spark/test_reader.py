@@ -1,0 +1,188 @@
+"""`spark.read.format("kvstore")` with a real Spark and a real cluster: one moment of the store, whatever happens."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from kvstore.client import Client
+from kvstore.client.pinned import list_pins, unpin
+from kvstore.spark.pins import hold
+from tests.cluster.harness import Cluster
+from tests.spark.jobs import command, die, fill, interrupted, killer, pairs, read
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(300)]
+PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+SMALL = {"pageBytes": "4096", "splitBytes": "64KiB"}
+"""Many pages and pieces of little data."""
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Cluster) -> Iterator[Client]:
+    with Client(cluster.url + "?timeout=20s") as connected:
+        yield connected
+
+
+@pytest.fixture(scope="module")
+def stored(client: Client) -> dict[bytes, bytes]:
+    """Some 300 KB of keys that no test changes."""
+    return fill(client, "s-", 3000, b"x" * 80)
+
+
+def test_rows_are_records(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+    client.put(b"r-1", b"a")
+    client.put(b"r-1", b"b")
+    client.put(b"r-2", b"c", ttl_s=1000)
+    rows = {bytes(row.key): row for row in read(spark, cluster, prefix="r-").collect()}
+    assert sorted(rows) == [b"r-1", b"r-2"]
+    for key, row in rows.items():
+        item = client.get(key)
+        assert item is not None
+        assert (bytes(row.value), row.version, row.created_version) == (item.value, item.version, item.created)
+        assert row.partition == client.partition_of(key)
+        assert milliseconds(row.written_at) == item.written_ms
+        assert (milliseconds(row.expires_at) if row.expires_at else 0) == item.expires_ms
+    assert rows[b"r-1"].version > rows[b"r-1"].created_version
+
+
+def milliseconds(time: datetime.datetime) -> int:
+    return round(time.timestamp() * 1000)
+
+
+def test_all_actions_on_a_data_frame_see_one_moment(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+    before = fill(client, "m-", 100)
+    frame = read(spark, cluster, prefix="m-")
+    fill(client, "m-", 200, b"later")
+    client.delete(b"m-7")
+    assert frame.count() == frame.count() == 100
+    assert pairs(frame) == sorted(before.items())
+    assert read(spark, cluster, prefix="m-").count() == 199
+
+
+def test_several_data_frames_can_see_one_moment(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+    fill(client, "h-", 10)
+    with hold({"dataDir": str(cluster.local.data_dir)}) as pin:
+        client.put(b"h-new", b"v")
+        assert [spark.read.format("kvstore").options(**pin.options, prefix="h-").load().count() for _ in "ab"] == [
+            10
+        ] * 2
+        assert pin.store.id in {each.id for each in list_pins(cluster.url)}
+    assert pin.store.id not in {each.id for each in list_pins(cluster.url)}
+
+
+def test_a_partition_of_the_store_is_read_in_pieces(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
+) -> None:
+    frame = read(spark, cluster, prefix="s-", **SMALL)
+    assert frame.rdd.getNumPartitions() > 3
+    assert pairs(frame) == sorted(stored.items())
+
+
+CONDITIONS = (
+    "key = cast('s-17' as binary)",
+    "key in (cast('s-17' as binary), cast('s-1700' as binary), cast('none' as binary))",
+    "key > cast('s-2' as binary) and key <= cast('s-29' as binary)",
+    "key < cast('s-2' as binary) and partition = 'p2' and version > 0",
+    "key >= cast('s-29' as binary) and length(value) = 84 and expires_at is null",
+    "key = cast('s-1' as binary) and key = cast('s-2' as binary)",
+)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_filters_give_what_spark_itself_would_keep(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], condition: str
+) -> None:
+    frame = read(spark, cluster, prefix="s-")
+    pushed = pairs(frame.where(condition))
+    spark.conf.set(PUSHDOWN, "false")
+    try:
+        assert pushed == pairs(frame.where(condition))
+    finally:
+        spark.conf.set(PUSHDOWN, "true")
+    assert len(pushed) < len(stored)
+
+
+def test_columns_can_be_chosen_before_anything_is_read(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
+) -> None:
+    frame = read(spark, cluster, columns="version, key", prefix="s-1", end="s-11")
+    assert frame.columns == ["version", "key"]
+    assert {bytes(row.key) for row in frame.collect()} == {key for key in stored if b"s-1" <= key < b"s-11"}
+
+
+def test_a_value_of_a_mebibyte_passes(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+    for number in range(3):
+        client.put(b"large-%d" % number, bytes([number]) * (1 << 20))
+    found = dict(pairs(read(spark, cluster, prefix="large-")))
+    assert found == {b"large-%d" % number: bytes([number]) * (1 << 20) for number in range(3)}
+
+
+def test_a_task_that_is_tried_again_gives_the_same_rows(
+    spark: SparkSession, cluster: Cluster, client: Client, stored: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    frame = read(spark, cluster, prefix="s-", **SMALL)
+    client.put(b"s-17", b"changed")
+    try:
+        assert pairs(interrupted(frame, tmp_path / "died", die)) == sorted(stored.items())
+    finally:
+        client.put(b"s-17", stored[b"s-17"])
+    assert (tmp_path / "died").exists()
+
+
+def test_a_moment_that_is_not_kept_any_more_is_an_error(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    """Before a job and in the middle of one: never other rows, never fewer."""
+    with hold({"dataDir": str(cluster.local.data_dir)}, split_bytes=64 << 10) as pin:
+        frame = spark.read.format("kvstore").options(**pin.options, prefix="s-", pageBytes="4096", timeout="3s").load()
+        url, id = cluster.url, pin.store.id
+        for job in (interrupted(frame, tmp_path / "lost", lambda: unpin(url, id)), frame):
+            with pytest.raises(Exception, match=r"NoSuchPin: .* call load\(\) again, or raise the option pinTtl"):
+                job.count()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading; there are servers"),
+        ({"columns": "vlaue"}, "ConfigError: columns: there is no column 'vlaue'; there are partition, key"),
+        ({"columns": "kind"}, "ConfigError: columns: there is no column 'kind'"),
+        ({"pin": "x"}, "ConfigError: pin: want the `option` of a pin"),
+        ({"dataDir": "/nowhere"}, "ConfigError: dataDir: there is no cluster at /nowhere/cluster.json"),
+        ({"dataDir": "", "servers": "127.0.0.1:1", "timeout": "1s"}, "Unavailable: no server of the cluster answers"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    spark: SparkSession, cluster: Cluster, options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match="PYTHON_DATA_SOURCE_ERROR") as raised:
+        read(spark, cluster, **options).count()
+    assert [line for line in str(raised.value).splitlines() if reason in line] != []
+
+
+def test_a_partition_may_join_during_a_job(
+    spark: SparkSession, cluster: Cluster, client: Client, stored: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    frame = read(spark, cluster, prefix="s-", **SMALL)
+    joins = command(cluster, "ring", "add", "p9", "--wait")
+    assert pairs(interrupted(frame, tmp_path / "joined", joins)) == sorted(stored.items())
+    assert "p9" in {row.partition for row in read(spark, cluster, prefix="s-").select("partition").distinct().collect()}
+    assert pairs(frame) == sorted(stored.items())
+
+
+def test_a_job_outlives_a_node_that_leads(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    frame = read(spark, cluster, prefix="s-", **SMALL)
+    victim = cluster.leaders()["p1"]
+    kills = killer(cluster.pid(victim))
+    assert pairs(interrupted(frame, tmp_path / "killed", kills)) == sorted(stored.items())
+    assert not cluster.is_running(victim)
+    assert pairs(frame) == sorted(stored.items())

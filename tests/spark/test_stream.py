@@ -1,0 +1,190 @@
+"""`spark.readStream.format("kvstore")` with a real Spark and a real cluster: every change once, as it was logged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from examples.analytics import hottest, sizes, value_sizes
+from kvstore.client import Client
+from kvstore.client.feed import FeedReader
+from tests.cluster.harness import Cluster
+from tests.spark.jobs import command, fill
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(300)]
+Change = tuple[str, bytes, bytes | None, int]
+"""Partition, key, value, version."""
+
+
+@pytest.fixture(scope="module")
+def client(cluster: Cluster) -> Iterator[Client]:
+    with Client(cluster.url + "?timeout=20s") as connected:
+        yield connected
+
+
+class Query:
+    """Runs of one streaming query; each ends when it has read what was there when it began."""
+
+    def __init__(self, spark: SparkSession, cluster: Cluster, directory: Path, **options: Any) -> None:
+        self._spark, self._checkpoint = spark, str(directory / "checkpoint")
+        self._options = {"dataDir": str(cluster.local.data_dir), "columns": "partition,key,value,version", **options}
+        self.batches: list[list[Change]] = []
+        self.end: dict[str, Any] = {}
+        """The offset of the last run."""
+
+    def run(self) -> list[Change]:
+        """The changes of this run."""
+        known = len(self.batches)
+        stream = self._spark.readStream.format("kvstore").options(**self._options).load()
+        writer = stream.writeStream.foreachBatch(self._take).option("checkpointLocation", self._checkpoint)
+        query = writer.trigger(availableNow=True).start()
+        query.awaitTermination()
+        progress = [each for each in query.recentProgress if each["sources"][0]["endOffset"]]
+        if progress:
+            end = progress[-1]["sources"][0]["endOffset"]
+            self.end = json.loads(end) if isinstance(end, str) else end
+        return [change for batch in self.batches[known:] for change in batch]
+
+    def _take(self, frame: DataFrame, number: int) -> None:
+        rows = frame.select("partition", "key", "value", "version").collect()
+        self.batches.append(
+            [(row[0], bytes(row[1]), None if row[2] is None else bytes(row[2]), row[3]) for row in rows]
+        )
+
+
+def logged(cluster: Cluster, after: dict[str, int]) -> list[Change]:
+    """What the logs of all partitions say, read without Spark."""
+    found: list[Change] = []
+    with FeedReader(cluster.url) as feed:
+        for each in feed.positions():
+            at = after.get(each.partition, 0)
+            while at < each.latest:
+                page = feed.changes(each.partition, at, until=each.latest)
+                values = [
+                    None if kind in (3, 4) else value for kind, value in zip(page.kinds, page.values, strict=True)
+                ]
+                found += zip([each.partition] * len(page.keys), page.keys, values, page.sequences, strict=True)
+                at = page.next
+    return sorted(found, key=lambda change: (change[0], change[3]))
+
+
+def in_order(changes: list[Change]) -> list[Change]:
+    return sorted(changes, key=lambda change: (change[0], change[3]))
+
+
+@pytest.fixture(scope="module")
+def query(spark: SparkSession, cluster: Cluster, client: Client, tmp_path_factory: pytest.TempPathFactory) -> Query:
+    """It begins with what the first test finds in the logs."""
+    fill(client, "q-", 500)
+    client.delete(b"q-7")
+    client.put(b"q-8", b"again")
+    return Query(spark, cluster, tmp_path_factory.mktemp("query"), startingPosition="earliest", maxRowsPerTrigger="200")
+
+
+def test_every_change_comes_once_and_in_portions(query: Query, cluster: Cluster) -> None:
+    changes = query.run()
+    assert in_order(changes) == logged(cluster, {})
+    assert len(query.batches) > 2
+    assert max(map(len, query.batches)) <= 200
+
+
+def test_a_query_goes_on_where_it_was(query: Query, client: Client) -> None:
+    version = client.put(b"later", b"1")
+    gone = client.delete(b"later")
+    assert in_order(query.run()) == [
+        (client.partition_of(b"later"), b"later", b"1", version),
+        (client.partition_of(b"later"), b"later", None, gone),
+    ]
+    assert query.run() == []
+
+
+def test_changes_come_once_while_a_partition_joins_and_a_leader_dies(
+    query: Query, cluster: Cluster, client: Client
+) -> None:
+    before = {name: end["ended"] if isinstance(end, dict) else end for name, end in query.end.items()}
+    fill(client, "q-", 300, b"moved")
+    command(cluster, "ring", "add", "p9", "--wait")()
+    fill(client, "q-", 300, b"after")
+    changes = query.run()
+    victim = cluster.leaders()["p1"]
+    cluster.kill(victim)
+    fill(client, "q-", 300, b"led")
+    changes += query.run()
+    cluster.start_node(victim)
+    assert in_order(changes) == logged(cluster, before)
+    assert [value for _, key, value, _ in sorted(changes, key=lambda each: each[3]) if key == b"q-17"] == [
+        b"moved17",
+        b"after17",
+        b"led17",
+    ]
+    assert "p9" in query.end
+
+
+def test_a_stream_may_begin_at_now_or_at_an_offset(
+    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    with FeedReader(cluster.url) as feed:
+        now = {each.partition: each.latest for each in feed.positions()}
+    latest = Query(spark, cluster, tmp_path / "latest")
+    assert latest.run() == []
+    version = client.put(b"n", b"1")
+    expected = [(client.partition_of(b"n"), b"n", b"1", version)]
+    given = Query(spark, cluster, tmp_path / "given", startingPosition=json.dumps(now), prefix="n")
+    assert latest.run() == given.run() == expected
+
+
+def test_the_example_counts_what_is_there(spark: SparkSession, cluster: Cluster, client: Client) -> None:
+    for number in range(4):
+        client.put(b"tree/a/%d" % number, bytes(100))
+        client.put(b"tree/b", bytes(number))
+    client.delete(b"tree/a/0")
+    where = {"dataDir": str(cluster.local.data_dir), "prefix": "tree/"}
+    rows = spark.read.format("kvstore").options(**where, columns="key,value").load()
+    assert sizes(rows, 2) == [
+        {"prefix": "tree/a", "keys": 3, "bytes": 3 * 108},
+        {"prefix": "tree/b", "keys": 1, "bytes": 9},
+    ]
+    assert value_sizes(rows) == [{"up_to_bytes": 4, "values": 1}, {"up_to_bytes": 128, "values": 3}]
+    assert hottest(spark, where, 2) == [
+        {"prefix": "tree/a", "changes": 5, "deletes": 1},
+        {"prefix": "tree/b", "changes": 4, "deletes": 0},
+    ]
+
+
+def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
+    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    """As far as a query can tell, a partition that nobody knows has been trimmed whole."""
+    query = Query(spark, cluster, tmp_path)
+    query.run()
+    (offsets,) = sorted((tmp_path / "checkpoint" / "offsets").glob("[0-9]*"))[-1:]
+    lines = offsets.read_text().splitlines()
+    offsets.write_text("\n".join([*lines[:-1], json.dumps({**json.loads(lines[-1]), "p0": 5})]))
+    for sum_file in offsets.parent.glob(".*.crc"):
+        sum_file.unlink()
+    client.put(b"t", b"1")
+    with pytest.raises(Exception, match=r"partition p0: changes behind 5 were trimmed.* another checkpointLocation"):
+        query.run()
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"startingPosition": "yesterday"}, "ConfigError: startingPosition: want earliest, latest or an offset"),
+        ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading"),
+        ({"pinTtl": "60s", "holdTtl": "60s"}, "ConfigError: unknown option 'pinTtl' for reading a stream"),
+    ],
+)
+def test_what_is_wrong_is_said_in_one_line(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path, options: dict[str, str], reason: str
+) -> None:
+    with pytest.raises(Exception, match="PYTHON_") as raised:
+        Query(spark, cluster, tmp_path, **options).run()
+    assert [line for line in str(raised.value).splitlines() if reason in line] != []
