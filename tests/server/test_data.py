@@ -1,0 +1,141 @@
+"""The Data service without a network: what is refused, what is waited for, and that readers take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.env.caller import caller_env
+from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp
+from kvstore.partition import move_records
+from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.entry import Kind, control
+from kvstore.partition.marks import Mark
+from kvstore.partition.state import State
+from kvstore.proto import data_pb2
+from kvstore.proto.pinned_page import rows_of
+from kvstore.server import data
+from kvstore.server.data import Data
+from kvstore.types import PartitionId, Position
+from tests.partition.effects import P1, Writer, state_over
+
+FOREVER_MS = 1 << 60
+
+
+class OneReplica:
+    """A node with one replica, which has applied what it was told to."""
+
+    store: Any = None
+    topology: Any = None
+    links: Any = None
+
+    def __init__(self) -> None:
+        self.writer = Writer(1)
+        self.state = state_over(MemoryEngine())
+
+    def state_of(self, partition: PartitionId) -> State | None:
+        return self.state if partition == P1 else None
+
+    def mark(self, pin: str, deadline_ms: int = FOREVER_MS, *, apply: bool = True) -> Position:
+        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, Kind.MARK)
+        entry.control = move_records.encode(Mark(pin, deadline_ms, bool(deadline_ms)))
+        position = self.writer.add(entry).position
+        if apply:
+            self.catch_up()
+        return position
+
+    def catch_up(self) -> None:
+        for entry in self.writer.log:
+            self.state.apply(entry)
+
+
+@pytest.fixture
+def node() -> OneReplica:
+    made = OneReplica()
+    for number in range(100):
+        made.writer.put(**{f"key{number}": "x" * 50})
+    return made
+
+
+def asked(position: Position, pin: str = "pin", **fields: Any) -> data_pb2.ReadPinnedRequest:
+    return data_pb2.ReadPinnedRequest(
+        **{"id": pin, "partition": P1, "ledger": position.ledger, "entry": position.entry, "page_bytes": 500, **fields}
+    )
+
+
+async def read(service: Data, request: data_pb2.ReadPinnedRequest) -> list[bytes]:
+    return [row.key async for page in service.pages(request) for row in rows_of(page)]
+
+
+def service_of(node: OneReplica) -> Data:
+    return Data(caller_env("test"), node)  # type: ignore[arg-type]
+
+
+async def test_what_is_pinned_is_read_page_by_page(node: OneReplica) -> None:
+    position = node.mark("pin")
+    node.writer.put(key1="changed", another="x")
+    node.catch_up()
+    found = await read(service_of(node), asked(position))
+    assert sorted(found) == sorted(b"key%d" % number for number in range(100))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"first_token": 9, "last_token": 8}, {"after": b"x"}, {"after": b"d123"}],
+)
+async def test_a_request_that_makes_no_sense_is_refused(node: OneReplica, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        await read(service_of(node), asked(node.mark("pin"), **fields))
+
+
+async def test_what_is_not_kept_here_is_no_such_pin(node: OneReplica) -> None:
+    service, position = service_of(node), node.mark("pin")
+    for request in (
+        asked(position, pin="other"),
+        asked(position._replace(entry=position.entry - 1)),
+        asked(position, partition="p2"),
+    ):
+        with pytest.raises(NoSuchPin):
+            await read(service, request)
+
+
+async def test_a_pin_that_ends_while_it_is_read_is_an_error_and_no_end(node: OneReplica) -> None:
+    pages = service_of(node).pages(asked(node.mark("pin")))
+    assert (await anext(pages)).count
+    node.mark("pin", 0)
+    with pytest.raises(NoSuchPin, match="has ended here"):
+        async for _ in pages:
+            pass
+
+
+async def test_a_replica_that_is_behind_is_waited_for(node: OneReplica) -> None:
+    position = node.mark("pin", apply=False)
+    asyncio.get_running_loop().call_later(0.03, node.catch_up)
+    assert len(await read(service_of(node), asked(position))) == 100
+
+
+async def test_a_replica_that_stays_behind_says_so(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "CATCH_UP_S", 0.02)
+    with pytest.raises(NotCaughtUp):
+        await read(service_of(node), asked(node.mark("pin", apply=False)))
+
+
+async def test_many_readers_take_turns_with_everything_else(node: OneReplica) -> None:
+    """Between two steps of whichever reader the event loop does everything else that is due."""
+    service, position, steps, turns = service_of(node), node.mark("pin"), 0, 0
+    step = service._step
+
+    async def counted(scan: Any) -> bool:
+        nonlocal steps
+        steps += 1
+        return await step(scan)
+
+    service._step = counted  # type: ignore[method-assign]
+    tasks = [asyncio.ensure_future(read(service, asked(position))) for _ in range(8)]
+    while not all(task.done() for task in tasks):
+        turns += 1
+        await asyncio.sleep(0)
+    assert [len(task.result()) for task in tasks] == [100] * 8
+    assert turns >= steps > 8 * 10
