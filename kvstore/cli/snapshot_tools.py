@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 MASTER = "local[*]"
 ATTEMPTS = 3
 """Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
+NICENESS = 5
+"""Of all that we start on this machine: servers beside it come first."""
 TIMEOUT_S = 60.0
 """How long a job outlives an outage."""
 FIND_S = 10.0
@@ -126,6 +128,8 @@ def spark(master: str, conf: Sequence[str] | None, progress: Bar) -> Iterator[Sp
         settings[name] = value
     if master == MASTER:
         master = f"local[*,{ATTEMPTS}]"
+    if master.startswith("local"):
+        os.nice(NICENESS)
     progress("starting Spark", 0, None)
     with aside() as said:
         try:

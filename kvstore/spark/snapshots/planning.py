@@ -16,7 +16,8 @@ from kvstore.spark.snapshots.work import Piece, Plan
 
 PIN_TTL_S = 900.0
 """How long a job that was killed can be resumed."""
-SPLIT_BYTES = 64 << 20
+SPLIT_BYTES = 32 << 20
+"""Some seconds of work at most: what a task that dies loses, and small enough for tasks to end together."""
 CHANGES_PER_PIECE = 500_000
 PIECES_PER_PARTITION_MAX = 64
 
