@@ -92,6 +92,8 @@ class Carried:
         self._digest: RangeDigest | None = None
         self._rows = self._bytes = 0
         self._waited_s = 0.0
+        self._paged_to = BEGINNING
+        """Where the source's replica stood that gave the last page."""
 
     def statistics(self) -> dict[str, Any]:
         return {"step": self._step, "rows": self._rows, "bytes": self._bytes, "failure": self.failure}
@@ -192,7 +194,11 @@ class Carried:
         found = self._import()
         await self._hold_again(move, found)
         await wait_caught_up(self._m.state.engine)
-        page = pages.decode(await self._call(move, source.PAGE, position=found.pin, cursor=found.cursor))
+        # Pages never fall back, and a new leader begins again with the request ids (docs/protocol.md M4).
+        cursor = min(found.cursor, pages.RETRIES) if self._paged_to == BEGINNING else found.cursor
+        position = max(found.pin, self._paged_to)
+        page = pages.decode(await self._call(move, source.PAGE, position=position, cursor=cursor))
+        self._paged_to = page.position
         self._lead()
         rows = ImportRows(self.move, page.keys, page.rows, page.cursor, found.tail)
         await leader.append_record(rows, pages.requests_in(page))

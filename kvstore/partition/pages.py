@@ -28,7 +28,8 @@ PAGE_ROWS_MAX = 1000
 RETRY_ROWS_MAX, RETRY_IDS_MAX = 200, 4000
 """Looked at for one page: a row may hold a thousand request ids, each of which costs some microseconds."""
 BEGINNING = b"d"
-_RETRIES = rows.ALL_RETRY[0]
+RETRIES = rows.ALL_RETRY[0]
+"""Where request ids begin."""
 
 
 class Page(NamedTuple):
@@ -61,7 +62,7 @@ def requests_in(page: Page) -> Requests | None:
 def page_of(state: State, span: Span, cursor: bytes) -> Page:
     """The page that begins at `cursor`: records first, then request ids."""
     assert state.position is not None
-    if cursor < _RETRIES:
+    if cursor < RETRIES:
         keys, found, following = _records(state, span, cursor)
         return Page(keys, found, b"", following, state.position)
     picked = Picked(span)
@@ -91,7 +92,7 @@ def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list
         keys.append(row_key)
         found.append(row)
         size += len(row_key) + len(row)
-    return keys, found, _RETRIES
+    return keys, found, RETRIES
 
 
 class Changes:
