@@ -139,6 +139,18 @@ async def test_a_reader_who_waits_gets_what_comes(reading: Reading) -> None:
     assert list((await waiting).keys) == [b"a"]
 
 
+async def test_a_reader_who_waits_in_vain_moves_on_over_what_does_not_matter(reading: Reading) -> None:
+    waiting = asyncio.ensure_future(reading.page("p1", 0, start=b"x", wait_ms=300))
+
+    async def is_waiting() -> bool:
+        return reading.world.feeds.known_tail(P1) is not None
+
+    await wait_until(is_waiting)
+    reading.world.logs["p1"].put((b"a", b"1"))
+    page = await waiting
+    assert (list(page.keys), page.next) == ([], 1)
+
+
 async def test_a_reader_goes_on_without_a_search(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     for _ in range(10):
@@ -153,6 +165,7 @@ async def test_a_page_names_what_came_and_went(reading: Reading) -> None:
     old.record(Release(4, AT, 1, P2, span))
     new.put((b"x", b""))
     new.record(Own(4, AT, AT, 2, 5, P1, span))
+    assert (await reading.page("p2", 0)).next == 2, "as far as the old owner had come"
     new.put((b"a", b""))
     gone, come = await reading.page("p1", 0), await reading.page("p2", 0)
     (left,), (got,) = gone.handovers, come.handovers
