@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from kvstore.errors import MetadataUnknown, Overloaded
+from kvstore.errors import MetadataUnknown, Overloaded, StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.update import update
@@ -22,7 +23,7 @@ class RingStore:
     def __init__(self, store: MetadataStore, membership: Membership) -> None:
         self._store, self._membership = store, membership
         self._turn = asyncio.Lock()
-        """One change at a time: those of this server would only make each other begin anew."""
+        self._waiting: list[_Change] = []
 
     @property
     def ring(self) -> Ring:
@@ -40,10 +41,72 @@ class RingStore:
         return self._membership.on_topology(look)
 
     async def change(self, step: Callable[[Ring], Ring]) -> Ring:
-        async with self._turn:
-            ring = await change_ring(self._store, step)
-        self._membership.learn_ring(ring)
+        """One write at a time: those of this server would only make each other begin anew. What waits meanwhile is
+        written together, each step on what the one before it has made."""
+        mine = _Change(step)
+        self._waiting.append(mine)
+        try:
+            async with self._turn:
+                if not mine.is_over:
+                    taken, self._waiting = self._waiting, []
+                    await self._make(taken)
+        finally:
+            if mine in self._waiting:  # cancelled before its turn
+                self._waiting.remove(mine)
+        if mine.error is not None:
+            raise mine.error
+        assert mine.ring is not None
+        return mine.ring
+
+    async def _make(self, taken: list[_Change]) -> None:
+        """Write these changes, and tell each what has come of it."""
+        together = _together(taken) if len(taken) > 1 else taken[0].step
+        try:
+            ring = await change_ring(self._store, together)
+        except (StoreError, ValueError) as error:
+            _end(taken, error)
+        except BaseException:
+            _end(taken, MetadataUnknown("whoever wrote the ring was cancelled"))
+            raise
+        else:
+            if len(taken) == 1:
+                taken[0].ring = ring
+            _end(taken, None)
+            self._membership.learn_ring(ring)
+
+
+@dataclass(eq=False)
+class _Change:
+    """One that waits for its turn, and what has come of it."""
+
+    step: Callable[[Ring], Ring]
+    ring: Ring | None = None
+    error: Exception | None = None
+    is_over: bool = False
+
+
+def _end(changes: list[_Change], failure: Exception | None) -> None:
+    for each in changes:
+        each.is_over = True
+        each.error = each.error or failure
+
+
+def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
+    """All of them in one. What one refuses stops no other."""
+    allowed: set[int] = set()
+
+    def step(ring: Ring) -> Ring:
+        for number, each in enumerate(changes):
+            each.ring = each.error = None
+            try:
+                ring = each.ring = each.step(ring)
+                allowed.add(number)
+            except ValueError as error:
+                # Refused after it was allowed: perhaps an attempt of unknown outcome was written.
+                each.error = MetadataUnknown(f"tried again, and then: {error}") if number in allowed else error
         return ring
+
+    return step
 
 
 async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Ring:

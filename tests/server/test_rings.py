@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.env.real import real_env
-from kvstore.errors import MetadataUnknown, Overloaded
+from kvstore.errors import MetadataUnknown, Overloaded, StoreError
 from kvstore.meta import paths, update
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
@@ -114,10 +114,25 @@ async def test_what_a_server_writes_it_knows_at_once(store: Flaky, membership: M
     assert told == [2]
 
 
-async def test_changes_of_one_server_do_not_make_each_other_begin_anew(
+async def test_changes_of_one_server_are_written_together_and_each_hears_of_its_own(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many moves of a server end at once, and operations wait for the ring to tell."""
+    tried = count_writes(monkeypatch)
+    own = RingStore(store, membership)
+    wanted = [PartitionId(f"q{number}") for number in range(8)]
+    again = adding(wanted[3])
+    made = await asyncio.gather(*map(own.change, [*map(adding, wanted), again]), return_exceptions=True)
+    assert len(tried) == 2, "the first one, and all that came meanwhile"
+    assert set((await stored(store)).partitions) == {P1, *wanted}
+    for partition, ring in zip(wanted, made, strict=False):
+        assert isinstance(ring, Ring)
+        assert partition in ring.partitions
+    assert isinstance(made[-1], ValueError), "what one refuses stops no other"
+    assert own.ring.version == (await stored(store)).version
+
+
+def count_writes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     tried: list[int] = []
     write = MemoryStore.set
 
@@ -127,9 +142,36 @@ async def test_changes_of_one_server_do_not_make_each_other_begin_anew(
         return await write(self, path, data, version)
 
     monkeypatch.setattr(MemoryStore, "set", slow)
+    return tried
+
+
+async def test_what_is_written_together_fails_together(store: Flaky, membership: Membership) -> None:
     own = RingStore(store, membership)
-    before = (await stored(store)).version
-    paces = [Pace(bytes_per_s=number) for number in range(1, 9)]
-    await asyncio.gather(*(own.change(lambda ring, pace=pace: steps.set_pace(ring, pace)) for pace in paces))
-    assert (await stored(store)).version == before + len(paces)
-    assert len(tried) == len(paces)
+    await store.delete(paths.RING, -1)
+    made = await asyncio.gather(*map(own.change, map(adding, (P2, P3, P1))), return_exceptions=True)
+    assert all(isinstance(each, StoreError) for each in made), made
+
+
+async def test_what_may_have_been_written_together_before_another_change_is_unknown_not_refused(
+    store: Flaky, membership: Membership
+) -> None:
+    own = RingStore(store, membership)
+    both = adding(P3)(adding(P2)(await stored(store)))
+    pausing = asyncio.ensure_future(own.change(lambda ring: ring))
+    rest = [asyncio.ensure_future(own.change(adding(each))) for each in (P2, P3)]
+    await pausing
+    store.breaks, store.between = 1, steps.set_pace(both, Pace(paused=True))
+    made = await asyncio.gather(*rest, return_exceptions=True)
+    assert [type(each) for each in made] == [MetadataUnknown, MetadataUnknown]
+
+
+async def test_a_change_that_is_cancelled_before_its_turn_is_not_made(
+    store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count_writes(monkeypatch)
+    own = RingStore(store, membership)
+    first, second = (asyncio.ensure_future(own.change(adding(each))) for each in (P2, P3))
+    await asyncio.sleep(0)
+    second.cancel()
+    await first
+    assert set((await stored(store)).partitions) == {P1, P2}
