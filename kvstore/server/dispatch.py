@@ -13,11 +13,12 @@ from collections.abc import Callable
 from operator import itemgetter
 
 from kvstore.env import Env
-from kvstore.errors import Moved, NotLeader, Overloaded, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotLeader, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Level, Op, Sink
 from kvstore.server.astray import WAIT_S, FromPeer, Strays
 from kvstore.server.config import Limits
 from kvstore.server.failures import Failures
+from kvstore.server.frames import check_one_partition
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
 from kvstore.server.ways import KEYLESS, Links, LocalReplica, Waiting, written_bytes
@@ -207,7 +208,13 @@ class Dispatcher:
 
     def _send_strays(self) -> None:
         for waiting in self._strays.take(self._now()):
-            partition = self._partition_of(waiting[1][1])
+            partition, op = self._partition_of(waiting[1][1]), waiting[1]
+            if op[0] == Code.BATCH and op[4] is None:  # with a request id it may be done already: its owner knows
+                try:
+                    check_one_partition(op, self._partition_of)
+                except InvalidRequest as error:
+                    self._fail_later(waiting[2], waiting[3], error)
+                    continue
             if partition in self._waiting or not self._send(partition, waiting):
                 self._wait(partition, waiting)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition import commands
 from kvstore.partition.commands import Level, Op, Sink
 from kvstore.ring import Ring, plan, steps
@@ -215,6 +215,18 @@ async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
     assert server.dispatcher._strays.keys == {}
     assert server.dispatcher._strays._bytes == 0
     assert await has_arrived(cluster["n3"], 40)
+
+
+async def test_a_batch_whose_keys_a_flip_has_parted_is_refused_for_good_and_at_once(cluster: Servers) -> None:
+    server, key, staying = cluster["n1"], cluster.key_of("p1"), cluster.key_of("p1", 1)
+    holding = hold(cluster, "n2", P1)
+    parted = send(server, commands.batch(key, (commands.put(key, b"v"), commands.put(staying, b"v"))))
+    await wait_until(lambda: has(holding, 1), what="the batch is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    turn_away(cluster, "n2", holding, P1)
+    (refused,) = await server.sink.wait(parted)
+    assert isinstance(refused, InvalidRequest)
+    assert "p1 and p2" in str(refused)
 
 
 # ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
