@@ -102,7 +102,7 @@ class LiveTail:
     async def _follow(self) -> None:
         if not self._opened.done() or self.failure is None or isinstance(self.failure, NoSuchLedger):
             self._begin(*end_of(await self._logs.seeker.end(self.partition)))
-        reader = self._logs.reader(self.partition, self.end)
+        reader = self._logs.reader(self.partition, self.end, batch_bytes=BATCH_BYTES)
         try:
             while True:
                 for entry in await reader.read(POLL_MS):

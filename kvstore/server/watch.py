@@ -91,13 +91,15 @@ class Watch:
                 before = cursor.position
                 async for message in self._advance(cursor):
                     yield message
-                is_moving |= cursor.position != before
+                is_moving |= cursor.position != before or (cursor.is_behind and not self._has_trouble)
             has_changed |= await self._end_some()
             left_s = told + self._heartbeat_s - self._feeds.clock.now()
             if has_changed or left_s <= 0:
                 yield self._positions()
                 told = self._feeds.clock.now()
-            elif not is_moving:
+            elif is_moving:
+                await asyncio.sleep(0)  # what is of no interest is looked through without waiting for anything
+            else:
                 await self._wait(min(left_s, RETRY_S) if self._has_trouble else left_s)
 
     async def close(self) -> None:

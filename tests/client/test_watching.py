@@ -1,0 +1,74 @@
+"""The place of one who watches: what it stands behind, and what it asks of the next server."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.client.values import Item
+from kvstore.client.watching import Reading, Watched, is_final
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PositionTrimmed, Unavailable
+from kvstore.proto import kv_pb2
+
+EVERYTHING = Watched(b"", b"")
+
+
+def positions(**at: int) -> kv_pb2.WatchResponse:
+    return kv_pb2.WatchResponse(positions=at)
+
+
+def changes(partition: str, sequence: int, *sequences: int) -> kv_pb2.WatchResponse:
+    message = kv_pb2.WatchResponse(partition=partition, sequence=sequence)
+    for each in sequences:
+        record = kv_pb2.Record(value=b"v", version=each, created=1, written_ms=5)
+        message.changes.append(kv_pb2.Change(key=b"k", record=record, sequence=each, time_ms=5))
+    return message
+
+
+def test_a_watch_from_now_says_what_its_client_has_seen_until_it_has_a_position() -> None:
+    reading = Reading(EVERYTHING, None, {"p1": 7})
+    assert (dict(reading.request().after), dict(reading.request().seen)) == ({}, {"p1": 7})
+    reading.take(positions(p1=9, p2=0))
+    assert (dict(reading.request().after), dict(reading.request().seen)) == ({"p1": 9, "p2": 0}, {})
+
+
+def test_the_position_stands_behind_what_was_given_out_and_no_further() -> None:
+    reading = Reading(EVERYTHING, None, {})
+    reading.take(positions(p1=0, p2=4))
+    reading.take(changes("p1", 9, 3, 5))
+    assert reading.position == {"p1": 0, "p2": 4}
+    assert reading.give().version == 3
+    assert reading.position == {"p1": 3, "p2": 4}
+    assert dict(reading.request().after) == {"p1": 3, "p2": 4}, "what was not given out comes again"
+    assert not reading.has_more
+    reading.take(changes("p1", 9, 5))
+    assert reading.give().version == 5
+    assert reading.position == {"p1": 9, "p2": 4}, "all up to there has come"
+
+
+def test_a_partition_that_is_not_named_any_more_is_forgotten() -> None:
+    reading = Reading(EVERYTHING, {"p1": 1, "p2": 2}, {})
+    reading.take(positions(p2=2))
+    assert reading.position == {"p2": 2}
+
+
+def test_a_change_is_given_as_it_came() -> None:
+    reading = Reading(EVERYTHING, {"p1": 0}, {})
+    message = changes("p1", 4, 3)
+    message.changes.append(kv_pb2.Change(key=b"k", sequence=4, time_ms=6, expired=True))
+    reading.take(message)
+    assert reading.give() == (b"k", Item(b"v", 3, 1, 5, 0), 3, 5, "p1", False)
+    assert reading.give() == (b"k", None, 4, 6, "p1", True)
+
+
+def test_a_watch_is_of_one_key_or_of_a_range() -> None:
+    assert Watched.of(b"k", b"", b"", b"", keys_only=False, heartbeat_s=1.0).key == b"k"
+    assert Watched.of(None, b"k", b"", b"", keys_only=False, heartbeat_s=1.0)[:2] == (b"k", b"l")
+    for key, prefix, start in ((b"k", b"p", b""), (b"k", b"", b"s"), (None, b"p", b"s"), (b"", b"", b"")):
+        with pytest.raises(InvalidRequest):
+            Watched.of(key, prefix, start, b"", keys_only=False, heartbeat_s=1.0)
+
+
+def test_only_what_no_server_can_mend_ends_a_watch() -> None:
+    assert is_final(PositionTrimmed("p1", 1, 2))
+    assert is_final(InvalidRequest("x"))
+    assert not any(is_final(error) for error in (Unavailable("x"), Overloaded("x"), OutcomeUnknown("x")))
