@@ -35,8 +35,7 @@ def choose(
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
     """Up to `count` bookies of `zones` (bookie -> zone, "" if it has none) beside those that are kept: the own one
-    in any case, then from the zones least used so far. Those to avoid are taken last. The own one stands last: what is
-    sent to the others is on its way before this node turns to its own disk."""
+    first, then from the zones least used so far. Those to avoid are taken last."""
     kept = list(keep)
     used = [zones.get(bookie, "") for bookie in kept]
     left = sorted(set(zones) - set(kept))
@@ -47,7 +46,7 @@ def choose(
         left.remove(best)
         chosen.append(best)
         used.append(zones[best])
-    return tuple(sorted(chosen, key=lambda bookie: bookie == own))
+    return tuple(chosen)
 
 
 def swaps(
