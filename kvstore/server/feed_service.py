@@ -90,7 +90,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         ring = await self._feeds.newest_ring()
         here = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
         response = feed_pb2.PositionsResponse(ring_version=ring.routed)
-        for partition in sorted({*ring.partitions, *await self._feeds.left()}):
+        for partition in sorted({*ring.partitions, *await self._feeds.left(ring)}):
             if partition in here:
                 listed, _ = await self._lists.read(partition)
                 latest = await self._latest(partition) if listed.ledgers else 0

@@ -65,7 +65,7 @@ class Feeds:
         }
 
     def look_at_ring(self) -> None:
-        """The topology has changed. Partitions that have left are let go at once: their logs go soon."""
+        """The topology has changed. Partitions that have joined or left are followed or let go at once."""
         version = self.ring().version
         if version != self._ring_version:
             self._ring_version = version
@@ -94,10 +94,9 @@ class Feeds:
         known = self.ring()
         return known if known.version > ring.version else ring
 
-    async def left(self) -> list[PartitionId]:
-        """Partitions that have left the ring and whose logs are still kept. Raises MetadataError."""
-        members = self.ring().partitions
-        return [each for each in await partitions_kept(self._store) if each not in members]
+    async def left(self, ring: Ring) -> list[PartitionId]:
+        """Partitions that have left this ring and whose logs are still kept. Raises MetadataError."""
+        return [each for each in await partitions_kept(self._store) if each not in ring.partitions]
 
     @property
     def clock(self) -> Clock:

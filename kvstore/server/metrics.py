@@ -100,8 +100,14 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_feed_tails": ("server_feed_tails", "Logs that are tailed for those who watch."),
     "server_feed_changes_total": ("server_feed_changes_total", "Changes given to watches and readers of pages."),
     "server_feed_pages_total": ("server_feed_pages_total", "Pages of changes given."),
-    "server_feed_log_reads_total": ("server_feed_log_reads_total", "Reads of a log for those who were too far behind its tail."),
-    "server_watches_too_slow_total": ("server_watches_too_slow_total", "Watches ended since their clients took nothing for a minute."),
+    "server_feed_log_reads_total": (
+        "server_feed_log_reads_total",
+        "Reads of a log for those who were too far behind its tail.",
+    ),
+    "server_watches_too_slow_total": (
+        "server_watches_too_slow_total",
+        "Watches ended since their clients took nothing for a minute.",
+    ),
     # One partition's replica; `leading` only where it leads.
     "partition_is_leader": ("partition_is_leader", "1 where this node leads the partition and answers for it."),
     "partition_has_failed": ("partition_has_failed", "1 if the replica has stopped; /, role and failure, says why."),

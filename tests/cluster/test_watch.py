@@ -195,6 +195,8 @@ def test_every_write_is_shown_once_while_leaders_die_and_partitions_join_and_lea
     assert len({(key, version) for key, version, _ in pages.shown}) == len(pages.shown), "nothing is shown twice"
     assert wanted == {(key, version): value for key, version, value in pages.shown if (key, version) in wanted}
     assert pages.handovers > 0
+    checked = command(cluster, "fsck")
+    assert checked.returncode == 0, f"the log of who has left is kept, and no garbage: {checked.stdout}"
 
 
 def test_a_shell_watches_from_a_position_to_a_number_of_changes(cluster: Cluster) -> None:
