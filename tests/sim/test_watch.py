@@ -4,14 +4,17 @@ ranges."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.target import Step
+from tests.sim.faults import Chaos
 from tests.sim.knobs import Knobs
 from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moves_accidents import Accident, crash
+from tests.sim.test_moves_chaos import drawn
 from tests.sim.watchers import Watcher
 
 pytestmark = pytest.mark.sim
@@ -87,3 +90,18 @@ def test_watches_survive_the_loss_of_each_leader() -> None:
                     leader.start()
 
     play(5, kill_leaders, Knobs(partitions=2))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_watches_show_each_write_once_whatever_strikes(seed: int) -> None:
+    async def trouble(world: World, users: Users) -> None:
+        knobs = world.cluster.knobs
+        await watch(world, None, b"k3")
+        await world.join("px")
+        chaos = Chaos(world.cluster, world.cluster.world.fork("chaos"), list(knobs.faults), knobs.pace_s)
+        await chaos.run(knobs.chaos_s)
+
+    knobs = drawn(seed)
+    kept = replace(knobs.partition, retention_ms=3_600_000)  # else a watcher may come too late
+    play(seed, trouble, replace(knobs, partition=kept), users=4)
