@@ -73,6 +73,20 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
     return config, with_tools(data_dir, zookeeper, instance, server)
 
 
+def check_compression(name: str) -> None:
+    """Raises ConfigError for one that Parquet does not have."""
+    if name not in ("zstd", "snappy", "lz4", "gzip", "none"):
+        raise ConfigError(f"--compression: want zstd, snappy, lz4, gzip or none, got {name!r}")
+
+
+def check_origin(parent: Manifest | None, instance: str) -> None:
+    """Raises InvalidRequest if an incremental would continue a snapshot of another cluster."""
+    if parent is not None and parent.cluster != instance:
+        raise InvalidRequest(
+            f"snapshot {parent.id} is of another cluster ({parent.cluster}, this one is {instance}): take a full one"
+        )
+
+
 def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
     """Let the servers know how old the last good snapshot is. What fails here makes no snapshot worse."""
     from kvstore.meta.snapshots import SnapshotRecord, record_snapshot

@@ -12,7 +12,7 @@ import typer
 from kvstore.cli import snapshot_tools as tools
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
 from kvstore.cli.output import as_json, as_table
-from kvstore.errors import ConfigError, InvalidRequest, StoreError
+from kvstore.errors import InvalidRequest, StoreError
 
 Where = Annotated[Path, typer.Argument(help="The directory of snapshots, or one snapshot's folder.")]
 Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
@@ -47,7 +47,7 @@ def create(
     compression: Annotated[str, typer.Option(help="zstd, snappy, lz4, gzip or none.")] = "zstd",
     split_mib: Annotated[
         float, typer.Option(min=0.01, max=4096, help="About how much each file holds, unpacked.")
-    ] = 64,
+    ] = 32,
     pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
     master: Master = tools.MASTER,
     conf: Conf = None,
@@ -63,8 +63,7 @@ def create(
     """
     from kvstore.spark.snapshots.store import SnapshotStore
 
-    if compression not in ("zstd", "snappy", "lz4", "gzip", "none"):
-        raise ConfigError(f"--compression: want zstd, snappy, lz4, gzip or none, got {compression!r}")
+    tools.check_compression(compression)
     store = SnapshotStore(to.absolute())
     base = None
     if incremental or parent:
@@ -74,10 +73,7 @@ def create(
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
-    if base is not None and base.cluster != instance:
-        raise InvalidRequest(
-            f"snapshot {base.id} is of another cluster ({base.cluster}, this one is {instance}): take a full one"
-        )
+    tools.check_origin(base, instance)
     wanted = WantedSnapshot(
         cluster=cluster,
         instance=instance,
@@ -92,13 +88,9 @@ def create(
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
     if hold_hours:
         tools.hold(cluster, manifest, hold_hours)
-    seconds = time.monotonic() - began
-    if json:
-        print(
-            as_json({**tools.document(manifest), "path": str(store.folder(manifest.id)), "seconds": round(seconds, 1)})
-        )
-    else:
-        print(f"{store.folder(manifest.id)}: {tools.sentence(manifest)}, {seconds:.1f} s")
+    folder, seconds = str(store.folder(manifest.id)), round(time.monotonic() - began, 1)
+    document = {**tools.document(manifest), "path": folder, "seconds": seconds}
+    print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
 
 
 def list_(
