@@ -41,7 +41,8 @@ WAIT_FOR_COPIES = (
 )
 TOO_FEW_COPIES = (
     "Start every bookie that is named here (`kvstore up` for a local cluster) before anything else, also one with an "
-    "old disk: with too few copies the next failure can lose data. Delete and decommission nothing."
+    "old disk: with too few copies the next failure can lose data. One that is up has a damaged copy: `kvstore bookie "
+    "scrub ID --repair`. Delete and decommission nothing."
 )
 REPORT_IT = (
     "This must not happen: keep the data directories and the logs of all nodes as they are, and report it with the "

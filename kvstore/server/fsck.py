@@ -36,6 +36,7 @@ from kvstore.server.retirement import kept_ledgers
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.config import LogConfig
+from kvstore.wal.connection import AnsweredError
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
@@ -89,6 +90,9 @@ class LedgerCopies:
             return None
         try:
             answer = await self._bookies.read(bookie, ledger, entry)
+        except AnsweredError:  # damage, most likely; no reason to ask it nothing more
+            self.silence[bookie] = 0
+            return None
         except LedgerError:
             self.silence[bookie] += 1
             return None

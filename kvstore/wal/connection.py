@@ -311,6 +311,10 @@ def settle(answered: asyncio.Future[Answer | BookieError], answer: Answer | Book
         answered.set_result(answer)
 
 
+class AnsweredError(BookieError):
+    """The bookie is there and said no; what it was asked for may be damaged."""
+
+
 def error_of(bookie: BookieId, status: int) -> StoreError | None:
     """What an answer's status means to who asked; None if it is fine."""
     if status == Status.OK:
@@ -318,4 +322,4 @@ def error_of(bookie: BookieId, status: int) -> StoreError | None:
     if status == Status.FENCED:
         return LedgerFenced(f"{bookie}: the ledger has another writer")
     name = Status(status).name if status in Status.__members__.values() else status
-    return BookieError(f"{bookie}: answered {name}")
+    return AnsweredError(f"{bookie}: answered {name}")
