@@ -25,8 +25,8 @@ from kvstore.spark.snapshots.table import TableWriter, columns_of
 from kvstore.spark.snapshots.work import Piece, note_of
 from kvstore.types import Position
 
-PAGE_BYTES = 1 << 20
-"""What a server gives at a time: as large as it can be without making others wait."""
+PAGE_BYTES = 128 << 10
+"""What a server reads at a time: others wait so long. Larger pages are hardly faster."""
 PATIENCE_S = 60.0
 """How long a task looks for a replica before it fails."""
 WAIT_MS = 2000
