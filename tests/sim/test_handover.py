@@ -116,9 +116,9 @@ def test_a_hand_back_is_one_change_of_leader_and_costs_some_round_trips() -> Non
         assert seen == [back.id], "at no moment is there no leader's znode"
         await writing
 
-    for seed in range(1, 8):
+    for seed in range(1, 12):
         play(story, handing_back(), seed)
-    assert median(gaps) < 0.1, gaps
+    assert median(gaps) < 0.3, f"an election waits out a lease of 0.5 s: {gaps}"
 
 
 def test_the_lead_is_not_handed_to_a_process_that_is_gone_or_has_just_started() -> None:
