@@ -64,8 +64,9 @@ def test_a_cluster_that_cannot_be_read_is_no_sound_cluster(cluster: Cluster) -> 
         cluster.resume_zookeeper()
     assert answer.returncode == 3
     assert "not checked" in answer.stderr
-    cluster.wait_ready()
-    assert fsck(cluster).returncode == 0
+    wait_until_blocking(
+        lambda: fsck(cluster).returncode == 0, timeout_s=60, what="the bookies whose sessions had expired are back"
+    )
 
 
 def lacking(cluster: Cluster) -> int:

@@ -105,7 +105,7 @@ def test_copies_of_a_lost_disk_are_made_again_on_the_new_one_and_the_old_id_is_f
     shutil.rmtree(Path(cluster.file.node("n3").data_dir) / "bookie", ignore_errors=False)
     cluster.start_node("n3")
     cluster.wait_ready()
-    assert bookie_of(cluster, "n3") != lost
+    cluster.wait_until(lambda: bookie_of(cluster, "n3") != lost, "the lost bookie's session has ended")
     cluster.wait_until(lambda: document(cluster, "autorecovery", "status") != [], "the lost bookie is noticed")
     cluster.wait_until(lambda: document(cluster, "autorecovery", "status")[0]["others"] == 0, "leaders have rolled", 60)
     answer = kvstore(cluster, "bookie", "decommission", lost, "--yes")

@@ -227,8 +227,8 @@ def test_every_replica_gives_what_the_log_says_while_ranges_move(seed: int) -> N
     assert hits["pins.read_twice"] - before.get("pins.read_twice", 0) >= 2
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_every_replica_gives_what_the_log_says_whatever_strikes(seed: int) -> None:
+def test_every_replica_gives_what_the_log_says_whatever_strikes() -> None:
     before = hits["pins.pinned"]
-    play(seed, pins_in_trouble, drawn(seed), users=4)
+    for seed in range(3):
+        play(seed, pins_in_trouble, drawn(seed), users=4)
     assert hits["pins.pinned"] > before

@@ -274,4 +274,4 @@ def test_while_a_new_leader_waits_the_old_one_answers_under_its_lease() -> None:
     assert second.epoch == first.epoch + 1
     taken, closed = written[paths.ledger(first.id)]
     assert closed - taken > 1.0
-    assert cluster.recorder.succeeded(taken, closed) > 10
+    assert cluster.recorder.succeeded(taken, closed) > 5
