@@ -33,7 +33,7 @@ from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_tail import Cursor
 from kvstore.server.feeds import Feeds
 from kvstore.server.kv import Calls
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, Seq
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 
@@ -154,7 +154,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             is_kept = not response.ended
         finally:
             if is_kept:
-                place.cursor.seq = type(place.cursor.seq)(response.next)
+                place.cursor.seq = Seq(max(place.cursor.seq, response.next))
                 self._keep((partition, response.next, request.start, request.end), place)
             else:
                 await self._feeds.drop(place.cursor)

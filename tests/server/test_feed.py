@@ -128,6 +128,19 @@ async def test_a_page_without_anything_of_interest_moves_on(reading: Reading) ->
     assert (list(page.keys), page.next) == ([], 3)
 
 
+async def test_bounds_that_rise_over_what_does_not_matter_are_reached(reading: Reading) -> None:
+    """A reader's place that had gone over it, and then forgot that, stood still until something new came."""
+    log = reading.world.logs["p1"]
+    log.put((b"a", b"1"))
+    assert (await reading.page("p1", 0, start=b"z")).next == 1
+    for number in range(4):
+        log.put((b"a", b"%d" % number))
+    assert (await reading.all("p1"))[-1].next == 5
+    for until in (2, 3, 5):
+        page = await reading.page("p1", until - (2 if until == 5 else 1), until=until, start=b"z")
+        assert (list(page.keys), page.next) == ([], until)
+
+
 async def test_a_reader_who_waits_gets_what_comes(reading: Reading) -> None:
     waiting = asyncio.ensure_future(reading.page("p1", 0, wait_ms=4_000))
 
