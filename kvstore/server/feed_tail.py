@@ -272,7 +272,9 @@ class Cursor:
         if position > self.position:
             self._ahead.clear()
             self._has_jumped = True
-            self.position, self.seq = position, max(self.seq, seq)
+            self.position = position
+        if position == self.position:
+            self.seq = max(self.seq, seq)
 
     async def fetch(self) -> None:
         """Read the next entries from the log, if the window does not have them. Raises PositionTrimmed, Unavailable."""
