@@ -47,7 +47,7 @@ class Page:
         """Take what is wanted of the next entry; True if that is all there is of it. `message.next` moves."""
         message, until = self.message, self._bounds.until
         if until and entry.before >= until and entry.after > until:
-            self.is_full = True
+            message.next, self.is_full = max(message.next, until), True  # what stood before it was passed over
             return False
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
         fitting = self._fitting(entry, rows)

@@ -14,12 +14,14 @@ import pytest
 from kvstore.client import FeedReader
 from kvstore.errors import InvalidRequest, PositionTrimmed
 from kvstore.meta import codec, paths
+from kvstore.partition.changes import Interest, Logged
 from kvstore.partition.move_records import Own, Release
 from kvstore.partition.tokens import Span
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_service import FeedService
-from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.pins import Pin
 from tests.server.feed_world import World
@@ -139,6 +141,13 @@ async def test_bounds_that_rise_over_what_does_not_matter_are_reached(reading: R
     for until in (2, 3, 5):
         page = await reading.page("p1", until - (2 if until == 5 else 1), until=until, start=b"z")
         assert (list(page.keys), page.next) == ([], until)
+
+
+def test_a_page_reaches_its_bound_before_an_entry_that_stands_behind_it() -> None:
+    """What came between is of no interest and was passed over: the reader must not ask for it for ever."""
+    page = Page(Interest(), Bounds(until=583, rows=10, bytes=1000), 579, keys_only=False)
+    assert not page.add(Logged(AT, Seq(583), Seq(717), 1_000))
+    assert (page.is_full, page.finish(717).next) == (True, 583)
 
 
 async def test_a_reader_who_waits_gets_what_comes(reading: Reading) -> None:
