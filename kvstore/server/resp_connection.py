@@ -397,3 +397,4 @@ class RespConnection:
         if self._issued or self._queue or self._parser.buffered:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         self._peer = self.server.accept_peer(words, self._stream)
+        self.server.forget(self)  # no client's any more: at a stop whoever has it now ends it, in good order

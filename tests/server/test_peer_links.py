@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any, cast
 
@@ -69,6 +70,23 @@ async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewh
         await cluster.announce_leader("p1", "n3")
         first, second = await server.sink.wait(1, 2)
         assert first < second
+
+
+async def test_a_server_that_stops_answers_what_others_have_sent_it_before_it_ends_their_links(tmp_path: Path) -> None:
+    """It leads nothing any more, and says so. A link that merely ended would leave writes of unknown outcome."""
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
+        await cluster.lead("p1", "n2")
+        server, stops = cluster["n1"], cluster["n2"]
+        server.dispatcher.submit(commands.put(b"k", b"there is a link"), server.sink, 1)
+        await server.sink.wait(1)
+        await cluster.host("p1", "n3")
+        stops.dispatcher.host(P1, None)
+        server.dispatcher.submit(commands.put(b"k", b"on its way"), server.sink, 2)
+        await asyncio.sleep(0)
+        await stops.resp.close()
+        await stops.peers.close()
+        await cluster.announce_leader("p1", "n3")
+        assert isinstance((await server.sink.wait(2))[0], int)
 
 
 async def holds(server: Server) -> bool:
