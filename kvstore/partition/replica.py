@@ -58,22 +58,21 @@ class Replica:
         begin: Callable[[Leader], Awaitable[None]],
     ) -> None:
         self.leader: Leader | None = None
-        self._begin = begin
-        self.state = state
-        self.tail = tail
+        self.state, self.tail = state, tail
         self.failure: StoreError | None = None
         """Why this replica applies nothing any more; None while it is well."""
         self.elections = 0
         self._env, self._config, self._partition, self.server = env, config, partition, server
         self._claims, self._logs = claims, logs
         self._others = Others(env, partition, server, peers, replicas)
-        self._replicas, self._on_leader, self._turns = replicas, on_leader, turns
+        self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
         self._nonce = env.random.randbytes(8).hex()
         self._owner = Owner(server, self._nonce)
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
         self._reread = asyncio.Event()
         self._role_changed = asyncio.Event()
         """Set once, at the next change; then there is another."""
+        self._yielding = asyncio.Lock()
         self._opening: Task | None = None
         self._tailing: Task | None = None
         self._log: LeaderLog | None = None
@@ -108,11 +107,12 @@ class Replica:
         its lease, so that the next need not wait."""
         if hand_over:
             await self._hand_over_to_any()
-        if hand_over and self.leader is not None and self._serves():
-            try:
-                await self.leader.release()
-            except StoreError as error:
-                log.info("partition=%s was not handed over: %s", self._partition, error)
+            async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
+                try:
+                    if self.leader is not None and self._serves():
+                        await self.leader.release()
+                except StoreError as error:
+                    log.info("partition=%s was not handed over: %s", self._partition, error)
         self._feed(steps.Stop())
         if self._log is not None:
             self._log.close_for_good()
@@ -131,25 +131,26 @@ class Replica:
     async def yield_lead(self, successor: ServerId) -> None:
         """Release the lead and tell `successor`, which is prepared; lead again if it does not take over. Raises
         StoreError if the lead could not be released: it is kept, unless the log was lost meanwhile."""
-        leader = self.leader
-        if leader is None or not leader.serving:
-            raise Unavailable(f"partition {self._partition}: there is no lead to hand over")
         take = Take(self._claimed, await self._claims.term())
-        try:
-            await leader.release(DRAIN_S)
-        except StoreError:
-            if not self._serves():
-                self._drop_lead()
-                self._feed(steps.Ended())
-            raise
-        self._drop_lead()
-        self._feed(steps.Yielded(successor))
-        try:
-            await self._others.take(successor, take)
-        except StoreError as error:
-            log.info("partition=%s not taken by %s, leading on: %r", self._partition, successor, error)
-            self._feed(steps.NotTaken())
-        self._reread.set()
+        async with self._yielding:
+            leader = self.leader
+            if leader is None or not leader.serving:
+                raise Unavailable(f"partition {self._partition}: there is no lead to hand over")
+            try:
+                await leader.release(DRAIN_S)
+            except StoreError:
+                if not self._serves():
+                    self._drop_lead()
+                    self._feed(steps.Ended())
+                raise
+            self._drop_lead()
+            self._feed(steps.Yielded(successor))
+            try:
+                await self._others.take(successor, take)
+            except StoreError as error:
+                log.info("partition=%s not taken by %s, leading on: %r", self._partition, successor, error)
+                self._feed(steps.NotTaken())
+            self._reread.set()
 
     async def _hand_over_to_any(self) -> None:
         """To the replica that is furthest, or to the next one; it is kept if none takes it."""

@@ -289,6 +289,58 @@ def test_a_node_that_stops_while_the_metadata_store_is_away_still_says_in_the_lo
     play(story, knobs())
 
 
+def stopped_at(patch: pytest.MonkeyPatch, step: int) -> bool:
+    """A node is told to stop at the `step`-th wait of a hand-back of its lead. False if that has fewer steps."""
+    struck: list[Node] = []
+
+    async def story(stage: Stage) -> None:
+        leads, back = await led_by_another(stage)
+        original, sigterm = Replica.hand_over, leads._stopping
+        assert sigterm is not None
+
+        async def stepped(self: Any, *args: Any, **more: Any) -> Any:
+            def stop(count: int) -> None:
+                if count == step and not struck and self.server == leads.id:
+                    struck.append(leads)
+                    sigterm.set()
+
+            return await Stepped(original(self, *args, **more), stop)
+
+        patch.setattr(Replica, "hand_over", stepped)
+        third = next(node for node in stage.cluster.nodes if node not in (leads, back))
+        writing = [stage.spawn(told(stage, third, 4 * BACK_S)) for _ in range(4)]
+        try:
+            statuses = [await each for each in writing]
+        finally:
+            patch.undo()
+        if struck:
+            await stage.until(lambda: not leads.is_running)
+            leads.start()
+        assert set().union(*statuses) == {Status.OK}, f"step {step}"
+
+    play(story, handing_back(), seed=step)
+    return bool(struck)
+
+
+async def told(stage: Stage, asked: Node, seconds: float) -> set[Status]:
+    """Write through one node without a pause, each write once; what was told."""
+    loop = asyncio.get_running_loop()
+    end, statuses = loop.time() + seconds, set[Status]()
+    while loop.time() < end:
+        statuses.add((await stage.put(asked)).status)
+    return statuses
+
+
+def test_a_node_told_to_stop_while_it_hands_a_lead_back_leaves_no_write_of_unknown_outcome(
+    patch: pytest.MonkeyPatch,
+) -> None:
+    step = 1
+    while stopped_at(patch, step):
+        step += 1
+        assert step < STEPS_MAX, "a hand-over without end"
+    assert step > 6
+
+
 # ── sessions lost, leads kept ─────────────────────────────────────────────────────────────────────────────────────────
 
 
