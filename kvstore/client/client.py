@@ -11,10 +11,11 @@ from kvstore.client.batch import Batch
 from kvstore.client.config import ClientConfig, parse_url
 from kvstore.client.conveyor import Conveyor
 from kvstore.client.operations import Operation
-from kvstore.client.scanning import Merge, scan_bounds
+from kvstore.client.scanning import scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.watch import AsyncWatch
 from kvstore.client.watching import HEARTBEAT_S, Reading, Watched
+from kvstore.client.whole import Answers, Count, Scan
 from kvstore.env.caller import caller_env
 from kvstore.errors import InvalidRequest, Moved
 
@@ -103,43 +104,17 @@ class AsyncClient:
         No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
         given once."""
         start, end = scan_bounds(start, end, prefix)
-        conveyor = self._open_conveyor
-        merge: Merge[Item] = Merge(conveyor.partitions(), start, limit=limit)
-        version = conveyor.routing.ring_version
-        while not merge.is_done:
-            if version != conveyor.routing.ring_version:
-                version, merge = conveyor.routing.ring_version, merge.anew(conveyor.partitions(), start, limit=limit)
-            pages = merge.wanted()
-            asked = [
-                operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
-                for page in pages
-            ]
-            try:
-                answers = await self._run_all(asked, timeout_s)
-            except Moved:
-                if version == conveyor.routing.ring_version:
-                    raise
-                continue
-            for page, (items, next_start) in zip(pages, answers, strict=True):
-                merge.feed(page.partition, items, next_start)
-            if version != conveyor.routing.ring_version:
-                continue  # pages of two rings may miss keys that have moved
-            for found in merge.take():
+        scan = Scan(self._open_conveyor.routing, start, end, limit=limit, keys_only=keys_only, level=level)
+        while not scan.is_done:
+            for found in scan.take(await self._run_whole(scan.wanted(), timeout_s)):
                 yield found
 
     async def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
-        while True:
-            version = self._open_conveyor.routing.ring_version
-            asked = [operations.count(partition, level) for partition in self._open_conveyor.partitions()]
-            try:
-                total: int = sum(await self._run_all(asked, timeout_s))
-            except Moved:
-                if version == self._open_conveyor.routing.ring_version:
-                    raise
-                continue
-            if version == self._open_conveyor.routing.ring_version:
-                return total
+        count = Count(self._open_conveyor.routing, level)
+        while count.total is None:
+            count.take(await self._run_whole(count.wanted(), timeout_s))
+        return count.total
 
     def watch(
         self,
@@ -298,3 +273,9 @@ class AsyncClient:
 
     async def _run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
         return await self._open_conveyor.run_all(wanted, timeout_s, at_once=MANY_MAX)
+
+    async def _run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+        try:
+            return await self._run_all(wanted, timeout_s)
+        except Moved as moved:
+            return moved

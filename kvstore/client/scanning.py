@@ -37,6 +37,7 @@ class Merge(Generic[T]):
     """One scan. Ask for every page of `wanted`, `feed` it, then `take`; until `is_done`."""
 
     def __init__(self, partitions: Sequence[str], start: bytes, *, limit: int = 0) -> None:
+        self._start = start
         self._next: dict[str, bytes | None] = dict.fromkeys(sorted(partitions), start)
         self._held: list[tuple[bytes, T]] = []
         self._left = limit or None
@@ -44,12 +45,9 @@ class Merge(Generic[T]):
         self._last: bytes | None = None
         """The last key that went out."""
 
-    def anew(self, partitions: Sequence[str], start: bytes, *, limit: int = 0) -> Merge[T]:
-        """The same scan from behind the last key that went out, over the partitions of another ring; from `start` if
-        none has."""
-        if self._last is None:
-            return Merge(partitions, start, limit=limit)
-        again: Merge[T] = Merge(partitions, self._last + b"\0")
+    def anew(self, partitions: Sequence[str]) -> Merge[T]:
+        """The same scan over the partitions of another ring, from behind the last key that went out."""
+        again: Merge[T] = Merge(partitions, self._start if self._last is None else self._last + b"\0")
         again._left, again._last = self._left, self._last
         return again
 

@@ -14,10 +14,11 @@ from kvstore.client.batch import Batch
 from kvstore.client.config import ClientConfig, parse_url
 from kvstore.client.messenger import Messenger
 from kvstore.client.operations import Operation
-from kvstore.client.scanning import Merge, scan_bounds
+from kvstore.client.scanning import scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.watch_sync import Watch
 from kvstore.client.watching import HEARTBEAT_S, Reading, Watched
+from kvstore.client.whole import Answers, Count, Scan
 from kvstore.env.caller import caller_env
 from kvstore.errors import InvalidRequest, Moved
 
@@ -99,42 +100,16 @@ class Client:
         No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
         given once."""
         start, end = scan_bounds(start, end, prefix)
-        messenger = self._open_messenger
-        merge: Merge[Item] = Merge(messenger.partitions(), start, limit=limit)
-        version = messenger.routing.ring_version
-        while not merge.is_done:
-            if version != messenger.routing.ring_version:
-                version, merge = messenger.routing.ring_version, merge.anew(messenger.partitions(), start, limit=limit)
-            pages = merge.wanted()
-            asked = [
-                operations.scan(page.partition, page.start, end, page.limit, level, keys_only=keys_only)
-                for page in pages
-            ]
-            try:
-                answers = self._run_all(asked, timeout_s)
-            except Moved:
-                if version == messenger.routing.ring_version:
-                    raise
-                continue
-            for page, (items, next_start) in zip(pages, answers, strict=True):
-                merge.feed(page.partition, items, next_start)
-            if version != messenger.routing.ring_version:
-                continue  # pages of two rings may miss keys that have moved
-            yield from merge.take()
+        scan = Scan(self._open_messenger.routing, start, end, limit=limit, keys_only=keys_only, level=level)
+        while not scan.is_done:
+            yield from scan.take(self._run_whole(scan.wanted(), timeout_s))
 
     def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
-        while True:
-            version = self._open_messenger.routing.ring_version
-            asked = [operations.count(partition, level) for partition in self._open_messenger.partitions()]
-            try:
-                total: int = sum(self._run_all(asked, timeout_s))
-            except Moved:
-                if version == self._open_messenger.routing.ring_version:
-                    raise
-                continue
-            if version == self._open_messenger.routing.ring_version:
-                return total
+        count = Count(self._open_messenger.routing, level)
+        while count.total is None:
+            count.take(self._run_whole(count.wanted(), timeout_s))
+        return count.total
 
     def watch(
         self,
@@ -289,9 +264,13 @@ class Client:
         return self._messenger
 
     def _run(self, operation: Operation, timeout_s: float | None) -> Any:
-        if self._messenger is None:
-            raise InvalidRequest("the client is not open; use `with Client(...)`")
-        return self._messenger.run(operation, timeout_s)
+        return self._open_messenger.run(operation, timeout_s)
 
     def _run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
         return self._open_messenger.run_all(wanted, timeout_s)
+
+    def _run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+        try:
+            return self._run_all(wanted, timeout_s)
+        except Moved as moved:
+            return moved

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Iterator
 from typing import Protocol
 
 from kvstore.client.scanning import Merge
-from kvstore.errors import Moved
 from kvstore.partition.commands import Code, Flag, Op, Record, Result
 from kvstore.proto import kv_pb2
+from kvstore.ring.ring import Ring
 from kvstore.server.answers import MESSAGE_BYTES, record_message
 from kvstore.server.backend import Backend
-from kvstore.server.keys import MOVED_S
+from kvstore.server.keys import with_one_ring
 
 
 class Run(Protocol):
@@ -23,28 +22,25 @@ class Run(Protocol):
 
 async def scan_pages(backend: Backend, calls: Run, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
     """The keys in [start, end) in order, some in each message. What was found with a ring that has changed meanwhile is
-    looked for again."""
+    looked for again. Raises StoreError."""
     flags = int(Flag.KEYS_ONLY) if request.keys_only else 0
-    merge: Merge[Record] = Merge([], b"")
-    rings, ring = 0, None
-    while ring is None or not merge.is_done:
-        if backend.topology.ring.routed != rings:
-            ring = backend.topology.ring
-            rings = ring.routed
-            merge = merge.anew(sorted(ring.partitions), request.start, limit=request.limit)
-        try:
-            for partition, start, limit in merge.wanted():
-                token = request.token.get(partition, 0)
-                op = (Code.SCAN, start, request.end, limit, flags, request.level, token)
-                items, next_start = await calls.run(op, 0, partition)
-                merge.feed(partition, items, next_start)
-        except Moved:
-            await asyncio.sleep(MOVED_S)
-            rings = 0
-            continue
-        if backend.topology.ring.routed == rings:
-            for message in _messages(merge.take()):
-                yield message
+    routed = backend.topology.ring.routed
+    merge: Merge[Record] = Merge(sorted(backend.topology.ring.partitions), request.start, limit=request.limit)
+
+    async def ask(ring: Ring) -> tuple[int, Merge[Record], list[tuple[str, Result]]]:
+        asked = merge if ring.routed == routed else merge.anew(sorted(ring.partitions))
+        pages = []
+        for partition, start, limit in asked.wanted():
+            op = (Code.SCAN, start, request.end, limit, flags, request.level, request.token.get(partition, 0))
+            pages.append((partition, await calls.run(op, 0, partition)))
+        return ring.routed, asked, pages
+
+    while not merge.is_done:
+        routed, merge, pages = await with_one_ring(lambda: backend.topology.ring, ask)
+        for partition, (items, next_start) in pages:
+            merge.feed(partition, items, next_start)
+        for message in _messages(merge.take()):
+            yield message
 
 
 def _messages(items: list[tuple[bytes, Record]]) -> Iterator[kv_pb2.ScanResponse]:

@@ -1,0 +1,90 @@
+"""Scans and counts of all partitions hold to one ring, and begin anew with the next one."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.client.routing import PartitionRoute, Routing
+from kvstore.client.values import Item, Level
+from kvstore.client.whole import Count, Scan
+from kvstore.errors import Moved
+
+MOVED = Moved("", 0)
+
+
+def routing_of(version: int, *partitions: str) -> Routing:
+    return Routing(ring_version=version, partitions={each: PartitionRoute() for each in partitions})
+
+
+def learn(routing: Routing, version: int, *partitions: str) -> None:
+    routing.ring_version = version
+    routing.partitions = {each: PartitionRoute() for each in partitions}
+
+
+def scan_of(routing: Routing, *, limit: int = 0) -> Scan:
+    return Scan(routing, b"a", b"", limit=limit, keys_only=False, level=Level.LINEARIZABLE)
+
+
+def page(*keys: bytes, then: bytes | None = None) -> tuple[list[tuple[bytes, Item]], bytes | None]:
+    return [(key, Item(b"v", 1, 1, 0, 0)) for key in keys], then
+
+
+def keys_of(found: list[tuple[bytes, Item]]) -> list[bytes]:
+    return [key for key, _ in found]
+
+
+def test_pages_of_two_rings_are_not_the_end_even_if_all_were_empty() -> None:
+    """p1 answered before a key came to it, p2 after the key had gone."""
+    routing = routing_of(1, "p1", "p2")
+    scan = scan_of(routing)
+    scan.wanted()
+    learn(routing, 2, "p1", "p2")
+    assert scan.take([page(), page()]) == []
+    assert not scan.is_done
+    scan.wanted()
+    assert keys_of(scan.take([page(b"k"), page()])) == [b"k"]
+    assert scan.is_done
+
+
+def test_a_scan_goes_on_by_the_next_ring_behind_what_it_gave_out() -> None:
+    routing = routing_of(1, "p1", "p2")
+    scan = scan_of(routing, limit=5)
+    scan.wanted()
+    assert keys_of(scan.take([page(b"a", b"c", then=b"e"), page(b"b")])) == [b"a", b"b", b"c"]
+    scan.wanted()
+    learn(routing, 2, "p1", "p3")
+    assert scan.take(MOVED) == []
+    asked = scan.wanted()
+    assert [(each.partition, each.key) for each in asked] == [("p1", b"c\0"), ("p3", b"c\0")]
+    assert [each.options.limit for each in asked if each.options is not None] == [2, 2]
+
+
+def test_a_scan_that_gave_nothing_out_begins_where_it_began() -> None:
+    routing = routing_of(1, "p1")
+    scan = scan_of(routing)
+    scan.wanted()
+    learn(routing, 2, "p1", "p2")
+    scan.take(MOVED)
+    assert [each.key for each in scan.wanted()] == [b"a", b"a"]
+
+
+def test_moved_is_an_error_if_no_newer_ring_is_known() -> None:
+    scan, count = scan_of(routing_of(1, "p1")), Count(routing_of(1, "p1"), Level.LINEARIZABLE)
+    scan.wanted()
+    count.wanted()
+    with pytest.raises(Moved):
+        scan.take(MOVED)
+    with pytest.raises(Moved):
+        count.take(MOVED)
+
+
+def test_a_count_is_of_one_ring() -> None:
+    routing = routing_of(1, "p1", "p2")
+    count = Count(routing, Level.LINEARIZABLE)
+    assert [each.partition for each in count.wanted()] == ["p1", "p2"]
+    learn(routing, 2, "p2", "p3")
+    count.take([3, 4])
+    assert count.total is None
+    assert [each.partition for each in count.wanted()] == ["p2", "p3"]
+    count.take([5, 0])
+    assert count.total == 5
