@@ -27,6 +27,10 @@ class Kind(StrEnum):
     """Put if the key holds `expected`."""
     INCR = "incr"
     """Add `delta` to a counter, from 0 if there is none; `value` is the sum."""
+    SWAP = "swap"
+    """Put, or delete if `value` is None, and answer what the key held: `expected`."""
+    APPEND = "append"
+    """Lengthen the value by `value`; `delta` is the length that was answered."""
 
 
 class Result(StrEnum):
@@ -36,7 +40,10 @@ class Result(StrEnum):
     INFO = "info"
 
 
-WRITES = frozenset({Kind.PUT, Kind.DEL, Kind.CAS, Kind.INCR})
+WRITES = frozenset({Kind.PUT, Kind.DEL, Kind.CAS, Kind.INCR, Kind.SWAP, Kind.APPEND})
+
+_ANSWERED = {Kind.GET: "value", Kind.INCR: "value", Kind.SWAP: "expected", Kind.APPEND: "delta"}
+"""Where the answer stands."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,7 @@ class Operation:
     ended: float = inf
     result: Result = Result.INFO
     value: Value = None
-    """Written by PUT and CAS; found by GET; the sum that INCR answered."""
+    """Written by PUT, CAS, SWAP and APPEND; found by GET; the sum that INCR answered."""
     expected: Value = None
     delta: int = 0
     version: int | None = None
@@ -71,8 +78,9 @@ class Operation:
 
     def __str__(self) -> str:
         fields = [f"{self.process}: {self.kind} {self.key!r}"]
-        fields += [f"expected {self.expected!r}"] if self.kind is Kind.CAS else []
-        fields += [f"{self.delta:+}"] if self.kind is Kind.INCR else [] if self.kind is Kind.DEL else [repr(self.value)]
+        fields += [f"expected {self.expected!r}"] if self.kind in (Kind.CAS, Kind.SWAP) else []
+        fields += [f"{self.delta:+}"] if self.kind in (Kind.INCR, Kind.APPEND) else []
+        fields += [repr(self.value)] if self.kind not in (Kind.INCR, Kind.DEL) else []
         fields += [f"{self.result} version {self.version} in {self.began:.6f}..{self.ended:.6f} {self.node}"]
         return " ".join(fields).rstrip()
 
@@ -86,9 +94,10 @@ class Pending:
         self.is_over = False
 
     def ok(self, value: Value = None, *, version: int | None = None) -> None:
-        """Done. For GET and INCR, `value` is the answer."""
-        if self._fields["kind"] in (Kind.GET, Kind.INCR):
-            self._fields["value"] = value
+        """Done. For all but PUT, DEL and CAS `value` is the answer."""
+        field = _ANSWERED.get(self._fields["kind"])
+        if field is not None:
+            self._fields[field] = value
         self._end(Result.OK, version=version)
 
     def fail(self, *, condition_failed: bool = False, version: int | None = None) -> None:

@@ -11,6 +11,7 @@ few unknown outcomes.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import inf
 from typing import TypeVar
 
@@ -21,6 +22,7 @@ S = TypeVar("S")
 
 STEPS_MAX = 2_000_000
 _SHOWN_MAX = 12
+_UNSEEN = b"\0nobody has seen it"
 
 
 class Undecided(AssertionError):
@@ -60,16 +62,31 @@ def register(held: Value, operation: Operation) -> tuple[bool, Value]:
         case Kind.INCR:
             total = (held if isinstance(held, int) else 0) + operation.delta
             return total == operation.value or not known, total
+        case Kind.SWAP:
+            return operation.expected == held or not known, operation.value
+        case Kind.APPEND:
+            assert isinstance(operation.value, bytes)
+            grown = (held if isinstance(held, bytes) else b"") + operation.value
+            return len(grown) == operation.delta or not known, grown
 
 
 def relevant(operations: list[Operation]) -> list[Operation]:
     """Without what tells nothing: reads that failed, writes that were refused, and PUTs of unknown outcome that nobody
-    can have noticed."""
+    can have noticed. Where one may have been noticed by what it was not, all that nobody saw write the same."""
     told = [o for o in operations if o.result is Result.OK or o.condition_failed or (_is_unknown(o) and o.is_write)]
-    if any(o.kind in (Kind.CAS, Kind.INCR) for o in told):
+    kinds = {o.kind for o in told}
+    if Kind.APPEND in kinds:
         return told
-    seen = {o.value for o in told if o.kind is Kind.GET}
-    return [o for o in told if not (_is_unknown(o) and o.kind is Kind.PUT and o.value not in seen)]
+    seen = {o.value for o in told if o.kind is Kind.GET} | {o.expected for o in told}
+    if kinds <= {Kind.PUT, Kind.GET, Kind.DEL}:
+        return [o for o in told if not (_is_unseen(o, seen) and o.kind is Kind.PUT)]
+    return [replace(o, value=_UNSEEN) if _is_unseen(o, seen) else o for o in told]
+
+
+def _is_unseen(operation: Operation, seen: set[Value]) -> bool:
+    """Whether this is a write of unknown outcome whose value nobody met."""
+    is_put = operation.kind in (Kind.PUT, Kind.CAS, Kind.SWAP) and operation.value is not None
+    return is_put and _is_unknown(operation) and operation.value not in seen
 
 
 def search(
@@ -108,15 +125,24 @@ def _choices(
 ) -> list[tuple[int, S]]:
     """What may be done next, as (done, state) after it; those first that must be done soonest.
 
-    A read that fits is done at once, without a choice: in any order that works it could be moved here.
+    A read that fits is done at once, without a choice: in any order that works it could be moved here. Of operations
+    of unknown outcome those that change nothing are never done, and of like ones only the first: what the others could
+    do next, it can.
     """
     found = []
+    likes = set()
     for index in _first(operations, done):
-        fits, after = step(state, operations[index])
-        if fits and after == state and _only_reads(operations[index]):
+        operation = operations[index]
+        fits, after = step(state, operation)
+        if fits and after == state and _only_reads(operation):
             return [(done | 1 << index, state)]
+        if fits and _is_unknown(operation):
+            like = operation.kind, operation.value, operation.expected, operation.delta
+            if after == state or like in likes:
+                continue
+            likes.add(like)
         if fits:
-            found.append((operations[index].ended, done | 1 << index, after))
+            found.append((operation.ended, done | 1 << index, after))
     found.sort(key=lambda each: each[0])
     return [(following, after) for _, following, after in found]
 
