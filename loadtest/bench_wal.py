@@ -20,7 +20,7 @@ from typing import Any, cast
 from kvstore.env.ports import Stream, StreamHandler, Transport
 from kvstore.env.real import real_env, run
 from kvstore.errors import StoreError
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.registration import Bookies as Registered
 from kvstore.proto import bookkeeper as wire
@@ -117,7 +117,7 @@ async def measure(entries: int, size: int, window: int, directory: Path) -> tupl
     store = MemoryStore()
     bookies = Bookies(env, lambda _: "x", own=(ENSEMBLE[0], cast("LocalBookie", Own())))
     choice = BookieChoice(View(), store, clock=env.clock, random=env.random, own=ENSEMBLE[0])
-    ports = LedgerPorts(env.clock, bookies, LedgerManager(store), choice)
+    ports = LedgerPorts(env.clock, bookies, LedgerStore(store), choice)
     metadata = LedgerMetadata(LedgerId(7), Quorum(3, 3, 2), (Fragment(EntryId(0), ENSEMBLE),))
     handle = LedgerHandle(metadata, ports, env.nursery, on_halt=lambda error: None)
     payload = b"x" * size

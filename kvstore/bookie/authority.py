@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kvstore.errors import NoSuchLedger
 from kvstore.meta import paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.types import LedgerId, LedgerMetadata
 
@@ -14,7 +14,7 @@ class MetadataAuthority:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
-        self._ledgers = LedgerManager(store)
+        self._ledgers = LedgerStore(store)
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
         """The store is asked to catch up first: a server of it that lags may not know yet that a ledger is open, or is

@@ -18,8 +18,8 @@ from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.opening import make_directory
 from kvstore.env.ports import Disk, Env
 from kvstore.errors import ConfigError, Corrupted, NoSuchNode, VersionConflict
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
-from kvstore.meta.registration import RegistrationManager
 from kvstore.meta.update import until_known
 from kvstore.types import BookieId
 
@@ -43,18 +43,18 @@ class Identity:
     """Why records may be missing."""
 
 
-async def establish(env: Env, config: BookieConfig, registration: RegistrationManager, instance_id: str) -> Identity:
+async def establish(env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str) -> Identity:
     """Find out, or decide, who this bookie is. Raises ConfigError that names the directory at fault, MetadataError."""
-    return await _Identification(env, config, registration, instance_id).run()
+    return await _Identification(env, config, cookies, instance_id).run()
 
 
 class _Identification:
-    def __init__(self, env: Env, config: BookieConfig, registration: RegistrationManager, instance_id: str) -> None:
+    def __init__(self, env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str) -> None:
         self._env = env
         self._disk: Disk = env.disk
         self._config = config
         self._directories = (config.journal_dir, config.index_dir)
-        self._registration = registration
+        self._cookies = cookies
         self._instance_id = instance_id
 
     async def run(self) -> Identity:
@@ -116,7 +116,7 @@ class _Identification:
     async def _known(self, cookie: Cookie) -> Identity:
         directory = self._directories[0]
         try:
-            known, version = await self._registration.read_cookie(cookie.bookie)
+            known, version = await self._cookies.read(cookie.bookie)
         except NoSuchNode:
             raise ConfigError(
                 f"{directory} belongs to bookie {cookie.bookie}, which the metadata store does not know (any more)"
@@ -147,9 +147,9 @@ class _Identification:
             nonlocal attempts
             attempts += 1
             try:
-                await self._registration.write_cookie(cookie, version)
+                await self._cookies.write(cookie, version)
             except VersionConflict:
-                _, found = await self._registration.read_cookie(cookie.bookie)
+                _, found = await self._cookies.read(cookie.bookie)
                 if attempts == 1 or found != version + 1:  # else it was our own write, whose answer was lost
                     raise ConfigError(f"another process starts as bookie {cookie.bookie}") from None
 
@@ -169,7 +169,7 @@ class _Identification:
         for directory in self._directories:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
-        version = await self._registration.write_cookie(cookie, None)
+        version = await self._cookies.write(cookie, None)
         self._write(f"{self._config.journal_dir}/{STARTS}", f"{version}\n".encode())
         for directory in self._directories:
             self._write(f"{directory}/{VERSION}", encode_cookie(cookie))

@@ -16,8 +16,9 @@ from kvstore.bookie.statistics import Histogram
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
-from kvstore.meta.layout import LayoutManager
-from kvstore.meta.registration import BookieRegistration, RegistrationManager
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.registration import BookieRegistration
 from kvstore.meta.store import MetadataStore
 from kvstore.types import BookieId
 
@@ -48,8 +49,8 @@ class Bookie:
     async def start(self) -> None:
         """Read the disk, listen, register. Raises ConfigError, MetadataError, OSError (the address is taken)."""
         config, env = self._config, self._env
-        instance_id = await LayoutManager(self._store).instance_id()
-        identity = await establish(env, config, RegistrationManager(self._store), instance_id)
+        instance_id = await LayoutStore(self._store).instance_id()
+        identity = await establish(env, config, CookieStore(self._store), instance_id)
         self.id = identity.bookie
         self._nursery = nursery = env.nursery.child("bookie")
         authority = MetadataAuthority(self._store)

@@ -13,9 +13,9 @@ from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_to
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, NoSuchNode
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, encode_cookie
-from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.registration import RegistrationManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
@@ -49,9 +49,9 @@ def list_bookies(
     async def work(tools: Tools) -> list[dict[str, Any]]:
         view = BookieView(tools.store)
         await view.refresh()
-        known = {*await RegistrationManager(tools.store).cookies(), *view.current.all}
+        known = {*await CookieStore(tools.store).bookies(), *view.current.all}
         named: dict[BookieId, int] = {}
-        ledgers = LedgerManager(tools.store)
+        ledgers = LedgerStore(tools.store)
         for ledger in await ledgers.list_ids():
             try:
                 metadata, _ = await ledgers.read(ledger)
@@ -84,7 +84,7 @@ def cookie(
 
     async def work(tools: Tools) -> tuple[Cookie, int]:
         try:
-            return await RegistrationManager(tools.store).read_cookie(BookieId(bookie))
+            return await CookieStore(tools.store).read(BookieId(bookie))
         except NoSuchNode:
             raise InvalidRequest(f"no bookie {bookie!r} has a cookie; see `kvstore bookie list`") from None
 

@@ -11,7 +11,7 @@ from kvstore.cli.cluster import DataDir, Json, Server, Tools, ZooKeeper, with_to
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.creator import owner_of
@@ -37,7 +37,7 @@ def list_ledgers(
     """List all ledgers: whose log they belong to, their state, their bookies."""
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
-        ledgers = LedgerManager(tools.store)
+        ledgers = LedgerStore(tools.store)
         rows = []
         for ledger in await ledgers.list_ids():
             try:
@@ -64,7 +64,7 @@ def show(
     """Show a ledger's metadata."""
 
     async def work(tools: Tools) -> dict[str, Any]:
-        metadata, version = await LedgerManager(tools.store).read(LedgerId(ledger))
+        metadata, version = await LedgerStore(tools.store).read(LedgerId(ledger))
         fragments = [{"first": f.first, "bookies": list(f.ensemble)} for f in metadata.fragments]
         details = {
             "version": version,
@@ -94,7 +94,7 @@ def read(
     from kvstore.server.fsck import LedgerCopies
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
-        metadata, _ = await LedgerManager(tools.store).read(LedgerId(ledger))
+        metadata, _ = await LedgerStore(tools.store).read(LedgerId(ledger))
         view = BookieView(tools.store)
         await view.refresh()
         copies = LedgerCopies(Bookies(tools.env, view.address), metadata)
@@ -132,7 +132,7 @@ def recover(
         await view.refresh()
         choice = BookieChoice(view, tools.store, clock=tools.env.clock, random=tools.env.random)
         bookies = Bookies(tools.env, view.address)
-        ports = LedgerPorts(tools.env.clock, bookies, LedgerManager(tools.store), choice)
+        ports = LedgerPorts(tools.env.clock, bookies, LedgerStore(tools.store), choice)
         takeover = LedgerTakeover(LedgerId(ledger), ports, tools.env.nursery)
         await takeover.take_over()
         return _summary(await takeover.close())
@@ -154,7 +154,7 @@ def delete(
     from kvstore.wal.lists import LedgerLists
 
     async def work(tools: Tools) -> None:
-        ledgers, lists = LedgerManager(tools.store), LedgerLists(tools.store)
+        ledgers, lists = LedgerStore(tools.store), LedgerLists(tools.store)
         metadata, version = await ledgers.read(LedgerId(ledger))
         for partition in sorted((await read_ring(tools)).partitions):
             listed, _ = await lists.read(partition, latest=True)

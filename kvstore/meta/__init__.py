@@ -2,12 +2,13 @@
 name."""
 
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
 from kvstore.meta.ephemeral import KeptEphemeral
-from kvstore.meta.layout import LayoutManager
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledger_ids import LedgerIdGenerator
-from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient, RegistrationManager
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
 from kvstore.meta.store import (
     Change,
     Check,
@@ -28,15 +29,15 @@ __all__ = [
     "Change",
     "Check",
     "Cookie",
+    "CookieStore",
     "Create",
     "Delete",
     "KeptEphemeral",
-    "LayoutManager",
+    "LayoutStore",
     "LedgerIdGenerator",
-    "LedgerManager",
+    "LedgerStore",
     "MetadataStore",
     "RegistrationClient",
-    "RegistrationManager",
     "SessionState",
     "SetData",
     "Stat",

@@ -39,7 +39,7 @@ def decode_layout(data: bytes) -> Layout:
     return Layout(factory, int(version))
 
 
-class LayoutManager:
+class LayoutStore:
     """Reads and makes a cluster's layout. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
     def __init__(self, store: MetadataStore) -> None:

@@ -14,7 +14,7 @@ from kvstore.types import LedgerId, LedgerMetadata
 _CREATE_ATTEMPTS_MAX = 8
 
 
-class LedgerManager:
+class LedgerStore:
     """Every ledger's metadata. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
     def __init__(self, store: MetadataStore) -> None:

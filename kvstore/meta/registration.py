@@ -1,4 +1,4 @@
-"""Which bookies there are: registration by the bookies themselves, their cookies, and the clients' view of them."""
+"""Which bookies there are: registration by the bookies themselves, and the clients' view of them."""
 
 from __future__ import annotations
 
@@ -10,11 +10,9 @@ from typing import NamedTuple
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta import paths
-from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
 from kvstore.meta.ephemeral import RETRY_S, KeptEphemeral
 from kvstore.meta.service_info import check_bookie_id, decode_service_info, encode_service_info
-from kvstore.meta.store import MetadataStore, Watch, ensure_path
-from kvstore.meta.update import until_known
+from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import BookieId
 
 REGISTER_ATTEMPTS_MAX = 50
@@ -78,55 +76,6 @@ class BookieRegistration:
             with suppress(MetadataError):
                 await self._move()
                 self._unfinished.clear()
-
-
-class RegistrationManager:
-    """Cookies: which directories belong to which bookie id. Versions as in MetadataStore."""
-
-    def __init__(self, store: MetadataStore) -> None:
-        self._store = store
-
-    async def write_cookie(self, cookie: Cookie, version: int | None) -> int:
-        """Compare-and-set, or create if `version` is None; returns the new version.
-
-        Raises NodeExists (created before, with other contents), VersionConflict, NoSuchNode.
-        """
-        path, data = paths.cookie(cookie.bookie), encode_cookie(cookie)
-        if version is not None:
-            return await self._store.set(path, data, version)
-        return await until_known(lambda: self._create_cookie(path, data))
-
-    async def _create_cookie(self, path: str, data: bytes) -> int:
-        await ensure_path(self._store, paths.COOKIES)
-        try:
-            await self._store.create(path, data)
-            return 0
-        except NodeExists:
-            found, stat = await self._store.get(path)
-            if found != data:
-                raise
-            return stat.version
-
-    async def read_cookie(self, bookie: BookieId) -> tuple[Cookie, int]:
-        """Cookie and version as of now: from an older version a bookie would conclude that its directory is a copy.
-        Raises NoSuchNode, Corrupted."""
-        path = paths.cookie(bookie)
-        await self._store.sync(path)
-        await self._store.sync(path)
-        data, stat = await self._store.get(path)
-        return decode_cookie(data, what=path), stat.version
-
-    async def delete_cookie(self, bookie: BookieId, version: int) -> None:
-        """Raises VersionConflict, NoSuchNode."""
-        await self._store.delete(paths.cookie(bookie), version)
-
-    async def cookies(self) -> list[BookieId]:
-        """Every bookie id that was ever formatted and not decommissioned, whether it runs or not; sorted."""
-        await self._store.sync(paths.LEDGERS)
-        try:
-            return [BookieId(name) for name in await self._store.children(paths.COOKIES)]
-        except NoSuchNode:
-            return []
 
 
 class Bookies(NamedTuple):

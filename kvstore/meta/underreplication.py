@@ -64,7 +64,7 @@ def decode_mark(ledger: LedgerId, data: bytes) -> Mark:
     return Mark(ledger, tuple(map(BookieId, message.replica)), message.ctime)
 
 
-class UnderreplicationManager:
+class RepairMarks:
     """Marks and locks. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
     def __init__(self, store: MetadataStore, worker: str) -> None:

@@ -11,8 +11,8 @@ import grpc
 from kvstore.env import Env
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, StoreError, Unavailable
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.registration import RegistrationManager
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import SessionState
 from kvstore.partition.claim import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
@@ -170,7 +170,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
             listed, _ = await LedgerLists(store).read(each)
             for entry in listed.ledgers:
                 try:
-                    metadata, _ = await LedgerManager(store).read(entry.id)
+                    metadata, _ = await LedgerStore(store).read(entry.id)
                 except NoSuchLedger:
                     continue  # trimmed meanwhile
                 status = ledger_status(metadata)
@@ -179,7 +179,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return response
 
     async def _ledger(self, ledger: LedgerId) -> admin_pb2.LedgerResponse:
-        metadata, _ = await LedgerManager(self._source.store).read(ledger)
+        metadata, _ = await LedgerStore(self._source.store).read(ledger)
         return admin_pb2.LedgerResponse(ledger=ledger_status(metadata))
 
     async def _bookies(self) -> admin_pb2.BookiesResponse:
@@ -187,7 +187,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         view = BookieView(store)
         await view.refresh()
         named: dict[BookieId, int] = {}
-        ledgers = LedgerManager(store)
+        ledgers = LedgerStore(store)
         for ledger in await ledgers.list_ids():
             try:
                 metadata, _ = await ledgers.read(ledger)
@@ -195,7 +195,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
                 continue
             for bookie in {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}:
                 named[bookie] = named.get(bookie, 0) + 1
-        known = {*await RegistrationManager(store).cookies(), *view.current.all, *named}
+        known = {*await CookieStore(store).bookies(), *view.current.all, *named}
         response = admin_pb2.BookiesResponse()
         for bookie in sorted(known):
             response.bookies.add(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from kvstore.errors import ConfigError, NodeExists
 from kvstore.meta import paths
-from kvstore.meta.layout import LayoutManager
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.update import until_known
 from kvstore.ring import codec
@@ -23,7 +23,7 @@ async def found(
 
     Raises ConfigError for numbers that do not fit or a layout that is not ours, MetadataUnavailable.
     """
-    await LayoutManager(store).ensure(instance_id)
+    await LayoutStore(store).ensure(instance_id)
     ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]
     try:
         ring = new_ring(ids, servers, replicas)

@@ -14,7 +14,7 @@ from kvstore.env import Env
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
 from kvstore.partition.election import LeaderRecord, Published
@@ -109,7 +109,7 @@ class Fsck:
     def __init__(self, env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> None:
         self.report = Report()
         self._env, self._store, self._progress = env, store, progress
-        self._ledgers, self._lists = LedgerManager(store), LedgerLists(store)
+        self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
         self._view = BookieView(store)
         self._bookies = Bookies(env, self._view.address)
         self._silent: set[BookieId] = set()

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from kvstore.env import Env
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.registration import RegistrationManager
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
@@ -56,8 +56,8 @@ class Recopier:
         self, env: Env, store: MetadataStore, view: RegisteredView, bookies: BookieClient, progress: Progress
     ) -> None:
         self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
-        self._ledgers = LedgerManager(store)
-        self._registration = RegistrationManager(store)
+        self._ledgers = LedgerStore(store)
+        self._cookies = CookieStore(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         self.bytes_per_s = BYTES_PER_S
 
@@ -67,7 +67,7 @@ class Recopier:
 
     async def is_known(self, bookie: BookieId) -> bool:
         """Whether it was ever formatted and not given up, or a ledger names it."""
-        return bookie in await self._registration.cookies() or bool(await self.named(bookie))
+        return bookie in await self._cookies.bookies() or bool(await self.named(bookie))
 
     async def named(self, bookie: BookieId | None = None) -> dict[LedgerId, LedgerMetadata]:
         """The ledgers that name the bookie, or all. Those that cannot be read are left out: fsck names them."""
@@ -96,8 +96,8 @@ class Recopier:
     async def forget(self, bookie: BookieId) -> None:
         """Delete the cookie of a bookie that no ledger names: it can never start again. No error if there is none."""
         try:
-            _, version = await self._registration.read_cookie(bookie)
-            await self._registration.delete_cookie(bookie, version)
+            _, version = await self._cookies.read(bookie)
+            await self._cookies.delete(bookie, version)
         except NoSuchNode:
             return
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
 from kvstore.meta import codec, paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.creator import owner_of
@@ -26,7 +26,7 @@ async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: in
     MetadataError."""
     if await _is_in_use(store, partition, now_ms):
         return False
-    lists, ledgers = LedgerLists(store), LedgerManager(store)
+    lists, ledgers = LedgerLists(store), LedgerStore(store)
     listed, version = await lists.read(partition, latest=True)
     gone = [each.id for each in listed.ledgers]
     if gone:
@@ -80,7 +80,7 @@ async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
 async def drop_kept(store: MetadataStore, *, now_ms: int, keep_ms: int) -> int:
     """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. Raises
     MetadataError."""
-    ledgers, count = LedgerManager(store), 0
+    ledgers, count = LedgerStore(store), 0
     for partition in await partitions_kept(store):
         with suppress(NoSuchNode):  # another server was faster
             _, stat = await store.get(paths.kept_log(partition))
@@ -105,7 +105,7 @@ async def _is_in_use(store: MetadataStore, partition: PartitionId, now_ms: int) 
     return False
 
 
-async def _made_for(ledgers: LedgerManager, partition: PartitionId) -> list[LedgerId]:
+async def _made_for(ledgers: LedgerStore, partition: PartitionId) -> list[LedgerId]:
     """Its ledgers, also those that its list does not name (any more)."""
     found = []
     for ledger in await ledgers.list_ids():

@@ -7,7 +7,7 @@ from random import Random
 
 from kvstore.env.ports import Clock
 from kvstore.meta.ledger_ids import LedgerIdGenerator
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
@@ -25,7 +25,7 @@ class LedgerCreator:
     def __init__(
         self,
         ids: LedgerIdGenerator,
-        ledgers: LedgerManager,
+        ledgers: LedgerStore,
         choice: BookieChoice,
         config: LogConfig,
         *,

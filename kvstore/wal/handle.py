@@ -21,7 +21,7 @@ from kvstore.errors import (
     OutcomeUnknown,
     StoreError,
 )
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import BookieId, EntryId, LedgerMetadata, Position
 from kvstore.wal.choice import BookieChoice
@@ -64,7 +64,7 @@ class LedgerPorts:
 
     clock: Clock
     bookies: BookieClient
-    ledgers: LedgerManager
+    ledgers: LedgerStore
     choice: BookieChoice
 
 

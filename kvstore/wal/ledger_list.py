@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from kvstore.types import NO_ENTRY, EntryId, LedgerId, Position, Seq
-from kvstore.wal.ports import LedgerInfo
+from kvstore.wal.ports import ListedLedger
 
 BEGINNING = Position(LedgerId(-1), NO_ENTRY)
 """Before every entry."""
@@ -19,7 +19,7 @@ LEASE_MARGIN = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One ledger of the list; see LedgerInfo."""
+    """One ledger of the list; see ListedLedger."""
 
     id: LedgerId
     first_seq: Seq
@@ -48,8 +48,8 @@ class LedgerList:
     """Who has applied up to here has missed nothing."""
 
     @property
-    def infos(self) -> list[LedgerInfo]:
-        return [LedgerInfo(each.id, each.first_seq, each.exact, each.epoch, each.lease_ms) for each in self.ledgers]
+    def infos(self) -> list[ListedLedger]:
+        return [ListedLedger(each.id, each.first_seq, each.exact, each.epoch, each.lease_ms) for each in self.ledgers]
 
     def names(self, ledger: LedgerId) -> bool:
         return any(each.id == ledger for each in self.ledgers)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from kvstore.env.ports import Env
 from kvstore.meta.ledger_ids import LedgerIdGenerator
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, LedgerMetadata, PartitionId, Position, Seq
@@ -16,7 +16,7 @@ from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists, ReadersLists
-from kvstore.wal.ports import BookieClient, LedgerInfo
+from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
 from kvstore.wal.tail import BATCH_BYTES_MAX, TailReader
 from kvstore.wal.takeover import LogTakeover
@@ -38,7 +38,7 @@ class PartitionLogs:
         self._env = env
         self._store = store
         self._config = config or LogConfig()
-        self._ledgers = LedgerManager(store)
+        self._ledgers = LedgerStore(store)
         self._ports = LedgerPorts(env.clock, bookies, self._ledgers, choice)
         self._lists = LedgerLists(store)
         self._is_release = is_release
@@ -118,7 +118,7 @@ class PartitionLogs:
         readers[reader] = None
         return reader
 
-    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[LedgerInfo], Seq]:
+    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
         """The present list, and the sequence below which the log was trimmed."""
         listed, _ = await self._lists.read(partition)
         return listed.infos, listed.trimmed_seq

@@ -131,7 +131,7 @@ class AppendDone(Protocol):
         ...
 
 
-class LedgerInfo(NamedTuple):
+class ListedLedger(NamedTuple):
     """One ledger of a partition's list (`/partitions/<id>/log`)."""
 
     id: LedgerId
@@ -198,6 +198,11 @@ class LogReader(Protocol):
         just now."""
         ...
 
+    def confirm(self, position: Position) -> None:
+        """The entry at `position` is known to be acknowledged, and so is all before it: readers hear of that from the
+        bookies only a little later."""
+        ...
+
     async def close(self) -> None: ...
 
 
@@ -219,6 +224,6 @@ class Logs(Protocol):
         """Read on after `after`, or from the very first ledger."""
         ...
 
-    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[LedgerInfo], Seq]:
+    async def ledgers(self, partition: PartitionId) -> tuple[Sequence[ListedLedger], Seq]:
         """The present list, and the sequence below which the log was trimmed."""
         ...

@@ -9,7 +9,7 @@ from typing import Protocol
 from kvstore.env.ports import Clock
 from kvstore.errors import MetadataError, NoSuchLedger, NoSuchNode, VersionConflict
 from kvstore.meta import paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Delete, MetadataStore
 from kvstore.types import EntryId, LedgerId, LedgerState, PartitionId, Seq
 from kvstore.wal.creator import owner_of
@@ -38,7 +38,7 @@ class Trimmer:
     """Of one leader's log."""
 
     def __init__(
-        self, owner: ListOwner, *, store: MetadataStore, ledgers: LedgerManager, pins: Pins, clock: Clock
+        self, owner: ListOwner, *, store: MetadataStore, ledgers: LedgerStore, pins: Pins, clock: Clock
     ) -> None:
         self._owner = owner
         self._store = store

@@ -8,9 +8,9 @@ import pytest
 
 from kvstore.bookie.identity import Identity, establish
 from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.registration import RegistrationManager
 from tests.bookie.support import FAST, crash, run, tiny
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimWorld
@@ -34,8 +34,8 @@ def start(world: SimWorld, tree: MemoryTree, node: str = "b1", *, cluster: str =
     """One start of a bookie on the node, as far as its identity; then the power goes."""
 
     async def work() -> Identity:
-        registration = RegistrationManager(MemoryStore(tree))
-        return await establish(world.env(node), tiny(**config), registration, cluster)
+        cookies = CookieStore(MemoryStore(tree))
+        return await establish(world.env(node), tiny(**config), cookies, cluster)
 
     identity = run(world, work(), node)
     crash(world, node)
@@ -200,7 +200,7 @@ def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: 
             return await super().set(path, data, version)
 
     async def work() -> None:
-        await establish(world.env("b1"), tiny(), RegistrationManager(Racing(tree)), CLUSTER)
+        await establish(world.env("b1"), tiny(), CookieStore(Racing(tree)), CLUSTER)
 
     with pytest.raises(ConfigError, match=f"another process starts as bookie {bookie}"):
         run(world, work())
@@ -224,7 +224,7 @@ def test_a_start_whose_answer_from_the_metadata_store_was_lost_goes_on(
             raise MetadataUnknown(path)
 
     async def work() -> Identity:
-        return await establish(world.env("b1"), tiny(), RegistrationManager(Breaking(tree)), CLUSTER)
+        return await establish(world.env("b1"), tiny(), CookieStore(Breaking(tree)), CLUSTER)
 
     assert run(world, work()) == Identity(bookie, False, ())
     crash(world)
@@ -235,11 +235,11 @@ def test_a_cookie_deleted_by_a_decommission_keeps_the_bookie_out(world: SimWorld
     bookie = start(world, tree).bookie
 
     async def decommission() -> None:
-        registration = RegistrationManager(MemoryStore(tree))
-        _, version = await registration.read_cookie(bookie)
-        await registration.delete_cookie(bookie, version)
+        cookies = CookieStore(MemoryStore(tree))
+        _, version = await cookies.read(bookie)
+        await cookies.delete(bookie, version)
         with pytest.raises(NoSuchNode):
-            await registration.read_cookie(bookie)
+            await cookies.read(bookie)
 
     run(world, decommission())
     with pytest.raises(ConfigError, match="does not know"):

@@ -10,8 +10,8 @@ import pytest
 
 from kvstore.bookie import Bookie
 from kvstore.errors import ConfigError
-from kvstore.meta.layout import LayoutManager
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import Bookies, RegistrationClient
 from kvstore.proto.bookkeeper import Status
@@ -50,13 +50,13 @@ class Started:
 
     async def create_ledger(self) -> None:
         fragment = Fragment(EntryId(0), (self.bookie.id,))
-        await LedgerManager(self.store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
+        await LedgerStore(self.store).create(LedgerMetadata(L, Quorum(1, 1, 1), (fragment,), token=1))
 
 
 @asynccontextmanager
 async def started(world: SimWorld, tree: MemoryTree, **config: object) -> AsyncIterator[Started]:
     store = MemoryStore(tree)
-    await LayoutManager(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
+    await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
     async with Bookie(world.env("b1"), tiny(**{"listen": "b1:3181", **config}), store) as bookie:
         yield Started(bookie, store)
 
@@ -159,7 +159,7 @@ def test_deleted_ledgers_are_dropped_by_themselves(world: SimWorld, tree: Memory
         async with started(world, tree, reclaim_interval_s=30.0) as one:
             await one.create_ledger()
             assert await one.add(0) is Status.OK
-            await LedgerManager(one.store).remove(L, -1)
+            await LedgerStore(one.store).remove(L, -1)
             await pause(31)
             assert one.bookie.statistics()["dropped_ledgers"] == 1
             assert await one.add(1) is Status.FENCED

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from kvstore.bookie import Bookie
-from kvstore.meta.layout import LayoutManager
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
@@ -36,13 +36,13 @@ class Machine:
     def __init__(self, world: SimWorld) -> None:
         self.world = world
         self.tree = MemoryTree()
-        self.ledgers = LedgerManager(MemoryStore(self.tree))
+        self.ledgers = LedgerStore(MemoryStore(self.tree))
         self.ids: list[BookieId] = []
 
     async def boot(self) -> BookieId:
         async def main(env: object) -> None:
             store = MemoryStore(self.tree)
-            await LayoutManager(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
+            await LayoutStore(store).ensure("8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47")
             async with Bookie(self.world.env("b1"), tiny(listen=ADDRESS), store) as bookie:
                 self.ids.append(bookie.id)
                 await asyncio.get_running_loop().create_future()

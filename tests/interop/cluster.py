@@ -9,8 +9,8 @@ from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env.real import real_env
-from kvstore.meta.layout import LayoutManager
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.server.zookeeper import ZooKeeperProcess, start_standalone
 from tests.interop.recording import Proxy, Recording
@@ -24,7 +24,7 @@ class Cluster:
         self.recording = Recording()
         self.bookies: list[Bookie] = []
         self.zookeeper: ZooKeeperProcess
-        self.ledgers: LedgerManager
+        self.ledgers: LedgerStore
         self._count = bookies
         self._stack = AsyncExitStack()
 
@@ -44,8 +44,8 @@ class Cluster:
         self._stack.callback(self.zookeeper.kill)
         store = await ZooKeeperStore.connect(self.zookeeper.address)
         self._stack.push_async_callback(store.close)
-        await LayoutManager(store).ensure(str(uuid.uuid4()))
-        self.ledgers = LedgerManager(store)
+        await LayoutStore(store).ensure(str(uuid.uuid4()))
+        self.ledgers = LedgerStore(store)
         for number in range(1, self._count + 1):
             await self._start_bookie(f"b{number}")
 

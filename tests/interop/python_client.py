@@ -19,7 +19,7 @@ from kvstore.env.real import real_env
 from kvstore.errors import StoreError
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledger_ids import LedgerIdGenerator
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.bookies import Bookies
@@ -47,7 +47,7 @@ async def client(zookeeper: str) -> AsyncIterator[tuple[Env, LedgerPorts, Ledger
         await view.start(env.nursery)
         bookies = Bookies(env, view.address)
         choice = BookieChoice(view, store, clock=env.clock, random=env.random)
-        ledgers = LedgerManager(store)
+        ledgers = LedgerStore(store)
         ids = LedgerIdGenerator(store)
         creator = LedgerCreator(ids, ledgers, choice, LogConfig(), clock=env.clock, random=env.random)
         try:

@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from kvstore.meta.layout import LayoutManager
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.proto import bookkeeper as wire
@@ -113,7 +113,7 @@ async def their_bookie(directory: Path) -> AsyncIterator[tuple[BookieId, str]]:
         "ledgerDirectories": str(directory / "ledgers"),
         "httpServerEnabled": "false",
     }
-    await LayoutManager(store).ensure(str(uuid.uuid4()))
+    await LayoutStore(store).ensure(str(uuid.uuid4()))
     process = java.Programs(directory / "java", zookeeper.address, **settings).server(directory / "bookie.log")
     try:
         client = RegistrationClient(store)

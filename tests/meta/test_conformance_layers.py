@@ -9,14 +9,15 @@ import pytest
 from kvstore.errors import NodeExists, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
 from kvstore.meta.ephemeral import KeptEphemeral
-from kvstore.meta.layout import LayoutManager
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledger_ids import LedgerIdGenerator
-from kvstore.meta.ledgers import LedgerManager
-from kvstore.meta.registration import BookieRegistration, RegistrationClient, RegistrationManager
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.underreplication import UnderreplicationManager
+from kvstore.meta.underreplication import RepairMarks
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.meta.drivers import Driver, Hint, TestNursery
 from tests.waiting import wait_until
@@ -30,14 +31,14 @@ def ledger(ledger_id: int, token: int = 42) -> LedgerMetadata:
 
 
 async def test_of_all_who_ensure_a_cluster_at_once_one_names_it(store: MetadataStore, other: MetadataStore) -> None:
-    names = await asyncio.gather(*(LayoutManager(each).ensure(name) for each, name in ((store, "a"), (other, "b"))))
+    names = await asyncio.gather(*(LayoutStore(each).ensure(name) for each, name in ((store, "a"), (other, "b"))))
     assert len(set(names)) == 1
-    await LayoutManager(store).check()
+    await LayoutStore(store).check()
 
 
 async def test_a_ledgers_life(store: MetadataStore, other: MetadataStore) -> None:
-    await LayoutManager(store).ensure("id")
-    writer, recovery = LedgerManager(store), LedgerManager(other)
+    await LayoutStore(store).ensure("id")
+    writer, recovery = LedgerStore(store), LedgerStore(other)
     for ledger_id in (7, 123456789, 2**31 - 1, 2**40):
         assert await writer.create(ledger(ledger_id)) == 0
     with pytest.raises(NodeExists):
@@ -68,7 +69,7 @@ async def test_no_id_is_given_twice(store: MetadataStore, other: MetadataStore) 
 async def test_a_bookie_registers_again_after_a_lost_session_and_others_see_it(
     driver: Driver, store: MetadataStore, other: MetadataStore, nursery: TestNursery
 ) -> None:
-    await LayoutManager(store).ensure("id")
+    await LayoutStore(store).ensure("id")
     await BookieRegistration(store, B1, A1).start(nursery)
     view = BookieView(other)
     changed = Hint()
@@ -93,7 +94,7 @@ async def test_a_bookie_registers_again_after_a_lost_session_and_others_see_it(
 async def test_a_bookie_started_anew_replaces_its_predecessors_registration(
     store: MetadataStore, other: MetadataStore, nursery: TestNursery
 ) -> None:
-    await LayoutManager(store).ensure("id")
+    await LayoutStore(store).ensure("id")
     await BookieRegistration(store, B1, A1).start(nursery)
     await nursery.close()
     await BookieRegistration(other, B1, A1).start(TestNursery())
@@ -103,7 +104,7 @@ async def test_a_bookie_started_anew_replaces_its_predecessors_registration(
 
 
 async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStore, nursery: TestNursery) -> None:
-    await LayoutManager(store).ensure("id")
+    await LayoutStore(store).ensure("id")
     bookie, client = BookieRegistration(store, B1, A1), RegistrationClient(store)
     await bookie.start(nursery)
     await bookie.set_readonly(True)
@@ -113,11 +114,11 @@ async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStor
 
 
 async def test_a_cookie_is_written_once_and_then_by_version(store: MetadataStore, other: MetadataStore) -> None:
-    await LayoutManager(store).ensure("id")
+    await LayoutStore(store).ensure("id")
     cookie = Cookie(bookie=B1, journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="id")
-    assert await RegistrationManager(store).write_cookie(cookie, None) == 0
-    assert await RegistrationManager(other).read_cookie(B1) == (cookie, 0)
-    assert await RegistrationManager(other).cookies() == [B1]
+    assert await CookieStore(store).write(cookie, None) == 0
+    assert await CookieStore(other).read(B1) == (cookie, 0)
+    assert await CookieStore(other).bookies() == [B1]
 
 
 async def test_a_kept_node_is_made_again_when_somebody_removes_it(
@@ -138,13 +139,13 @@ async def test_a_kept_node_is_made_again_when_somebody_removes_it(
 
 
 async def test_a_marked_ledger_is_repaired_by_one_worker(store: MetadataStore, other: MetadataStore) -> None:
-    first, second = UnderreplicationManager(store, "host-1"), UnderreplicationManager(other, "host-2")
+    first, second = RepairMarks(store, "host-1"), RepairMarks(other, "host-2")
     await asyncio.gather(first.initialise(), second.initialise())
     await asyncio.gather(first.mark(LedgerId(7), [B1], 5), second.mark(LedgerId(7), [B2], 5))
     locks = await asyncio.gather(first.acquire(LedgerId(7)), second.acquire(LedgerId(7)))
-    winners = [(manager, lock) for manager, lock in zip((first, second), locks, strict=True) if lock is not None]
+    winners = [(marks, lock) for marks, lock in zip((first, second), locks, strict=True) if lock is not None]
     assert len(winners) == 1
-    manager, lock = winners[0]
+    marks, lock = winners[0]
     assert sorted(lock.mark.missing) == [B1, B2]
-    assert await manager.replicated(lock)
+    assert await marks.replicated(lock)
     assert await second.list_marked() == []

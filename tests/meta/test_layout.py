@@ -2,7 +2,7 @@ import pytest
 
 from kvstore.errors import ConfigError, NodeExists
 from kvstore.meta import paths
-from kvstore.meta.layout import LayoutManager
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
 from tests.meta.drivers import FaultyStore
 
@@ -15,7 +15,7 @@ def store() -> FaultyStore:
 
 
 async def test_a_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
-    await LayoutManager(store).initialise(ID)
+    await LayoutStore(store).initialise(ID)
     layout, _ = await store.get(paths.LAYOUT)
     assert layout == b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:1"
     assert (await store.get(paths.INSTANCE_ID))[0] == ID.encode()
@@ -24,27 +24,27 @@ async def test_a_new_cluster_has_apaches_nodes(store: FaultyStore) -> None:
 
 
 async def test_a_cluster_is_made_once(store: FaultyStore) -> None:
-    await LayoutManager(store).initialise(ID)
+    await LayoutStore(store).initialise(ID)
     with pytest.raises(NodeExists):
-        await LayoutManager(MemoryStore(store.tree)).initialise(OTHER_ID)
-    assert await LayoutManager(store).instance_id() == ID
+        await LayoutStore(MemoryStore(store.tree)).initialise(OTHER_ID)
+    assert await LayoutStore(store).instance_id() == ID
 
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
 async def test_a_making_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
     store.faults = [("multi", kind)]
-    await LayoutManager(store).initialise(ID)
-    assert await LayoutManager(store).instance_id() == ID
+    await LayoutStore(store).initialise(ID)
+    assert await LayoutStore(store).instance_id() == ID
 
 
 async def test_all_who_ensure_a_cluster_agree_on_its_identity(store: FaultyStore) -> None:
-    assert await LayoutManager(store).ensure(ID) == ID
-    assert await LayoutManager(MemoryStore(store.tree)).ensure(OTHER_ID) == ID
+    assert await LayoutStore(store).ensure(ID) == ID
+    assert await LayoutStore(MemoryStore(store.tree)).ensure(OTHER_ID) == ID
 
 
 async def test_without_a_cluster_there_is_no_identity(store: FaultyStore) -> None:
     with pytest.raises(ConfigError, match="no cluster"):
-        await LayoutManager(store).instance_id()
+        await LayoutStore(store).instance_id()
 
 
 @pytest.mark.parametrize(
@@ -58,16 +58,16 @@ async def test_without_a_cluster_there_is_no_identity(store: FaultyStore) -> Non
     ],
 )
 async def test_a_layout_that_we_do_not_work_with_is_refused(store: FaultyStore, layout: bytes, says: str) -> None:
-    manager = LayoutManager(store)
-    await manager.initialise(ID)
+    layouts = LayoutStore(store)
+    await layouts.initialise(ID)
     await store.set(paths.LAYOUT, layout, 0)
     with pytest.raises(ConfigError, match=says):
-        await manager.ensure(OTHER_ID)
+        await layouts.ensure(OTHER_ID)
 
 
 async def test_a_cluster_without_layout_is_refused(store: FaultyStore) -> None:
-    manager = LayoutManager(store)
-    await manager.initialise(ID)
+    layouts = LayoutStore(store)
+    await layouts.initialise(ID)
     await store.delete(paths.LAYOUT, 0)
     with pytest.raises(ConfigError, match="missing"):
-        await manager.ensure(OTHER_ID)
+        await layouts.ensure(OTHER_ID)

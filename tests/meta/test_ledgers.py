@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchLedger, VersionConflict
 from kvstore.meta import paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
@@ -25,23 +25,23 @@ def store() -> FaultyStore:
 
 
 @pytest.fixture
-async def ledgers(store: FaultyStore) -> LedgerManager:
+async def ledgers(store: FaultyStore) -> LedgerStore:
     await ensure_path(store, paths.LEDGERS)
-    return LedgerManager(store)
+    return LedgerStore(store)
 
 
-async def test_a_created_ledger_is_read_with_its_version(ledgers: LedgerManager) -> None:
+async def test_a_created_ledger_is_read_with_its_version(ledgers: LedgerStore) -> None:
     assert await ledgers.create(ledger(7)) == 0
     assert await ledgers.read(LedgerId(7)) == (ledger(7), 0)
 
 
-async def test_an_unknown_ledger_is_no_such_ledger(ledgers: LedgerManager) -> None:
+async def test_an_unknown_ledger_is_no_such_ledger(ledgers: LedgerStore) -> None:
     for call in (ledgers.read(LedgerId(7)), ledgers.write(ledger(7), 0), ledgers.update(LedgerId(7), lambda it: it)):
         with pytest.raises(NoSuchLedger):
             await call
 
 
-async def test_an_id_belongs_to_its_first_creator(ledgers: LedgerManager) -> None:
+async def test_an_id_belongs_to_its_first_creator(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7, token=1))
     with pytest.raises(NodeExists):
         await ledgers.create(ledger(7, token=2))
@@ -49,7 +49,7 @@ async def test_an_id_belongs_to_its_first_creator(ledgers: LedgerManager) -> Non
 
 @pytest.mark.parametrize("kind", ["lost", "done"])
 async def test_a_creator_recognises_its_own_create_after_a_broken_connection(
-    ledgers: LedgerManager, store: FaultyStore, kind: str
+    ledgers: LedgerStore, store: FaultyStore, kind: str
 ) -> None:
     await ensure_path(store, "/ledgers/00/0000")
     store.faults = [("create", kind)]
@@ -59,7 +59,7 @@ async def test_a_creator_recognises_its_own_create_after_a_broken_connection(
 
 
 async def test_a_create_that_a_recovery_has_taken_over_is_not_ones_own_any_more(
-    ledgers: LedgerManager, store: FaultyStore
+    ledgers: LedgerStore, store: FaultyStore
 ) -> None:
     await ledgers.create(ledger(7))
     await ledgers.update(LedgerId(7), LedgerMetadata.recovering)
@@ -67,26 +67,26 @@ async def test_a_create_that_a_recovery_has_taken_over_is_not_ones_own_any_more(
         await ledgers.create(ledger(7))
 
 
-async def test_a_create_without_a_token_is_a_mistake(ledgers: LedgerManager) -> None:
+async def test_a_create_without_a_token_is_a_mistake(ledgers: LedgerStore) -> None:
     with pytest.raises(ValueError, match="token"):
         await ledgers.create(ledger(7, token=0))
 
 
-async def test_of_two_writers_at_one_version_the_second_loses(ledgers: LedgerManager) -> None:
+async def test_of_two_writers_at_one_version_the_second_loses(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     assert await ledgers.write(ledger(7).recovering(), 0) == 1
     with pytest.raises(VersionConflict):
         await ledgers.write(ledger(7).closed(EntryId(3), 30), 0)
 
 
-async def test_an_update_is_decided_on_what_is_stored(ledgers: LedgerManager) -> None:
+async def test_an_update_is_decided_on_what_is_stored(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     metadata, version = await ledgers.update(LedgerId(7), LedgerMetadata.recovering)
     assert (metadata.state, version) == (LedgerState.IN_RECOVERY, 1)
     assert await ledgers.read(LedgerId(7)) == (metadata, 1)
 
 
-async def test_removing_a_ledger_leaves_no_empty_parents(ledgers: LedgerManager, store: FaultyStore) -> None:
+async def test_removing_a_ledger_leaves_no_empty_parents(ledgers: LedgerStore, store: FaultyStore) -> None:
     await ledgers.create(ledger(7))
     await ledgers.create(ledger(10007))
     await ledgers.remove(LedgerId(7), 0)
@@ -96,7 +96,7 @@ async def test_removing_a_ledger_leaves_no_empty_parents(ledgers: LedgerManager,
     assert await store.children(paths.LEDGERS) == []
 
 
-async def test_removing_what_is_gone_is_done_already(ledgers: LedgerManager, store: FaultyStore) -> None:
+async def test_removing_what_is_gone_is_done_already(ledgers: LedgerStore, store: FaultyStore) -> None:
     await ledgers.remove(LedgerId(7), 0)
     await ledgers.create(ledger(7))
     store.faults = [("delete", "done")]
@@ -104,14 +104,14 @@ async def test_removing_what_is_gone_is_done_already(ledgers: LedgerManager, sto
     assert await ledgers.list_ids() == []
 
 
-async def test_a_ledger_that_changed_is_not_removed(ledgers: LedgerManager) -> None:
+async def test_a_ledger_that_changed_is_not_removed(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     await ledgers.update(LedgerId(7), LedgerMetadata.recovering)
     with pytest.raises(VersionConflict):
         await ledgers.remove(LedgerId(7), 0)
 
 
-async def test_parents_removed_under_a_create_are_made_again(ledgers: LedgerManager, store: FaultyStore) -> None:
+async def test_parents_removed_under_a_create_are_made_again(ledgers: LedgerStore, store: FaultyStore) -> None:
     class Sweeping(MemoryStore):
         sweeps = 3
 
@@ -125,19 +125,19 @@ async def test_parents_removed_under_a_create_are_made_again(ledgers: LedgerMana
             return await super().create(path, data, ephemeral=ephemeral, sequential=sequential)
 
     sweeping = Sweeping(store.tree)
-    await LedgerManager(sweeping).create(ledger(7))
+    await LedgerStore(sweeping).create(ledger(7))
     assert sweeping.sweeps == 0
     assert await ledgers.list_ids() == [7]
 
 
-async def test_all_ids_are_listed_in_order_short_and_long(ledgers: LedgerManager) -> None:
+async def test_all_ids_are_listed_in_order_short_and_long(ledgers: LedgerStore) -> None:
     ids = [0, 7, 10000, 123456789, 2**31 - 2, 2**31 - 1, 2**32 + 5]
     for each in reversed(ids):
         await ledgers.create(ledger(each))
     assert await ledgers.list_ids() == ids
 
 
-async def test_what_is_not_a_ledger_is_not_listed(ledgers: LedgerManager, store: FaultyStore) -> None:
+async def test_what_is_not_a_ledger_is_not_listed(ledgers: LedgerStore, store: FaultyStore) -> None:
     for path in ("/ledgers/available/b1", "/ledgers/idgen", "/ledgers/00/0000/L12345", "/ledgers/00/xxxx/L0001"):
         await ensure_path(store, path)
     assert await ledgers.list_ids() == []
@@ -145,7 +145,7 @@ async def test_what_is_not_a_ledger_is_not_listed(ledgers: LedgerManager, store:
 
 @pytest.mark.parametrize("broken_call", range(8))
 async def test_a_listing_that_breaks_anywhere_raises(
-    ledgers: LedgerManager, store: FaultyStore, broken_call: int
+    ledgers: LedgerStore, store: FaultyStore, broken_call: int
 ) -> None:
     for each in (7, 10007, 2**31 + 1):
         await ledgers.create(ledger(each))
@@ -154,7 +154,7 @@ async def test_a_listing_that_breaks_anywhere_raises(
     assert store.calls.count("children") - listings == 8
     breaking = _BreakingAt(store, broken_call)
     with pytest.raises(MetadataUnknown):
-        await LedgerManager(breaking).list_ids()
+        await LedgerStore(breaking).list_ids()
 
 
 class _BreakingAt(FaultyStore):
@@ -169,13 +169,13 @@ class _BreakingAt(FaultyStore):
         return await super().children(path)
 
 
-async def test_a_listing_without_a_connection_or_a_cluster_raises(ledgers: LedgerManager, store: FaultyStore) -> None:
+async def test_a_listing_without_a_connection_or_a_cluster_raises(ledgers: LedgerStore, store: FaultyStore) -> None:
     store.suspend()
     with pytest.raises(MetadataUnavailable):
         await ledgers.list_ids()
 
 
-async def test_a_watch_is_called_when_the_metadata_changes(ledgers: LedgerManager) -> None:
+async def test_a_watch_is_called_when_the_metadata_changes(ledgers: LedgerStore) -> None:
     await ledgers.create(ledger(7))
     hint = Hint()
     ledgers.watch(LedgerId(7), hint)

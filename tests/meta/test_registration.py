@@ -1,13 +1,10 @@
-from dataclasses import replace
-
 import pytest
 
-from kvstore.errors import MetadataUnavailable, NodeExists, NoSuchNode, VersionConflict
+from kvstore.errors import MetadataUnavailable, NodeExists
 from kvstore.meta import paths, registration
 from kvstore.meta.bookies import BookieView
-from kvstore.meta.cookies import Cookie
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient, RegistrationManager
+from kvstore.meta.registration import BookieRegistration, Bookies, RegistrationClient
 from kvstore.meta.service_info import encode_service_info
 from kvstore.meta.store import ensure_path
 from kvstore.types import BookieId
@@ -131,40 +128,6 @@ async def test_a_watch_on_bookies_is_called_for_both_sets(store: FaultyStore, nu
     await hint.wait()
     await bookie.set_readonly(True)
     await hint.wait()
-
-
-COOKIE = Cookie(bookie=B1, journal_dirs=("/j",), ledger_dirs=("/l",), instance_id="i")
-
-
-async def test_a_cookie_is_kept_under_a_version(store: FaultyStore) -> None:
-    manager = RegistrationManager(store)
-    assert await manager.write_cookie(COOKIE, None) == 0
-    assert await manager.read_cookie(B1) == (COOKIE, 0)
-    moved = replace(COOKIE, ledger_dirs=("/m",))
-    with pytest.raises(NodeExists):
-        await manager.write_cookie(moved, None)
-    assert await manager.write_cookie(moved, 0) == 1
-    with pytest.raises(VersionConflict):
-        await manager.write_cookie(COOKIE, 0)
-    with pytest.raises(VersionConflict):
-        await manager.delete_cookie(B1, 0)
-    assert await manager.cookies() == [B1]
-    await manager.delete_cookie(B1, 1)
-    with pytest.raises(NoSuchNode):
-        await manager.read_cookie(B1)
-
-
-@pytest.mark.parametrize("kind", ["lost", "done"])
-async def test_a_cookie_of_unknown_outcome_is_recognised(store: FaultyStore, kind: str) -> None:
-    await ensure_path(store, paths.COOKIES)
-    manager = RegistrationManager(store)
-    store.faults = [("create", "lost"), ("create", "lost"), ("create", kind)]
-    assert await manager.write_cookie(COOKIE, None) == 0
-    assert (await manager.read_cookie(B1))[0] == COOKIE
-
-
-async def test_without_a_cookie_nobody_is_known(store: FaultyStore) -> None:
-    assert await RegistrationManager(store).cookies() == []
 
 
 async def test_a_view_follows_the_bookies(store: FaultyStore, other: MemoryStore, nursery: TestNursery) -> None:

@@ -14,7 +14,7 @@ from kvstore.env import Env
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import InvalidRequest, NoSuchLedger, StoreError, Unavailable
 from kvstore.meta import paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election import Published
@@ -69,7 +69,7 @@ class Source:
 async def metadata() -> MemoryStore:
     """Two ledgers of p1's log, one closed; a ledger that is in no list; what two replicas published."""
     store = MemoryStore()
-    ledgers = LedgerManager(store)
+    ledgers = LedgerStore(store)
     quorum = Quorum(3, 3, 2)
     for number in (1, 2, 3):
         fragments = (Fragment(EntryId(0), (B1, B2, B3)),)

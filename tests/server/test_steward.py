@@ -12,7 +12,7 @@ import pytest
 from kvstore.env import Env
 from kvstore.env.real import real_env
 from kvstore.meta import paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election import Published
@@ -191,7 +191,7 @@ async def log_of(world: World, partition: PartitionId, ledger: int, *, listed: b
     fragments = (Fragment(EntryId(0), (BookieId("b1"), BookieId("b2"), BookieId("b3"))),)
     owner = ((OWNER_KEY, partition.encode()),)
     metadata = LedgerMetadata(LedgerId(ledger), Quorum(3, 3, 2), fragments, custom=owner, token=7)
-    await LedgerManager(world.store).create(metadata)
+    await LedgerStore(world.store).create(metadata)
     if listed:
         lists = LedgerLists(world.store)
         found, version = await lists.make(partition)
@@ -206,7 +206,7 @@ async def test_a_retired_partition_leaves_no_ledgers_no_znodes_and_no_place_in_t
     await looks(world.steward())
     assert set(world.ring.partitions) == {P2}
     assert world.ring.retired == (P1,)
-    assert await LedgerManager(world.store).list_ids() == [3]
+    assert await LedgerStore(world.store).list_ids() == [3]
     assert await world.store.children(paths.PARTITIONS) == ["p2"]
 
 
@@ -233,15 +233,15 @@ async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: Worl
     await log_of(world, P1, 2, listed=False)
     await retire(world)
     assert await remove_log(world.store, P1, now_ms=0, keep_ms=1_000)
-    assert await LedgerManager(world.store).list_ids() == [1], "what the list did not name can be read by nobody"
+    assert await LedgerStore(world.store).list_ids() == [1], "what the list did not name can be read by nobody"
     assert await world.store.children(paths.PARTITIONS) == []
     leaders, readers = LedgerLists(world.store), ReadersLists(world.store)
     assert (await leaders.read(P1))[0].ledgers == (), "who would lead it finds nothing"
     assert [each.id for each in (await readers.read(P1))[0].ledgers] == [1]
     assert await remove_log(world.store, P1, now_ms=0, keep_ms=1_000), "again, after a crash"
-    assert await LedgerManager(world.store).list_ids() == [1]
+    assert await LedgerStore(world.store).list_ids() == [1]
     _, stat = await world.store.get(paths.kept_log(P1))
     assert await drop_kept(world.store, now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
     assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
-    assert await LedgerManager(world.store).list_ids() == []
+    assert await LedgerStore(world.store).list_ids() == []
     assert await partitions_kept(world.store) == []

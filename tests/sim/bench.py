@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from kvstore.errors import StoreError
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
@@ -99,7 +99,7 @@ class Bench:
 
     def ports_on(self, store: MemoryStore) -> LedgerPorts:
         choice = BookieChoice(self.bookies.view, store, clock=self.env.clock, random=self.env.random)
-        return LedgerPorts(self.env.clock, self.bookies, LedgerManager(store), choice)
+        return LedgerPorts(self.env.clock, self.bookies, LedgerStore(store), choice)
 
     async def ledger(self, *ensemble: BookieId, write: int = 0, ack: int = 2) -> LedgerMetadata:
         """A new open ledger, on B1, B2, B3 unless told."""
@@ -128,7 +128,7 @@ class Bench:
         return await takeover.close()
 
     async def recorded(self) -> LedgerMetadata:
-        metadata, _ = await LedgerManager(MemoryStore(self.tree)).read(LEDGER)
+        metadata, _ = await LedgerStore(MemoryStore(self.tree)).read(LEDGER)
         return metadata
 
     def logs(self, config: LogConfig | None = None, store: MemoryStore | None = None) -> PartitionLogs:

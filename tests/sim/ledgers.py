@@ -19,7 +19,7 @@ from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import Corrupted, MetadataUnknown
 from kvstore.meta import ledger_metadata, paths
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import Bookies as Registered
 from kvstore.meta.store import Change, Create
@@ -103,7 +103,7 @@ class Writer:
         own = storage.bookie
         self.bookies = Bookies(env, cluster.address, own=(own, storage))
         self.choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own)
-        self.ledgers = LedgerManager(store)
+        self.ledgers = LedgerStore(store)
         self.ports = LedgerPorts(env.clock, self.bookies, self.ledgers, self.choice)
         self.logs = PartitionLogs(
             env, store, self.bookies, self.choice, is_release=RELEASE.__eq__, config=cluster.log_config

@@ -85,10 +85,10 @@ def _old_id(patch: pytest.MonkeyPatch) -> None:
     establish = identity._Identification._format
 
     async def format_as_before(self: Any, contents: Any, unfinished: Any) -> Any:
-        known = [each for each in await self._registration.cookies() if each.startswith(f"{self._config.name}-")]
+        known = [each for each in await self._cookies.bookies() if each.startswith(f"{self._config.name}-")]
         if not known:
             return await establish(self, contents, unfinished)
-        cookie, version = await self._registration.read_cookie(BookieId(known[0]))
+        cookie, version = await self._cookies.read(BookieId(known[0]))
         for directory in self._directories:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{identity.VERSION}", encode_cookie(cookie))

@@ -14,7 +14,7 @@ from kvstore.bookie.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import BookieError, LedgerFenced, StoreError
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
@@ -47,7 +47,7 @@ class Wire:
     async def start(self) -> None:
         ensemble = (BOOKIE, BookieId("b2-1"))
         metadata = LedgerMetadata(LEDGER, Quorum(2, 2, 2), (Fragment(EntryId(0), ensemble),), token=1)
-        await LedgerManager(MemoryStore(self.tree)).create(metadata)
+        await LedgerStore(MemoryStore(self.tree)).create(metadata)
         self.world.node("b1").start(self._main)
         await asyncio.sleep(0.5)
 

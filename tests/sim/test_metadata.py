@@ -21,7 +21,7 @@ from kvstore.errors import (
 from kvstore.meta import paths
 from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.ledger_ids import LedgerIdGenerator
-from kvstore.meta.ledgers import LedgerManager
+from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore, SessionState, ensure_path
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from tests.meta.drivers import States
@@ -276,7 +276,7 @@ def test_through_all_faults_a_kept_ephemeral_comes_back_and_ids_and_ledgers_stay
         kept.start(env.nursery)
         with suppress(MetadataError):
             await kept.publish(name.encode())
-        generator, ledgers = LedgerIdGenerator(store), LedgerManager(store)
+        generator, ledgers = LedgerIdGenerator(store), LedgerStore(store)
         while True:
             await asyncio.sleep(env.random.uniform(0, 0.3))
             try:
@@ -302,7 +302,7 @@ def test_through_all_faults_a_kept_ephemeral_comes_back_and_ids_and_ledgers_stay
             assert (await watcher.get(f"/servers/{name}"))[1].owner != 0
         before = set(created)
         assert len(before) > 20
-        listed = await LedgerManager(watcher).list_ids()
+        listed = await LedgerStore(watcher).list_ids()
         assert before <= set(listed) <= set(given)
         assert len(set(given)) == len(given)
 

@@ -9,9 +9,9 @@ from types import SimpleNamespace
 import pytest
 
 from kvstore.errors import NotEnoughBookies, StoreError, Unavailable
+from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
-from kvstore.meta.layout import LayoutManager
-from kvstore.meta.registration import RegistrationManager
+from kvstore.meta.layout import LayoutStore
 from kvstore.partition.replica import Replica
 from kvstore.types import BookieId, PartitionId, Position, Seq
 from tests.partition import leading
@@ -31,9 +31,9 @@ def test_a_node_that_starts_right_after_the_founding_sees_its_cluster() -> None:
         metadata = SimMetadata(world.loop, world.fork("metadata"), LAGGING)
 
         async def story() -> None:
-            await LayoutManager(await metadata.connect()).ensure("cluster")
+            await LayoutStore(await metadata.connect()).ensure("cluster")
             for _ in range(8):
-                assert await LayoutManager(await metadata.connect()).instance_id() == "cluster"
+                assert await LayoutStore(await metadata.connect()).instance_id() == "cluster"
 
         world.run(story())
 
@@ -47,10 +47,10 @@ def test_a_bookie_that_restarts_at_once_reads_its_newest_cookie() -> None:
         metadata = SimMetadata(world.loop, world.fork("metadata"), LAGGING)
 
         async def story() -> None:
-            first = RegistrationManager(await metadata.connect())
-            version = await first.write_cookie(cookie, await first.write_cookie(cookie, None))
+            first = CookieStore(await metadata.connect())
+            version = await first.write(cookie, await first.write(cookie, None))
             for _ in range(8):
-                assert await RegistrationManager(await metadata.connect()).read_cookie(cookie.bookie) == (
+                assert await CookieStore(await metadata.connect()).read(cookie.bookie) == (
                     cookie,
                     version,
                 )

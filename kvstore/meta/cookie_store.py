@@ -1,0 +1,58 @@
+"""Bookies' cookies in the metadata store: which directories belong to which bookie id."""
+
+from __future__ import annotations
+
+from kvstore.errors import NodeExists, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.cookies import Cookie, decode_cookie, encode_cookie
+from kvstore.meta.store import MetadataStore, ensure_path
+from kvstore.meta.update import until_known
+from kvstore.types import BookieId
+
+
+class CookieStore:
+    """Every bookie's cookie. Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+
+    async def write(self, cookie: Cookie, version: int | None) -> int:
+        """Compare-and-set, or create if `version` is None; returns the new version.
+
+        Raises NodeExists (created before, with other contents), VersionConflict, NoSuchNode.
+        """
+        path, data = paths.cookie(cookie.bookie), encode_cookie(cookie)
+        if version is not None:
+            return await self._store.set(path, data, version)
+        return await until_known(lambda: self._create(path, data))
+
+    async def _create(self, path: str, data: bytes) -> int:
+        await ensure_path(self._store, paths.COOKIES)
+        try:
+            await self._store.create(path, data)
+            return 0
+        except NodeExists:
+            found, stat = await self._store.get(path)
+            if found != data:
+                raise
+            return stat.version
+
+    async def read(self, bookie: BookieId) -> tuple[Cookie, int]:
+        """Cookie and version as of now: from an older version a bookie would conclude that its directory is a copy.
+        Raises NoSuchNode, Corrupted."""
+        path = paths.cookie(bookie)
+        await self._store.sync(path)
+        data, stat = await self._store.get(path)
+        return decode_cookie(data, what=path), stat.version
+
+    async def delete(self, bookie: BookieId, version: int) -> None:
+        """Raises VersionConflict, NoSuchNode."""
+        await self._store.delete(paths.cookie(bookie), version)
+
+    async def bookies(self) -> list[BookieId]:
+        """Every bookie id that was ever formatted and not decommissioned, whether it runs or not; sorted."""
+        await self._store.sync(paths.LEDGERS)
+        try:
+            return [BookieId(name) for name in await self._store.children(paths.COOKIES)]
+        except NoSuchNode:
+            return []
