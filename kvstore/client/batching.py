@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from kvstore.client.calls import Numbering
 from kvstore.client.operations import Operation, failures_of
 from kvstore.client.values import Item
 from kvstore.proto import kv_pb2
@@ -57,13 +56,12 @@ def _groups(operations: Sequence[Operation]) -> list[Group]:
     for operation in operations:
         if (
             last is None
-            or operation.lane is not last.lane
+            or operation.numbering is not last.numbering
             or operation.partition != last.partition
             or operation.level != last.level
             or operation.seen_ms != last.seen_ms
         ):
-            lane: Numbering = operation.lane
-            key = (operation.partition, lane.client, operation.level, operation.seen_ms)
+            key = (operation.partition, operation.numbering.client, operation.level, operation.seen_ms)
             group = groups.setdefault(key, [])
         last = operation
         group.append(operation)  # type: ignore[union-attr]
@@ -85,7 +83,7 @@ def _lane(group: Group, first: int, token: int) -> kv_pb2.Lane:
         lane.values.extend(values)
     sequences = [operation.sequence for operation in group]
     if any(sequences):
-        numbering: Numbering = head.lane
+        numbering = head.numbering
         lane.sequences.extend(sequences)
         lane.client, lane.seen_ms = numbering.client, head.seen_ms
         lane.first_unacknowledged = numbering.first_unacknowledged

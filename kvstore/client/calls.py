@@ -76,7 +76,7 @@ class Numbering:
         """Take an operation in; a mutation gets its sequence."""
         self._count += 1
         self._size += operation.size
-        operation.lane, operation.seen_ms = self, self.seen_ms
+        operation.numbering, operation.seen_ms = self, self.seen_ms
         if not operation.is_read:
             self._number(operation)
 
@@ -113,7 +113,7 @@ def failed_for_good(operation: Operation, error: StoreError) -> StoreError | Non
     if operation.is_unknown and isinstance(error, Refused):
         return OutcomeUnknown(f"an attempt may have been carried out; a later one was refused: {error}")
     if isinstance(error, RequestExpired) and operation.attempts < RENUMBER_MAX:
-        operation.lane.renumber(operation)
+        operation.numbering.renumber(operation)
         return None
     return error
 

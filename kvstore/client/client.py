@@ -134,7 +134,7 @@ class AsyncClient:
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         conveyor = self._open_conveyor
-        reading = Reading(watched, after, conveyor.tokens)
+        reading = Reading(watched, after, conveyor.seen.tokens)
         return AsyncWatch(
             conveyor.env,
             self._config,
@@ -239,12 +239,11 @@ class AsyncClient:
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        conveyor = self._open_conveyor
-        return conveyor.routing.token(conveyor.tokens)
+        return self._open_conveyor.seen.token
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
-        self._open_conveyor.absorb(token)
+        self._open_conveyor.seen.absorb(token)
 
     def partition_of(self, key: bytes) -> str:
         """The partition that owns the key, as far as this client knows."""

@@ -8,13 +8,12 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_for_good, too_late
+from kvstore.client.calls import Nobody, Pace, failed_for_good, too_late
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import LATE, Link, State
 from kvstore.client.links import Links
 from kvstore.client.operations import Operation, decode
-from kvstore.client.routing import Routing
-from kvstore.client.values import RING, Token
+from kvstore.client.seen import Seen
 from kvstore.env.caller import CallerEnv
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
@@ -28,14 +27,13 @@ class Conveyor:
     """One client's state. Everything happens on the event loop on which it was opened."""
 
     def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
-        self.env = self._env = env
+        self.env = env
         self._config = config
-        self.routing = Routing()
-        self.tokens: dict[str, int] = {}
+        self.seen = Seen(env.random)
+        self.routing = self.seen.routing
         self.links = Links(
-            env, config, self.routing, changed=self._on_change, heard=self._on_answers, tokens=self.tokens
+            env, config, self.routing, changed=self._on_change, heard=self._on_answers, tokens=self.seen.tokens
         )
-        self._numberings: dict[str, Numbering] = {}
         self._room: deque[asyncio.Future[None]] = deque()
         self._pace = Pace(env.random)
         self._changed = asyncio.Event()
@@ -46,34 +44,27 @@ class Conveyor:
 
     async def open(self) -> None:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
-        deadline = self._env.clock.now() + self._config.timeout_s
+        deadline = self.env.clock.now() + self._config.timeout_s
         pauses = self._pace.pauses()
         failure: Unavailable = Nobody()
         while not self.routing.is_known:
             found = await self._ask_anybody()
             if found is not None:
                 failure = failure if isinstance(found, Nobody) else found
-                left = deadline - self._env.clock.now()
+                left = deadline - self.env.clock.now()
                 if left <= 0:
                     raise Unavailable(str(failure))
                 await asyncio.sleep(min(next(pauses), left))
-        self._env.nursery.spawn(self._tick(), name="deadlines")
-        self._env.nursery.spawn(self._follow(), name="topology")
+        self.env.nursery.spawn(self._tick(), name="deadlines")
+        self.env.nursery.spawn(self._follow(), name="topology")
 
     async def close(self) -> None:
         self._closed = True
         self.links.close()
-        await self._env.nursery.close()
+        await self.env.nursery.close()
 
     def partitions(self) -> list[str]:
         return sorted(self.routing.partitions)
-
-    def absorb(self, token: Token) -> None:
-        for partition, sequence in sorted(token.items()):
-            if partition == RING:
-                self.routing.hear(sequence)
-            elif sequence > self.tokens.get(partition, 0):
-                self.tokens[partition] = sequence
 
     def statistics(self) -> dict[str, float]:
         links = self.links.all()
@@ -90,10 +81,10 @@ class Conveyor:
     async def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
         timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
-        operation.deadline = self._env.clock.now() + timeout_s
+        operation.deadline = self.env.clock.now() + timeout_s
         if not operation.partition:
             operation.partition = self.routing.partition_of(operation.key)
-        numbering = self._numberings.get(operation.partition) or self._numbering(operation.partition)
+        numbering = self.seen.numbering(operation.partition)
         while not numbering.has_room():
             await self._wait_room(operation, timeout_s)
         numbering.begin(operation)
@@ -112,7 +103,7 @@ class Conveyor:
         results: list[Any] = [None] * len(wanted)
         places = iter(range(len(wanted)))
         workers = [
-            self._env.nursery.spawn(self._work(wanted, results, places, timeout_s), name="many")
+            self.env.nursery.spawn(self._work(wanted, results, places, timeout_s), name="many")
             for _ in range(min(at_once, len(wanted)))
         ]
         try:
@@ -156,7 +147,7 @@ class Conveyor:
         last: StoreError | None = None
         while True:
             self._counts[f"failed_{type(error).__name__}"] += 1
-            left = operation.deadline - self._env.clock.now()
+            left = operation.deadline - self.env.clock.now()
             final = None if error is LATE else failed_for_good(operation, error)
             if final is not None or self._closed:
                 raise final or too_late(operation, error, timeout_s)
@@ -192,15 +183,11 @@ class Conveyor:
 
     # ── room ──
 
-    def _numbering(self, partition: str) -> Numbering:
-        numbering = self._numberings[partition] = Numbering(self._env.random.randbytes(CLIENT_BYTES))
-        return numbering
-
     async def _wait_room(self, operation: Operation, timeout_s: float) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._room.append(waiter)
         try:
-            async with asyncio.timeout(operation.deadline - self._env.clock.now()):
+            async with asyncio.timeout(operation.deadline - self.env.clock.now()):
                 await waiter
         except TimeoutError:
             raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
@@ -214,28 +201,15 @@ class Conveyor:
     # ── what is heard ──
 
     def _on_answers(self, answers: kv_pb2.Answers) -> None:
-        for progress in answers.progress:
-            self._see(progress)
-        if self.routing.hear(answers.ring_version):
+        if self.seen.hear(answers):
             self._refresh()
-
-    def _see(self, progress: kv_pb2.Progress) -> None:
-        partition, sequence = progress.partition, progress.sequence
-        if sequence > self.tokens.get(partition, 0):
-            self.tokens[partition] = sequence
-        numbering = self._numberings.get(partition) or self._numbering(partition)
-        numbering.see(progress.time_ms)
 
     def _on_change(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
 
     def _learn(self, message: kv_pb2.TopologyResponse) -> None:
-        for partition in message.partitions:
-            if partition.progress.time_ms:
-                numbering = self._numberings.get(partition.id) or self._numbering(partition.id)
-                numbering.see(partition.progress.time_ms)
-        if self.routing.learn(message):
+        if self.seen.learn(message):
             self.links.forget_routes()
             self._on_change()
 
@@ -280,7 +254,7 @@ class Conveyor:
         for link in self.links.all():
             if link.state is State.UP and link.address not in self._refreshing:
                 self._refreshing.add(link.address)
-                self._env.nursery.spawn(self._refresh_from(link), name="refresh")
+                self.env.nursery.spawn(self._refresh_from(link), name="refresh")
 
     async def _refresh_from(self, link: Link) -> None:
         try:
@@ -293,6 +267,6 @@ class Conveyor:
     async def _tick(self) -> None:
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._env.clock.now()
+            now = self.env.clock.now()
             for link in self.links.all():
                 link.tick(now)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import Link, State
 from kvstore.client.operations import Operation
-from kvstore.client.routing import REST_MAX_S, REST_MIN_S, Routing
+from kvstore.client.rests import Rests
+from kvstore.client.routing import Routing
 from kvstore.client.values import Level
 from kvstore.env.caller import CallerEnv
 from kvstore.proto import kv_pb2
@@ -29,8 +30,7 @@ class Links:
         self._env, self._config, self._routing = env, config, routing
         self._changed, self._heard, self._tokens = changed, heard, tokens
         self._links: dict[str, Link] = {}
-        self._rests: dict[str, tuple[float, float]] = {}
-        """Address → (until when, for how long)."""
+        self._rests = Rests()
         self._direct: dict[str, Link] = {}
         """Partition → the link to its leader, while that is up."""
         self._favourite = env.random.randrange(1 << 16)
@@ -66,8 +66,7 @@ class Links:
         link = self._links.get(address)
         if link is not None:
             return link
-        until, _ = self._rests.get(address, (0.0, 0.0))
-        if self._closed or self._env.clock.now() < until:
+        if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
             return None
         link = Link(
             address, self._env, self._config, self._routing, self._tokens, changed=self._on_change, heard=self._heard
@@ -103,9 +102,7 @@ class Links:
             self.breaks += 1
             if self._links.get(link.address) is link:
                 del self._links[link.address]
-            _, rest = self._rests.get(link.address, (0.0, REST_MIN_S / 2))
-            rest = min(rest * 2, REST_MAX_S)
-            self._rests[link.address] = (self._env.clock.now() + rest, rest)
+            self._rests.broke(link.address, self._env.clock.now())
         else:
-            self._rests.pop(link.address, None)
+            self._rests.held(link.address)
         self._changed()

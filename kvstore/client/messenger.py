@@ -9,11 +9,12 @@ from itertools import islice
 from typing import Any
 
 from kvstore.client.blocking import BlockingLink
-from kvstore.client.calls import CLIENT_BYTES, Nobody, Numbering, Pace, failed_for_good, too_late
+from kvstore.client.calls import Nobody, Pace, failed_for_good, too_late
 from kvstore.client.config import ClientConfig
 from kvstore.client.operations import Operation, decode
-from kvstore.client.routing import REST_MAX_S, REST_MIN_S, Routing
-from kvstore.client.values import RING, Level, Token
+from kvstore.client.rests import Rests
+from kvstore.client.seen import Seen
+from kvstore.client.values import Level, Token
 from kvstore.env.caller import CallerEnv
 from kvstore.errors import InvalidRequest, StoreError, Unavailable
 from kvstore.proto import kv_pb2
@@ -28,16 +29,15 @@ class Messenger:
     """One client's state, for any number of threads."""
 
     def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
-        self.env = self._env = env
+        self.env = env
         self._config = config
-        self.routing = Routing()
-        self.tokens: dict[str, int] = {}
+        self.seen = Seen(env.random)
+        self.routing = self.seen.routing
         self._lock = threading.Lock()
         """Of everything here; never held while anything waits."""
         self._room = threading.Condition(self._lock)
         self._links: dict[str, BlockingLink] = {}
-        self._rests: dict[str, tuple[float, float]] = {}
-        self._numberings: dict[str, Numbering] = {}
+        self._rests = Rests()
         self._pace = Pace(env.random)
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
@@ -51,12 +51,12 @@ class Messenger:
 
     def open(self) -> None:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
-        deadline = self._env.clock.now() + self._config.timeout_s
+        deadline = self.env.clock.now() + self._config.timeout_s
         pauses = self._pace.pauses()
         failure: Unavailable = Nobody()
         while (found := self._read_topology()) is not None:
             failure = failure if isinstance(found, Nobody) else found
-            left = deadline - self._env.clock.now()
+            left = deadline - self.env.clock.now()
             if left <= 0:
                 raise Unavailable(str(failure))
             self._pause(min(next(pauses), left))
@@ -74,11 +74,7 @@ class Messenger:
 
     def absorb(self, token: Token) -> None:
         with self._lock:
-            for partition, sequence in sorted(token.items()):
-                if partition == RING:
-                    self.routing.hear(sequence)
-                else:
-                    self.tokens[partition] = max(sequence, self.tokens.get(partition, 0))
+            self.seen.absorb(token)
 
     def statistics(self) -> dict[str, float]:
         with self._lock:
@@ -158,7 +154,7 @@ class Messenger:
         """Try again until there is an answer that is no error, or an error that is final. Raises it."""
         pauses = self._pace.pauses()
         while True:
-            left = operation.deadline - self._env.clock.now()
+            left = operation.deadline - self.env.clock.now()
             with self._lock:
                 self._counts[f"failed_{type(error).__name__}"] += 1
                 final = failed_for_good(operation, error)
@@ -183,7 +179,7 @@ class Messenger:
 
     def _begin(self, operation: Operation, timeout_s: float, *, may_wait: bool) -> bool:
         """Take an operation in. False if there is no room and it may not wait. Raises Unavailable."""
-        now = self._env.clock.now()
+        now = self.env.clock.now()
         operation.deadline = now + timeout_s
         if now - self._read_at > REREAD_S:
             self._read_topology()
@@ -192,9 +188,9 @@ class Messenger:
                 raise InvalidRequest("the client is closed")
             if not operation.partition:
                 operation.partition = self.routing.partition_of(operation.key)
-            numbering = self._numbering(operation.partition)
+            numbering = self.seen.numbering(operation.partition)
             while not numbering.has_room():
-                left = operation.deadline - self._env.clock.now()
+                left = operation.deadline - self.env.clock.now()
                 if not may_wait:
                     return False
                 if left <= 0 or not self._room.wait(left):
@@ -205,14 +201,8 @@ class Messenger:
     def _end(self, operations: Sequence[Operation]) -> None:
         with self._room:
             for operation in operations:
-                operation.lane.end(operation)
+                operation.numbering.end(operation)
             self._room.notify_all()
-
-    def _numbering(self, partition: str) -> Numbering:
-        found = self._numberings.get(partition)
-        if found is None:
-            found = self._numberings[partition] = Numbering(self._env.random.randbytes(CLIENT_BYTES))
-        return found
 
     # ── where to ──
 
@@ -231,12 +221,11 @@ class Messenger:
         link = self._links.get(address)
         if link is not None:
             return link
-        until, _ = self._rests.get(address, (0.0, 0.0))
-        if self.is_closed or self._env.clock.now() < until:
+        if self.is_closed or self._rests.is_left_alone(address, self.env.clock.now()):
             return None
         attempt_s = 2 * self._config.silence_s
-        config, clock = self._config, self._env.clock
-        link = BlockingLink(address, clock, attempt_s, self.tokens, self._lock, config.tls)
+        config, clock = self._config, self.env.clock
+        link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls)
         self._links[address] = link
         return link
 
@@ -244,25 +233,16 @@ class Messenger:
         """Take in what came with answers; let a broken link go."""
         with self._lock:
             for answers in received:
-                for progress in answers.progress:
-                    self._see(progress)
-                if self.routing.hear(answers.ring_version):
+                if self.seen.hear(answers):
                     self._read_at = 0.0
             if received:
-                self._rests.pop(link.address, None)
+                self._rests.held(link.address)
             if not link.is_broken or self._links.get(link.address) is not link:
                 return
             del self._links[link.address]
-            _, rest = self._rests.get(link.address, (0.0, REST_MIN_S / 2))
-            rest = min(rest * 2, REST_MAX_S)
-            self._rests[link.address] = (self._env.clock.now() + rest, rest)
+            self._rests.broke(link.address, self.env.clock.now())
             self._counts["link_breaks"] += 1
         link.close_when_idle()
-
-    def _see(self, progress: kv_pb2.Progress) -> None:
-        partition = progress.partition
-        self.tokens[partition] = max(progress.sequence, self.tokens.get(partition, 0))
-        self._numbering(partition).see(progress.time_ms)
 
     def _read_topology(self) -> Unavailable | None:
         """Learn from the first server that answers, unless another caller does so just now; or why nobody did."""
@@ -286,11 +266,8 @@ class Messenger:
                     self._hear(link, ())
                     continue
                 with self._lock:
-                    self.routing.learn(message)
-                    self._read_at = self._env.clock.now()
-                    for partition in message.partitions:
-                        if partition.progress.time_ms:
-                            self._numbering(partition.id).see(partition.progress.time_ms)
+                    self.seen.learn(message)
+                    self._read_at = self.env.clock.now()
                 return None
             return failure
         finally:

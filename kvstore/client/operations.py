@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kvstore.client.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
+
+if TYPE_CHECKING:
+    from kvstore.client.calls import Numbering
 
 KEY_BYTES_MAX = 4096
 VALUE_BYTES_MAX = 1 << 20
@@ -31,9 +34,8 @@ class Operation:
         "is_sent",
         "is_unknown",
         "key",
-        "lane",
         "level",
-        "number",
+        "numbering",
         "options",
         "partition",
         "seen_ms",
@@ -51,7 +53,8 @@ class Operation:
         self.is_read = code in READS
         self.partition = ""
         """Where it goes; named by the caller of a scan or count, else found by its key."""
-        self.lane: Any = None
+        self.numbering: Numbering
+        """Set by its `begin`."""
         self.sequence = 0
         self.seen_ms = 0
         self.attempts = 0
@@ -60,7 +63,6 @@ class Operation:
         self.is_unknown = False
         """An earlier attempt may have been carried out."""
         self.deadline = 0.0
-        self.number = 0
         self.waiter: Any = None
         """Future or lock of the caller; the face that uses it knows which."""
 

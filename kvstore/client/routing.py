@@ -19,9 +19,6 @@ from kvstore.ring.hashing import TOKENS, token_of
 if TYPE_CHECKING:
     from random import Random
 
-REST_MIN_S, REST_MAX_S = 0.05, 1.0
-"""How long an address is left alone after its connection broke; doubles with each failure in a row."""
-
 
 @dataclass(slots=True)
 class PartitionRoute:

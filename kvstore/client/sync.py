@@ -129,7 +129,7 @@ class Client:
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
         messenger = self._open_messenger
-        reading = Reading(watched, after, messenger.tokens)
+        reading = Reading(watched, after, messenger.seen.tokens)
         return Watch(
             messenger.env,
             self._config,
@@ -234,8 +234,7 @@ class Client:
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        messenger = self._open_messenger
-        return messenger.routing.token(messenger.tokens)
+        return self._open_messenger.seen.token
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""

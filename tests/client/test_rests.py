@@ -1,0 +1,33 @@
+"""An address rests for longer with each connection that breaks, and not at all once there is one."""
+
+from kvstore.client.rests import MAX_S, MIN_S, Rests
+
+
+def test_an_unknown_address_does_not_rest() -> None:
+    assert not Rests().is_left_alone("a:1", 100.0)
+
+
+def test_rests_double_up_to_a_bound() -> None:
+    rests, now, lengths = Rests(), 100.0, []
+    for _ in range(8):
+        rests.broke("a:1", now)
+        length_s = MIN_S
+        while rests.is_left_alone("a:1", now + length_s):
+            length_s *= 2
+        lengths.append(length_s)
+        now += length_s
+    assert lengths[:3] == [MIN_S, 2 * MIN_S, 4 * MIN_S]
+    rests.broke("a:1", now)
+    assert rests.is_left_alone("a:1", now + MAX_S * 0.99)
+    assert not rests.is_left_alone("a:1", now + MAX_S)
+    assert not rests.is_left_alone("b:1", now)
+
+
+def test_after_a_connection_the_first_rest_is_short_again() -> None:
+    rests = Rests()
+    for _ in range(5):
+        rests.broke("a:1", 100.0)
+    rests.held("a:1")
+    assert not rests.is_left_alone("a:1", 100.0)
+    rests.broke("a:1", 100.0)
+    assert not rests.is_left_alone("a:1", 100.0 + MIN_S)

@@ -1,0 +1,44 @@
+"""What a client has seen never becomes less, and its request ids carry the leader's time."""
+
+from random import Random
+
+from kvstore.client.calls import SEEN_STEP_MS
+from kvstore.client.seen import Seen
+from kvstore.client.values import RING
+from kvstore.proto import kv_pb2
+
+
+def answers(partition: str, sequence: int, *, time_ms: int = 0, ring_version: int = 0) -> kv_pb2.Answers:
+    progress = kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=time_ms)
+    return kv_pb2.Answers(progress=[progress], ring_version=ring_version)
+
+
+def test_what_was_seen_never_becomes_less() -> None:
+    seen = Seen(Random(1))
+    seen.hear(answers("p1", 7))
+    seen.hear(answers("p1", 5))
+    seen.absorb({"p1": 6, "p2": 3})
+    assert seen.tokens == {"p1": 7, "p2": 3}
+
+
+def test_a_token_carries_the_newest_ring_that_was_heard_of() -> None:
+    seen, other = Seen(Random(1)), Seen(Random(2))
+    assert seen.hear(answers("p1", 7, ring_version=4))
+    assert seen.token == {"p1": 7, RING: 4}
+    other.absorb(seen.token)
+    assert other.token == seen.token
+
+
+def test_request_ids_of_a_partition_carry_the_time_that_its_leader_told() -> None:
+    seen = Seen(Random(1))
+    seen.hear(answers("p1", 1, time_ms=50 * SEEN_STEP_MS))
+    topology = kv_pb2.TopologyResponse()
+    topology.partitions.add(id="p2").progress.time_ms = 60 * SEEN_STEP_MS
+    seen.learn(topology)
+    assert (seen.numbering("p1").seen_ms, seen.numbering("p2").seen_ms) == (50 * SEEN_STEP_MS, 60 * SEEN_STEP_MS)
+
+
+def test_each_partition_has_a_client_id_of_its_own() -> None:
+    seen = Seen(Random(1))
+    assert seen.numbering("p1").client != seen.numbering("p2").client
+    assert seen.numbering("p1") is seen.numbering("p1")
