@@ -35,38 +35,41 @@ class Page:
         self.message = feed_pb2.ChangesResponse(next=after)
         self.is_full = False
         self._interest, self._bounds, self._keys_only = interest, bounds, keys_only
+        self._after, self._handed_at = after, -1
         self._size = self._rows = 0
         self._kinds: list[bytes] = []
 
     @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing in it to tell."""
-        return not self._rows and not self.message.handovers
+    def is_news(self) -> bool:
+        """Whether something is in it that no page up to `after` had."""
+        return self._rows > 0 or self._handed_at > self._after
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that was taken stands before `next`: else a move stands right there, and whoever asks behind
+        `next` is told of it again, since he may have had another page before."""
+        return self._handed_at < self.message.next
 
     def add(self, entry: Logged) -> bool:
         """Take what is wanted of the next entry; True if that is all there is of it. `message.next` moves."""
         message, until = self.message, self._bounds.until
-        if until and entry.before >= until and entry.after > until:
-            message.next, self.is_full = max(message.next, until), True  # what stood before it was passed over
-            return False
         rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
         fitting = self._fitting(entry, rows)
         self._append(entry, rows if fitting == len(rows) else rows[:fitting])
         if fitting < len(rows):
-            message.next = max(message.next, entry.sequences[rows[fitting]] - 1)
             self.is_full = True
+            self.skip_to(entry.sequences[rows[fitting]] - 1)
             return False
-        if entry.handed is not None and entry.is_behind(message.next):
-            self._hand(entry)
-        message.time_ms = entry.time_ms
-        if until and entry.after > until:
-            message.next, self.is_full = max(message.next, until), True
-            return False
-        message.next = max(message.next, entry.after)
-        return True
+        self.is_full = bool(until) and entry.after > until
+        if not (self.is_full and entry.before >= until):  # else all of it stands behind the bound
+            message.time_ms = entry.time_ms
+            if entry.handed is not None and entry.is_behind(message.next):
+                self._hand(entry)
+        self.skip_to(entry.after)
+        return not self.is_full
 
     def skip_to(self, seq: int) -> None:
-        """Nothing of interest stands up to there."""
+        """All that is wanted up to there is in the page."""
         bound = self._bounds.until
         self.message.next = max(self.message.next, min(seq, bound) if bound else seq)
 
@@ -111,6 +114,7 @@ class Page:
     def _hand(self, entry: Logged) -> None:
         handed = entry.handed
         assert handed is not None
+        self._handed_at = handed.seq
         self.message.handovers.add(
             owned=handed.is_owned,
             sequence=handed.seq,

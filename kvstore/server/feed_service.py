@@ -33,7 +33,7 @@ from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_tail import Cursor
 from kvstore.server.feeds import Feeds
 from kvstore.server.kv import Calls
-from kvstore.types import PartitionId, Seq
+from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 
@@ -151,10 +151,9 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             page = await self._fill(request, place)
             response = page.finish(place.cursor.latest)
             response.ended = await self._has_ended(place.cursor)
-            is_kept = not response.ended
+            is_kept = page.is_exact and not response.ended
         finally:
             if is_kept:
-                place.cursor.seq = Seq(max(place.cursor.seq, response.next))
                 self._keep((partition, response.next, request.start, request.end), place)
             else:
                 await self._feeds.drop(place.cursor)
@@ -177,13 +176,14 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 if not page.add(entry):
                     return page
                 cursor.take(entry)
+            await asyncio.sleep(0)  # a page is many batches: others come in between
             now = self._env.clock.now()
             if entries or cursor.is_behind:
                 if now >= work_until:
                     break
                 continue
             page.skip_to(cursor.seq)
-            if not page.is_empty or now >= until:
+            if page.is_news or now >= until:
                 break
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(until - now):

@@ -3,6 +3,12 @@
 While somebody watches a partition its log is tailed here, from the node's own bookie if it has one, and what comes is
 kept for a while: the window. A reader near the end takes entries from there; one who is further behind reads the log
 by itself, so nobody waits for him, and nothing is kept for him.
+
+What always holds. No entry at a cursor's `position` or before has a change of interest behind its `seq`, and the two
+move together: over an entry that was taken, or over entries that nobody touched. A cursor that nothing has touched is
+as good as at the tail's end; one that was touched stands no further than right before the first entry of interest. A
+page has all changes of interest behind `after`, up to its `next` and none behind it, so its cursor serves whoever asks
+behind that `next`: an entry of which part was wanted is not taken, and is looked at again (feed_pages.py).
 """
 
 from __future__ import annotations
@@ -16,7 +22,7 @@ from typing import Protocol
 
 from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
 from kvstore.partition.changes import Interest, Logged, logged
-from kvstore.types import PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry, LogReader
 from kvstore.wal.seek import Found
@@ -272,9 +278,7 @@ class Cursor:
         if position > self.position:
             self._ahead.clear()
             self._has_jumped = True
-            self.position = position
-        if position == self.position:
-            self.seq = max(self.seq, seq)
+            self.position, self.seq = position, max(self.seq, seq)
 
     async def fetch(self) -> None:
         """Read the next entries from the log, if the window does not have them. Raises PositionTrimmed, Unavailable."""
@@ -291,19 +295,22 @@ class Cursor:
                 self._ahead.extend(logged(entry) for entry in found)
             except NoSuchLedger:
                 await self._stop_reading()
-                raise await self._trimmed() from None
+                await self._pass_over_trimmed()
             except (LedgerError, MetadataError, Corrupted) as error:
                 await self._stop_reading()
                 raise Unavailable(f"partition {self.partition}: its log cannot be read now: {error}") from error
         if self._ahead and self._ahead[-1].position >= self._tail.floor:
             await self._stop_reading()  # from here on the window has them
 
-    async def _trimmed(self) -> StoreError:
+    async def _pass_over_trimmed(self) -> None:
+        """The log begins behind this place by now. Raises PositionTrimmed unless the reader has had all before."""
         try:
             found = await self._logs.seeker.end(self.partition)
         except StoreError as error:
-            return Unavailable(f"partition {self.partition}: its log is being trimmed: {error}")
-        return PositionTrimmed(self.partition, self.seq, oldest_of(found))
+            raise Unavailable(f"partition {self.partition}: its log is being trimmed: {error}") from error
+        if self.seq < oldest_of(found) or not found.listed.ledgers:
+            raise PositionTrimmed(self.partition, self.seq, oldest_of(found))
+        self.position = Position(found.listed.ledgers[0].id, NO_ENTRY)
 
     async def _stop_reading(self) -> None:
         reader, self._reader = self._reader, None

@@ -34,7 +34,7 @@ class MemoryLog:
 
     def roll(self) -> None:
         """Begin another ledger."""
-        self._ledger, self._entry = len(self.ledgers) + 1, -1
+        self._ledger, self._entry = self.ledgers[-1].id + 1 if self.ledgers else 1, -1
         self.ledgers.append(Listed(LedgerId(self._ledger), Seq(self.seq + 1), True, 1, 0))
 
     def trim(self, ledgers: int) -> None:
