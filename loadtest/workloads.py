@@ -58,6 +58,7 @@ WORKLOADS = {
             sizes="mix:100=80,1000=18,16000=2",
             arrivals=BURSTS,
         ),
+        Workload(name="writes", does="writes only", operations=((UPDATE, 100),), keys="uniform"),
         Workload(
             name="scans",
             does="scans of up to 500 keys among point reads",
