@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from errno import EDQUOT, ENOSPC
+from errno import EDQUOT, EIO, ENOSPC
 from struct import pack
 from typing import Any
 
@@ -108,6 +108,7 @@ class Journal:
         self._is_certified = True
         self._is_scheduled = False
         self._is_blocked = False
+        self._lacks_room = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self.synced_group = 0
@@ -230,7 +231,10 @@ class Journal:
             self.open_group = Group(group.number + 1, group.segment, group.end)
         self._syncing = group
         self._sync_began = self._env.clock.now()
-        group.segment.handle.submit_sync(self._on_sync)
+        try:
+            group.segment.handle.submit_sync(self._on_sync)
+        except OSError as error:
+            self._sync_failed(error)
 
     def _write_failed(self, error: OSError) -> None:
         """Nothing was reported yet, so a full disk costs only time: the group waits for room."""
@@ -246,7 +250,7 @@ class Journal:
         if self._is_stopped or group is None:
             return
         if error is not None:
-            self._die(f"journal sync failed: {error}")
+            self._sync_failed(error)
             return
         statistics = self._statistics
         statistics.syncs += 1
@@ -267,7 +271,7 @@ class Journal:
         if group.next is not None:
             self._on_rolled(group.segment)
         elif self._spare is not None:
-            self._spare.fill(2 * group.end)
+            self._spare.fill(2 * group.end, self._sync_failed)
         if self._syncing is None:
             self._later("certify", CERTIFY_S, self.certify)
 
@@ -286,6 +290,10 @@ class Journal:
             return
         self.open_group = Group(group.number + 1, group.segment, group.end)
         self._is_certified = True
+
+    def _sync_failed(self, error: OSError) -> None:
+        if not self._is_stopped:
+            self._die(f"journal sync failed: {error}")
 
     def _die(self, reason: str) -> None:
         self.stop()
@@ -343,10 +351,16 @@ class Journal:
                 raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
             self._spare = self._create(0)
         except OSError as error:
-            log.warning("no room for journal segment=%d: %s", self._next_file, error)
+            if error.errno == EIO:
+                self._die(f"journal segment={self._next_file} cannot be made: {error}")
+                return
+            if not self._lacks_room:
+                log.warning("no room for journal segment=%d, waiting for it: %s", self._next_file, error)
+            self._lacks_room = True
             self._on_full(True)
             self._later("spare", RETRY_S, self.make_spare)
             return
+        self._lacks_room = False
         self._on_full(self.is_full)
 
     def _create(self, room: int) -> Segment:
@@ -363,10 +377,10 @@ class Journal:
         return segment
 
     def _on_ready(self, error: OSError | None) -> None:
-        if error is not None and not self._is_stopped:
-            self._die(f"journal sync failed: {error}")
-            return
-        self._flush()
+        if error is not None:
+            self._sync_failed(error)
+        else:
+            self._flush()
 
     def stop(self) -> None:
         """Write nothing more. What was not reported as synced may or may not be there."""

@@ -120,7 +120,9 @@ def test_a_lost_session_does_not_stop_a_bookie_and_it_registers_again_as_itself(
     run(world, scenario())
 
 
-def test_a_full_disk_moves_the_registration_and_back(world: SimWorld, tree: MemoryTree) -> None:
+def test_a_full_disk_moves_the_registration_and_back_and_is_logged_once(
+    world: SimWorld, tree: MemoryTree, caplog: pytest.LogCaptureFixture
+) -> None:
     async def scenario() -> None:
         async with started(world, tree) as one:
             await one.create_ledger()
@@ -131,6 +133,8 @@ def test_a_full_disk_moves_the_registration_and_back(world: SimWorld, tree: Memo
                 entry += 1
             await pause(1)
             assert await one.client.bookies() == Bookies({}, {one.bookie.id: "b1:3181"})
+            await pause(20)
+            assert caplog.text.count("no room") == 1, "not each time that it looks"
             disk.set_capacity(1 << 30)
             await pause(5)
             assert await one.client.bookies() == Bookies({one.bookie.id: "b1:3181"}, {})
