@@ -79,6 +79,8 @@ class Node:
         self.is_open = False
         self.on_draining: list[Callable[[], Awaitable[None]]] = []
         """Awaited once, when the node begins to drain."""
+        self.door_histograms: Callable[[], Mapping[str, Any]] = dict
+        """Of the doors that whoever called `serve` has opened."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one will do. An absent metadata store is no reason."""
@@ -130,7 +132,7 @@ class Node:
         if self.bookie is not None:
             found["bookie"] = self.bookie.histograms()
         if Role.SERVER in self.config.roles:
-            found["server"] = self.resp.histograms()
+            found["server"] = {**self.resp.histograms(), **self.door_histograms()}
         return found
 
     @property

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Protocol
 
+from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
 from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
@@ -56,6 +58,9 @@ class GrpcDoor:
     async def set_serving(self, serving: bool) -> None:
         """What health answers."""
         await self._server.set_serving(serving)
+
+    def histograms(self) -> dict[str, Mapping[str, Histogram]]:
+        return {"grpc_call_s": self._kv.histograms}
 
     async def close(self) -> None:
         self._kv.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import grpc
 
+from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.commands import Code, Flag, Op, Result
@@ -34,6 +35,8 @@ from kvstore.server.watch import send_watch
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
+_METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "Delete", Code.BATCH: "Batch"}
+_FRAMES = ("Execute", "Session")
 
 
 class Calls:
@@ -73,6 +76,8 @@ class KV(kv_pb2_grpc.KVServicer):
         """Without `feeds` there is nothing to watch."""
         self._env, self._backend, self._feeds = env, backend, feeds
         self._calls = Calls(backend)
+        self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
+        """Seconds that calls of a method took, refused ones too; of frames, each lane."""
         self._topologies = Topologies(backend, env.clock, server)
 
     def close(self) -> None:
@@ -138,7 +143,7 @@ class KV(kv_pb2_grpc.KVServicer):
         return kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
-        session = Session(self._backend, self._env.clock, UNARY_BYTES_MAX)
+        session = Session(self._backend, self._env.clock, UNARY_BYTES_MAX, took=self.histograms["Execute"])
         try:
             session.accept(request)
             await session.wait_all_done()
@@ -154,7 +159,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = Session(self._backend, self._env.clock)
+        session = Session(self._backend, self._env.clock, took=self.histograms["Session"])
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
@@ -195,14 +200,18 @@ class KV(kv_pb2_grpc.KVServicer):
 
     async def _in_time(self, op: Op, ring_version: int, context: Context) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
-        if context.time_remaining() is not None:
-            return await self._calls.run(op, ring_version)
+        now = self._env.clock.now
+        begun = now()
         try:
+            if context.time_remaining() is not None:
+                return await self._calls.run(op, ring_version)
             async with asyncio.timeout(TIMEOUT_DEFAULT_MS / 1000):
                 return await self._calls.run(op, ring_version)
         except TimeoutError:
             kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
             raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
+        finally:
+            self.histograms[_METHODS[op[0]]].add(now() - begun)
 
 
 def _token(token: Mapping[str, int], partition: str) -> int:

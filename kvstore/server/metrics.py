@@ -169,14 +169,19 @@ NAMES: dict[str, tuple[str, str]] = {
         "server_resp_command_seconds",
         "From beginning a command to writing its reply, of one in 16 rounds of commands.",
     ),
+    "server_grpc_call_s": (
+        "server_grpc_call_seconds",
+        "Calls of the KV service, from their arrival to their result; of Execute and Session, each lane of a frame.",
+    ),
 }
+HISTOGRAM_LABELS = {"server_resp_command_s": "command", "server_grpc_call_s": "method"}
 BUCKETS = {"_seconds": range(6, 25), "": range(13)}
 """Which powers of two of a histogram's unit bound a published bucket: 64 µs to 17 s, or 1 to 4,096."""
 
 
 def metrics_of(part: str, values: Statistics) -> Iterator[Metric]:
     """The numbers of one part as metrics. A table of tables gets a label named after the part in the singular, with
-    their names as its values; a histogram in a table of histograms a label `command`."""
+    their names as its values; a histogram in a table of histograms one of HISTOGRAM_LABELS."""
     tables = {name: value for name, value in values.items() if isinstance(value, Mapping)}
     if tables and len(tables) == len(values) and not any(map(_is_histograms, tables.values())):
         label = part.removesuffix("s")
@@ -222,7 +227,7 @@ def _metric(inner: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily
 
 def _histogram(inner: str, rows: Mapping[tuple[str, ...], Histogram]) -> HistogramMetricFamily:
     name, text = published_name(inner)
-    labels = ["command"] if any(rows) else []
+    labels = [HISTOGRAM_LABELS[inner]] if any(rows) else []
     metric = HistogramMetricFamily(f"{PREFIX}_{name}", text, labels=labels)
     exponents = BUCKETS["_seconds" if name.endswith("_seconds") else ""]
     for row, found in rows.items():

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
+from kvstore.bookie.statistics import Histogram
 from kvstore.env import Clock
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Op, Result
@@ -37,8 +38,12 @@ _READS = frozenset({Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT
 class Session:
     """The operations of one stream that are not yet answered."""
 
-    def __init__(self, backend: Backend, clock: Clock, unsent_bytes_max: int = UNSENT_BYTES_MAX) -> None:
+    def __init__(
+        self, backend: Backend, clock: Clock, unsent_bytes_max: int = UNSENT_BYTES_MAX, *, took: Histogram | None = None
+    ) -> None:
+        """`took` gets the seconds from a lane's arrival to its last answer."""
         self._backend, self._clock = backend, clock
+        self._took = took if took is not None else Histogram(1e-6)
         self._unsent_bytes_max = unsent_bytes_max
         self._outbox = Outbox()
         self._partitions: set[str] = set()
@@ -69,7 +74,7 @@ class Session:
     def _submit(self, ops: list[Op | StoreError], lane: kv_pb2.Lane, ring_version: int, timeout: float) -> None:
         self._lanes_begun += 1
         partition = PartitionId(lane.partition) if lane.partition else None
-        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version)
+        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version, self._clock.now())
         self._lanes[self._lanes_begun] = sink
         self._open += len(ops)
         self._open_bytes += sink.size
@@ -112,6 +117,7 @@ class Session:
         """A lane has ended."""
         del self._lanes[lane.place]
         self._open_bytes -= lane.size
+        self._took.add(self._clock.now() - lane.begun)
 
     def wake(self) -> None:
         """There is something to send, or room to read on."""
@@ -167,12 +173,29 @@ class Session:
 class _Lane:
     """The sink of one lane's operations."""
 
-    __slots__ = ("_first", "_left", "_ops", "_partition", "_ring_version", "_session", "place", "size", "timer")
+    __slots__ = (
+        "_first",
+        "_left",
+        "_ops",
+        "_partition",
+        "_ring_version",
+        "_session",
+        "begun",
+        "place",
+        "size",
+        "timer",
+    )
 
     def __init__(
-        self, session: Session, place: int, lane: kv_pb2.Lane, ops: list[Op | StoreError], ring_version: int
+        self,
+        session: Session,
+        place: int,
+        lane: kv_pb2.Lane,
+        ops: list[Op | StoreError],
+        ring_version: int,
+        begun: float,
     ) -> None:
-        self._session, self.place, self._ring_version = session, place, ring_version
+        self._session, self.place, self._ring_version, self.begun = session, place, ring_version, begun
         self._first, self._partition = lane.first, lane.partition
         self._ops: list[Op | StoreError | None] = [*ops]
         """None once answered."""

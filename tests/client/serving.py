@@ -58,6 +58,9 @@ class Servers:
         self._running[id] = server, service
         self.cluster.changed()
 
+    def service(self, id: ServerId) -> KV:
+        return self._running[id][1]
+
     async def kill(self, id: ServerId) -> None:
         """Break every connection and stop listening."""
         server, service = self._running.pop(id)

@@ -147,6 +147,18 @@ def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
     assert list(buckets.values()) == sorted(buckets.values())
 
 
+def test_each_door_labels_its_histograms_by_its_own_word() -> None:
+    found = samples("server", {"resp_command_s": {"GET": Histogram(1e-6)}, "grpc_call_s": {"Get": Histogram(1e-6)}})
+    assert found["kvstore_server_resp_command_seconds_count", "GET"] == 0
+    assert found["kvstore_server_grpc_call_seconds_count", "Get"] == 0
+    labels = {
+        tuple(sample.labels)
+        for each in metrics_of("server", {"grpc_call_s": {"Get": Histogram(1e-6)}})
+        for sample in each.samples
+    }
+    assert labels == {("method", "le"), ("method",)}
+
+
 def test_a_replica_that_leads_or_has_stopped_says_so_in_numbers() -> None:
     rows = {"p1": {"role": "serving", "failure": None}, "p2": {"role": "following", "failure": "its state differs"}}
     found = samples("partitions", rows)

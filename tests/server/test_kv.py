@@ -186,6 +186,18 @@ class Stream:
         self.answers |= answers
 
 
+async def test_each_call_is_timed_by_its_method_and_of_frames_each_lane(servers: Servers, stub: Any) -> None:
+    await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)
+    await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v", flags=Flag.IF_ABSENT), timeout=5))
+    await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=5)
+    await stub.Execute(kv_pb2.Frame(lanes=[lane((Code.GET, b"k", b"", 0), (Code.GET, b"x", b"", 0))]), timeout=5)
+    stream = Stream(stub)
+    await stream.send(lane((Code.GET, b"k", b"", 0)), lane((Code.GET, b"x", b"", 0), first=2))
+    await stream.receive(1, 2)
+    counts = {name: each.count for name, each in servers.service(servers.cluster.ids[0]).histograms.items()}
+    assert counts == {"Get": 1, "Put": 2, "Delete": 0, "Batch": 0, "Execute": 1, "Session": 2}
+
+
 async def test_a_session_answers_every_operation_by_its_number(stub: Any) -> None:
     stream = Stream(stub)
     await stream.send(
