@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from kvstore.env import Env
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.store import MetadataStore
+from kvstore.server.config import zookeeper_fault
 
 DataDir = Annotated[Path, typer.Option(help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")]
 ZooKeeper = Annotated[str | None, typer.Option(help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT].")]
@@ -37,16 +39,18 @@ class Tools:
 def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = None) -> str:
     """The connection string of the cluster's ZooKeeper. Raises ConfigError if nothing names one, Unavailable if the
     server does not answer."""
-    if zookeeper:
+    if zookeeper is not None:
+        if fault := zookeeper_fault(zookeeper):
+            raise ConfigError(f"--zookeeper: {fault}")
         return zookeeper
-    if server:
+    if server is not None:
         return _as_told_by(server)
     path = data_dir / "cluster.json"
     try:
         return str(json.loads(path.read_bytes())["zookeeper"])
     except FileNotFoundError:
         raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with --zookeeper") from None
-    except (ValueError, KeyError) as error:
+    except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
 
 
@@ -54,12 +58,17 @@ def _as_told_by(servers: str) -> str:
     """What the first of the servers that answers says; `host:port,…`."""
     import grpc
 
+    from kvstore.client.config import parse_url
     from kvstore.proto import admin_pb2, admin_pb2_grpc
     from kvstore.rpc.channels import open_channel
     from kvstore.rpc.status import from_rpc_error
 
-    failure = "want HOST:PORT,..."
-    for address in filter(None, servers.split(",")):
+    failure = ""
+    try:
+        endpoints = parse_url(f"kv://{servers}").endpoints
+    except ValueError as error:
+        raise ConfigError(f"--server: {error}") from None
+    for address in endpoints:
         with open_channel(address, tls_of_environment()) as channel:
             try:
                 stub = admin_pb2_grpc.AdminStub(channel)
@@ -69,16 +78,17 @@ def _as_told_by(servers: str) -> str:
     raise Unavailable(f"--server {servers}: {failure}")
 
 
-def tls_of_environment() -> Tls | None:
+def tls_of_environment(prefix: str = "KVSTORE_TLS") -> Tls | None:
     """How commands reach a cluster whose doors speak TLS: by the files that KVSTORE_TLS_CA, KVSTORE_TLS_CERT and
-    KVSTORE_TLS_KEY name. None if none is set. Raises ConfigError."""
-    ca, cert, key = (os.environ.get(f"KVSTORE_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+    KVSTORE_TLS_KEY name; with the prefix KVSTORE_ZOOKEEPER_TLS, its ZooKeeper. None if none is set. Raises
+    ConfigError."""
+    ca, cert, key = (os.environ.get(f"{prefix}_{name}") for name in ("CA", "CERT", "KEY"))
     if not (ca or cert or key):
         return None
     try:
         return Tls(ca=Path(ca) if ca else None, cert=Path(cert) if cert else None, key=Path(key) if key else None)
     except ValueError as error:
-        raise ConfigError(f"KVSTORE_TLS_…: {error}") from None
+        raise ConfigError(f"{prefix}_…: {error}") from None
 
 
 def with_tools(
@@ -88,6 +98,7 @@ def with_tools(
     from kvstore.env.real import run
 
     address = zookeeper_of(data_dir, zookeeper, server)
+    _refuse_if_nobody_listens(address)
 
     async def main() -> T:
         async with _tools(address) as tools:
@@ -96,13 +107,31 @@ def with_tools(
     return run(main())
 
 
+def _refuse_if_nobody_listens(zookeeper: str) -> None:
+    """The driver would go on trying. Raises Unavailable if every host says that nothing listens on its port."""
+    hosts = zookeeper.partition("/")[0].split(",")
+    if all(map(_refuses, hosts)):
+        raise Unavailable(f"no ZooKeeper listens at {','.join(hosts)}; is the cluster up? (`kvstore status`)")
+
+
+def _refuses(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=SERVER_TIMEOUT_S).close()
+    except (ConnectionRefusedError, socket.gaierror):
+        return True
+    except OSError:
+        return False
+    return False
+
+
 @asynccontextmanager
 async def _tools(address: str) -> AsyncIterator[Tools]:
     from kvstore.env.real import real_env
     from kvstore.meta.zookeeper import ZooKeeperStore
 
     env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
-    store = await ZooKeeperStore.connect(address)
+    store = await ZooKeeperStore.connect(address, tls=tls_of_environment("KVSTORE_ZOOKEEPER_TLS"))
     try:
         yield Tools(env, store)
     finally:

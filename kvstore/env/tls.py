@@ -4,6 +4,8 @@ its doors, and its connections to other nodes."""
 from __future__ import annotations
 
 import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,26 +38,40 @@ class Tls:
         return self.cert is not None
 
     def server_context(self) -> ssl.SSLContext | None:
-        """For listeners; None: plain TCP. Raises OSError, ssl.SSLError (an OSError too) for files that are none."""
+        """For listeners; None: plain TCP. Raises OSError for files that are none."""
         if self.cert is None:
             return None
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.load_cert_chain(self.cert, self.key)
+        with _named(self.cert, self.key):
+            context.load_cert_chain(self.cert, self.key)
         if self.verify_clients:
-            context.load_verify_locations(self.ca)
+            with _named(self.ca):
+                context.load_verify_locations(self.ca)
             context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def client_context(self) -> ssl.SSLContext:
         """For connections to others: verifies them, host name included. Raises OSError."""
-        context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
+        with _named(self.ca):
+            context = ssl.create_default_context(cafile=None if self.ca is None else str(self.ca))
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         if self.cert is not None:
-            context.load_cert_chain(self.cert, self.key)
+            with _named(self.cert, self.key):
+                context.load_cert_chain(self.cert, self.key)
         return context
 
     def contents(self) -> tuple[bytes | None, bytes | None, bytes | None]:
         """CA, key and certificate as read from their files, None for those not set. Raises OSError."""
         ca, key, cert = (None if path is None else path.read_bytes() for path in (self.ca, self.key, self.cert))
         return ca, key, cert
+
+
+@contextmanager
+def _named(*files: Path | None) -> Iterator[None]:
+    """Errors say which files they are about, as OpenSSL's own do not."""
+    try:
+        yield
+    except OSError as error:
+        reason = f"not a certificate or key in PEM form: {error}" if isinstance(error, ssl.SSLError) else error.strerror
+        raise OSError(error.errno, reason, " and ".join(map(str, files))) from error

@@ -17,6 +17,7 @@ from typing import Any
 
 from kazoo import exceptions as kazoo
 
+from kvstore.env.tls import Tls
 from kvstore.errors import (
     MetadataError,
     MetadataUnavailable,
@@ -39,7 +40,7 @@ from kvstore.meta.store import (
     check_sizes,
     ensure_path,
 )
-from kvstore.meta.zookeeper_session import GuardedClient, NotSent, Session, Tls
+from kvstore.meta.zookeeper_session import GuardedClient, NotSent, Session
 from kvstore.meta.zookeeper_watches import Standing
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,9 @@ class ZooKeeperStore:
         tls: Tls | None = None,
     ) -> ZooKeeperStore:
         """A store at `host:port,host:port/chroot`, connected, its chroot created. Raises MetadataUnavailable after
-        `connect_timeout_s`. From then on it reconnects by itself, for ever."""
+        `connect_timeout_s`, OSError for TLS files that are none. From then on it reconnects by itself, for ever."""
+        if tls is not None:
+            tls.client_context()  # kazoo would take a file that is missing for a server that is, and try for ever
         store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls)
         try:
             async with asyncio.timeout(connect_timeout_s):

@@ -19,7 +19,6 @@ import logging
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -28,6 +27,7 @@ from kazoo.protocol.connection import _CONNECTION_DROP
 from kazoo.protocol.states import KeeperState
 from kazoo.retry import KazooRetry
 
+from kvstore.env.tls import Tls
 from kvstore.meta.store import SessionState
 
 log = logging.getLogger(__name__)
@@ -40,16 +40,6 @@ RECONNECT_JITTER = 0.4
 RESTART_DELAY_S = 1.0
 CLOSE_TIMEOUT_S = 3.0
 _ENDED = (KeeperState.CLOSED, KeeperState.AUTH_FAILED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tls:
-    """Files in PEM form. The server's certificate and host name are always checked."""
-
-    ca: str
-    certfile: str | None = None
-    keyfile: str | None = None
-    keyfile_password: str | None = None
 
 
 class NotSent(Exception):
@@ -99,9 +89,9 @@ class Session:
     def _start(self) -> GuardedClient:
         options: dict[str, Any] = {}
         if self._tls is not None:
-            options = {"use_ssl": True, "verify_certs": True, "check_hostname": True, "ca": self._tls.ca}
-            options |= {"certfile": self._tls.certfile, "keyfile": self._tls.keyfile}
-            options |= {"keyfile_password": self._tls.keyfile_password}
+            ca, cert, key = (path and str(path) for path in (self._tls.ca, self._tls.cert, self._tls.key))
+            options = {"use_ssl": True, "verify_certs": True, "check_hostname": True, "ca": ca}
+            options |= {"certfile": cert, "keyfile": key}
         retry = KazooRetry(max_tries=-1, max_jitter=RECONNECT_JITTER, max_delay=RECONNECT_DELAY_MAX_S)
         client = GuardedClient(
             self._heard,

@@ -14,6 +14,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.wal.config import LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
 
 
 class Role(StrEnum):
@@ -64,6 +65,8 @@ class NodeConfig:
     """Allow listeners beyond loopback without TLS."""
     tls: Tls = field(default_factory=Tls)
     """With a certificate all listeners, and the connections to other nodes, are TLS. Of all nodes or of none."""
+    zookeeper_tls: Tls | None = None
+    """How to reach a ZooKeeper that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
     unsafe: bool = False
     """Allow what can lose acknowledged writes: an acknowledgement by one bookie."""
     repair_after_s: float = 600.0
@@ -74,16 +77,18 @@ class NodeConfig:
 
     def __post_init__(self) -> None:
         faults = []
-        if not _ID.fullmatch(self.id):
-            faults.append(f"id: want lower-case letters, digits and dashes, at most 63, got {self.id!r}")
+        if fault := id_fault(self.id):
+            faults.append(f"id: {fault}")
         if self.repair_after_s < 0:
             faults.append(f"repair_after_s: want at least 0, got {self.repair_after_s:g}")
         if not self.roles:
             faults.append("roles: want at least one of bookie, server")
-        if not self.zookeeper.partition("/")[0]:
-            faults.append(f"zookeeper: want host:port/chroot, got {self.zookeeper!r}")
+        if fault := zookeeper_fault(self.zookeeper):
+            faults.append(f"zookeeper: {fault}")
         if self.tls.ca is not None and not self.tls.serves:
             faults.append("tls: want cert and key beside ca")
+        if self.zookeeper_tls is not None and self.zookeeper_tls.ca is None:
+            faults.append("zookeeper_tls: want ca, the file of who signed ZooKeeper's certificate")
         for name, address in self.listeners().items():
             faults += [
                 f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self.tls.serves)
@@ -104,6 +109,20 @@ class NodeConfig:
         if Role.SERVER in self.roles:
             names += ["resp", "grpc"]
         return {name: getattr(self, name) for name in names}
+
+
+def id_fault(text: str) -> str:
+    """What is wrong with a node's id; empty if nothing is."""
+    return "" if _ID.fullmatch(text) else f"want lower-case letters, digits and dashes, at most 63, got {text!r}"
+
+
+def zookeeper_fault(text: str) -> str:
+    """What is wrong with a connection string of ZooKeeper; empty if nothing is."""
+    for each in text.partition("/")[0].split(","):
+        host, _, port = each.rpartition(":")
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+            return f"want host:port,host:port/chroot, got {text!r}"
+    return ""
 
 
 def _address_faults(address: str, *, is_open: bool) -> list[str]:

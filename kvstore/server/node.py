@@ -137,7 +137,7 @@ async def _connect(config: NodeConfig, stop: asyncio.Event) -> ZooKeeperStore | 
     """The metadata store, as soon as it answers; None if the node is stopped before."""
     while not stop.is_set():
         try:
-            return await ZooKeeperStore.connect(config.zookeeper)
+            return await ZooKeeperStore.connect(config.zookeeper, tls=config.zookeeper_tls)
         except MetadataUnavailable as error:
             log.warning("%s; trying again", error)
     return None
@@ -150,6 +150,7 @@ async def _doors(node: Node, stack: AsyncExitStack) -> None:
     door = GrpcDoor(node.env, node.dispatcher, node.id, node)
     await door.open(node.config.grpc, node.config.tls_or_none)
     stack.push_async_callback(door.close)
+    node.door_histograms = door.histograms
     node.on_draining.append(lambda: door.set_serving(False))
 
 

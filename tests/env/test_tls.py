@@ -51,10 +51,25 @@ def _table(text: str) -> dict[str, object]:
     return tomllib.loads(text)
 
 
-def test_files_that_cannot_be_used_are_an_os_error() -> None:
-    with pytest.raises(OSError, match="No such file"):
+def test_files_that_cannot_be_used_are_an_os_error_that_names_them(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"No such file.*cert\.pem and key\.pem"):
         Tls(cert=CERT, key=KEY).server_context()
     assert Tls(ca=CA).server_context() is None
+    with pytest.raises(OSError, match=r"No such file.*ca\.pem"):
+        Tls(ca=CA).client_context()
+    other = tmp_path / "letter.txt"
+    other.write_text("Dear Sir")
+    with pytest.raises(OSError, match=r"not a certificate or key in PEM form.*letter\.txt"):
+        Tls(ca=other).client_context()
+
+
+def test_zookeeper_is_reached_by_a_ca_and_perhaps_a_certificate() -> None:
+    assert node().zookeeper_tls is None
+    config = node(zookeeper_tls={"ca": str(CA), "cert": str(CERT), "key": str(KEY)})
+    assert config.zookeeper_tls == Tls(ca=CA, cert=CERT, key=KEY)
+    assert toml.from_table(_table(toml.to_toml(config)), NodeConfig) == config
+    with pytest.raises(ConfigError, match="zookeeper_tls: want ca"):
+        node(zookeeper_tls={})
 
 
 def test_a_client_names_its_files_in_its_url() -> None:

@@ -9,10 +9,10 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from kvstore.env.tls import Tls
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.meta.zookeeper_session import Tls
 from kvstore.server.zookeeper import free_port, start_standalone
 from tests.meta.drivers import States
 
@@ -51,8 +51,8 @@ class Secured:
         )
 
     def client(self, authority: trustme.CA | None = None) -> Tls:
-        pem = str(write(self.folder, authority or self.authority, "client", "client"))
-        return Tls(ca=str(self.ca), certfile=pem, keyfile=pem)
+        pem = write(self.folder, authority or self.authority, "client", "client")
+        return Tls(ca=self.ca, cert=pem, key=pem)
 
 
 @pytest.fixture

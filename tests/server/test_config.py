@@ -52,6 +52,17 @@ def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> 
     assert toml.from_table({**GOOD, "resp": address, "insecure": True}, NodeConfig).resp == address
 
 
+@pytest.mark.parametrize("address", ["", "/kv", "zk", "zk:0", "zk:99999", "a b:1", "zk:1,/kv", "zk:1,x:y/kv", "zk :1"])
+def test_a_zookeeper_that_cannot_be_one_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="zookeeper: want host:port"):
+        toml.from_table({**GOOD, "zookeeper": address}, NodeConfig)
+
+
+@pytest.mark.parametrize("address", ["zk:1", "[::1]:2181/kv", "a.b-c.example:2181,10.0.0.1:2182/k/v"])
+def test_a_zookeeper_is_hosts_with_ports_and_perhaps_a_chroot(address: str) -> None:
+    assert toml.from_table({**GOOD, "zookeeper": address}, NodeConfig).zookeeper == address
+
+
 def test_a_listener_that_the_role_does_not_have_is_not_looked_at() -> None:
     config = toml.from_table({**GOOD, "roles": ["bookie"], "resp": "0.0.0.0:1"}, NodeConfig)
     assert config.listeners() == {"bookie": config.bookie, "http": config.http}

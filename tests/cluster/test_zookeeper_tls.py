@@ -1,0 +1,49 @@
+"""A node and the commands at a ZooKeeper that only speaks TLS. Real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.server.zookeeper import free_ports
+from tests.meta.test_zookeeper_tls import Secured, secured
+from tests.waiting import wait_until_blocking
+
+__all__ = ["secured"]
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+KVSTORE = [sys.executable, "-m", "kvstore"]
+
+
+def test_a_node_joins_and_commands_read_by_the_files_that_they_are_told(secured: Secured, tmp_path: Path) -> None:
+    tls = secured.client()
+    files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
+    environ = os.environ | {f"KVSTORE_ZOOKEEPER_TLS_{name}": str(path) for name, path in files.items()}
+
+    def command(*arguments: str) -> str:
+        return subprocess.run(
+            [*KVSTORE, *arguments, "--zookeeper", secured.address, "--json"],
+            capture_output=True, text=True, timeout=60, check=True, env=environ,
+        ).stdout  # fmt: skip
+
+    assert json.loads(command("cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1"))["founded"]
+    ports = dict(zip(("bookie", "resp", "grpc", "http"), free_ports(4), strict=True))
+    config = tmp_path / "node.toml"
+    config.write_text(
+        f'id = "n1"\nzookeeper = "{secured.address}"\ndata_dir = "{tmp_path / "n1"}"\n'
+        + "".join(f'{name} = "127.0.0.1:{port}"\n' for name, port in ports.items())
+        + "[zookeeper_tls]\n"
+        + "".join(f'{name.lower()} = "{path}"\n' for name, path in files.items())
+    )
+    process = subprocess.Popen([*KVSTORE, "node", "run", "--config", str(config)], stderr=subprocess.DEVNULL)
+    try:
+        wait_until_blocking(lambda: json.loads(command("bookie", "list")), timeout_s=60, what="a bookie registers")
+        assert json.loads(command("bookie", "list"))[0]["address"] == f"127.0.0.1:{ports['bookie']}"
+    finally:
+        process.terminate()
+        assert process.wait(timeout=30) == 0
