@@ -74,6 +74,8 @@ def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[str]) 
 def _value(value: Any, hint: Any, name: str, faults: list[str]) -> Any:
     origin = typing.get_origin(hint)
     if origin in (typing.Union, types.UnionType):
+        if value is None:  # not from TOML, which has no word for it
+            return None
         hint = next(each for each in typing.get_args(hint) if each is not type(None))
         origin = typing.get_origin(hint)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):

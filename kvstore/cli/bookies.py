@@ -134,17 +134,21 @@ def decommission(
 
     It can be called again until nothing blocks it. Exit code 1, and the reasons, while something does.
     """
-    if not yes:
-        typer.confirm(f"Give up {bookie} for good? What is on its disk will never be used again", abort=True)
+
+    async def check(recopier: Recopier) -> None:
+        await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
 
     async def work(recopier: Recopier) -> list[Moved]:
-        await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
+        await check(recopier)
         recopier.bytes_per_s = int(bytes_per_s)
         moved = await recopier.replace(BookieId(bookie))
         if not any(each.blocked for each in moved):
             await recopier.forget(BookieId(bookie))
         return moved
 
+    if not yes:
+        _with_recopier(data_dir, zookeeper, server, check)
+        typer.confirm(f"Give up {bookie} for good? What is on its disk will never be used again", abort=True, err=True)
     moved = _with_recopier(data_dir, zookeeper, server, work)
     _show_moved(bookie, moved, "is decommissioned: its directories may be emptied", json=json)
 

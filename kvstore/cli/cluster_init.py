@@ -11,6 +11,7 @@ from kvstore.cli.cluster import Json, Tools, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, NoSuchNode
 from kvstore.meta import paths
+from kvstore.server.config import id_fault
 from kvstore.types import ServerId
 
 SAFE_NODES_MIN = 3
@@ -92,5 +93,7 @@ def zones_of(nodes: list[str]) -> dict[str, str]:
         server, _, zone = each.partition("=")
         if not server or server in found:
             raise ConfigError(f"--node {each!r}: want each id once, as ID or ID=ZONE")
+        if fault := id_fault(server):
+            raise ConfigError(f"--node {each!r}: {fault}")
         found[server] = zone
     return found

@@ -17,14 +17,14 @@ T = TypeVar("T")
 
 def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:
     """How to reach the cluster. Raises ConfigError if nothing names one."""
-    if server:
+    if server is not None:
         try:
             return ClientConfig(
                 endpoints=parse_url(f"kv://{server}").endpoints, timeout_s=timeout_s, tls=tls_of_environment()
             )
         except ValueError as error:
             raise ConfigError(f"--server: {error}") from None
-    endpoints = _of_zookeeper(zookeeper) if zookeeper else _of_data_dir(data_dir)
+    endpoints = _of_data_dir(data_dir) if zookeeper is None else _of_zookeeper(zookeeper)
     return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment())
 
 

@@ -162,7 +162,9 @@ def delete(
                 raise InvalidRequest(f"ledger {ledger} is part of the log of partition {partition}")
         if not yes:
             typer.confirm(
-                f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})?", abort=True
+                f"Delete ledger {ledger} ({metadata.state.name}, of {owner_of(metadata) or 'nobody'})?",
+                abort=True,
+                err=True,
             )
         await ledgers.remove(metadata.ledger, version)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import signal
 import sys
@@ -59,7 +60,11 @@ def up(
         zookeeper=zookeeper,
         unsafe=unsafe,
     )
-    found = cluster.up(wish)
+    try:
+        found = cluster.up(wish)
+    except KeyboardInterrupt:
+        _say(f"interrupted; what was started goes on. To stop it: {_own_command()} down{_where(data_dir)}")
+        raise
     print(as_json(found.document()) if json else _welcome(found, data_dir))
     if not detach:
         _wait_for_interrupt()
@@ -73,8 +78,11 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
     stopped = LocalCluster(data_dir, _say).down()
     if json:
         print(as_json({"stopped": stopped}))
+    elif stopped:
+        print(f"stopped {', '.join(stopped)}")
     else:
-        print(f"stopped {', '.join(stopped)}" if stopped else "nothing was running")
+        there = (data_dir / "cluster.json").exists()
+        print("nothing was running" if there else f"there is no cluster in {data_dir.absolute()}")
 
 
 def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
@@ -192,7 +200,7 @@ def _drain(address: str, timeout_s: float) -> list[str]:
 
 def _welcome(found: ClusterFile, data_dir: Path) -> str:
     first = found.nodes[0]
-    where = "" if data_dir == Path("data") else f" --data-dir {data_dir}"
+    where = _where(data_dir)
     rows = [
         {"node": node.id, "redis": node.resp, "grpc": node.grpc, "http": f"http://{node.http}", "bookie": node.bookie}
         for node in found.nodes
@@ -217,6 +225,10 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
     )
 
 
+def _where(data_dir: Path) -> str:
+    return "" if data_dir == Path("data") else f" --data-dir {shlex.quote(str(data_dir))}"
+
+
 def _own_command() -> str:
     """How this very program is called from here: by its name if the shell finds it, else by its path."""
     own = Path(sys.executable).with_name("kvstore")
@@ -227,9 +239,12 @@ def _own_command() -> str:
 
 
 def _wait_for_interrupt() -> None:
-    print("\nrunning; Ctrl-C stops it (or use --detach)", file=sys.stderr)
+    _say("\nrunning; Ctrl-C stops it (or use --detach)")
+    ends = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ends)  # else SIGTERM would end this process, and nothing else
     with suppress(KeyboardInterrupt):
-        signal.sigwait({signal.SIGINT, signal.SIGTERM})
+        signal.sigwait(ends)
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _say(line: str) -> None:

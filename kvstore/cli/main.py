@@ -4,8 +4,10 @@ exit."""
 from __future__ import annotations
 
 import importlib
+import importlib.metadata
 import importlib.util
 import sys
+from typing import Annotated
 
 import typer
 
@@ -47,7 +49,17 @@ def build() -> typer.Typer:
     return app
 
 
-def _root() -> None:
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(importlib.metadata.version("kvstore"))
+        raise typer.Exit
+
+
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
+    ] = False,
+) -> None:
     """Each command finds its cluster by --data-dir (default: data), --zookeeper or --server."""
 
 

@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kvstore import config as toml
 from kvstore.errors import ConfigError
-from kvstore.server.config import NodeConfig
+from kvstore.server.config import NodeConfig, zookeeper_fault
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 
@@ -57,13 +58,11 @@ class ClusterFile:
         return asdict(self)
 
     @classmethod
-    def from_document(cls, document: dict[str, Any]) -> ClusterFile:
-        """Raises ConfigError for what is not a cluster file."""
-        try:
-            nodes = tuple(NodePlace(**node) for node in document["nodes"])
-            return cls(**{**document, "nodes": nodes})
-        except (KeyError, TypeError) as error:
-            raise ConfigError(f"cluster.json: not a cluster file: {error}") from error
+    def from_document(cls, document: Any) -> ClusterFile:
+        """Raises ConfigError for what is not a cluster file, naming each fault."""
+        if not isinstance(document, dict):
+            raise ConfigError(f"want an object, got {type(document).__name__}")
+        return toml.from_table(document, cls)
 
     def node(self, name: str) -> NodePlace:
         """Raises ConfigError."""
@@ -112,6 +111,8 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
             f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and go on; give --unsafe if that is "
             "meant"
         )
+    if wish.zookeeper is not None and (fault := zookeeper_fault(wish.zookeeper)):
+        raise ConfigError(f"--zookeeper: {fault}")
     replicas = min(3, count) if wish.replicas is None else wish.replicas
     partitions = 3 if wish.partitions is None else wish.partitions
     if not 1 <= replicas <= count:

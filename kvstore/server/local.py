@@ -63,7 +63,9 @@ class LocalCluster:
         """Start what is down, and return when every partition serves. Raises ConfigError, Unavailable."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self._lock():
-            cluster = layout.plan(replace(wish, data_dir=self.data_dir), self._load_or_none())
+            cluster = self._with_those_that_run(
+                layout.plan(replace(wish, data_dir=self.data_dir), self._load_or_none())
+            )
             self._refuse_taken_ports(cluster)
             ring = self._start(cluster)
         self.wait_ready()
@@ -72,10 +74,10 @@ class LocalCluster:
 
     def down(self) -> list[str]:
         """Stop every process of the cluster, and return their names. Its data stays."""
-        found = self._load_or_none()
-        if found is None:
+        if self._load_or_none() is None:
             return []
         with self._lock():
+            found = self._with_those_that_run(self.load())
             stopped = self._stop_nodes(found)
             own = zookeeper.find_running(self._zookeeper_dir()) if found.own_zookeeper else None
             if own is not None:
@@ -204,6 +206,15 @@ class LocalCluster:
     def _runs(self, node: NodePlace) -> bool:
         return node.pid is not None and _is_ours(node.pid, node.config)
 
+    def _with_those_that_run(self, cluster: ClusterFile) -> ClusterFile:
+        """With processes that the file does not know: a start was killed before it had written them down."""
+        unknown = [node for node in cluster.nodes if not self._runs(node)]
+        for pid in psutil.pids() if unknown else ():
+            for node in unknown:
+                if _is_ours(pid, node.config):
+                    cluster = cluster.with_pid(node.id, pid)
+        return cluster
+
     def _zookeeper_dir(self) -> Path:
         return self.data_dir / "zookeeper"
 
@@ -226,22 +237,44 @@ class LocalCluster:
 
     def _load_or_none(self) -> ClusterFile | None:
         try:
-            return ClusterFile.from_document(json.loads(self._path.read_text(encoding="utf-8")))
+            found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
         except FileNotFoundError:
             return None
-        except ValueError as error:
-            raise ConfigError(f"{self._path}: not JSON: {error}") from error
+        except (ValueError, ConfigError) as error:
+            raise ConfigError(
+                f"{self._path} is not a cluster file: {error}. Remove it, and `kvstore up` with the options of the "
+                "first time makes it anew; the data stays"
+            ) from error
+        self._refuse_other_place(found)
+        return found
+
+    def _refuse_other_place(self, cluster: ClusterFile) -> None:
+        """A copy would start the nodes of the old place, under metadata of this one that may be older."""
+        homes = [Path(node.data_dir) for node in cluster.nodes]
+        if any(not home.resolve().is_relative_to(self.data_dir.resolve()) for home in homes):
+            old, new = homes[0].parent, self.data_dir
+            raise ConfigError(
+                f"the cluster in {new} was made in {old}: move it back, or, if nothing of it runs, "
+                f"sed -i 's|{old}|{new}|g' {new}/cluster.json {new}/*/node.toml"
+            )
 
     def _save(self, cluster: ClusterFile) -> None:
         draft = self._path.with_suffix(".json.new")
-        draft.write_text(json.dumps(cluster.document(), indent=2) + "\n", encoding="utf-8")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(cluster.document(), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
         draft.replace(self._path)
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
         """Two calls of `up` at once would start everything twice."""
         with (self.data_dir / "up.lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._progress(f"waiting for another `kvstore up` or `down` of {self.data_dir}")
+                fcntl.flock(file, fcntl.LOCK_EX)
             yield
 
 
@@ -259,11 +292,11 @@ async def _found(cluster: ClusterFile) -> Ring:
         await store.close()
 
 
-def _is_ours(pid: int, argument: str) -> bool:
-    """Whether `pid` is alive and was started with `argument`: numbers are used again for other processes."""
+def _is_ours(pid: int, config: str) -> bool:
+    """Whether `pid` is alive and runs the node of that file: numbers are used again for other processes."""
     try:
         process = psutil.Process(pid)
-        return _has_threads(process) and any(argument in part for part in process.cmdline())
+        return process.cmdline()[-4:] == ["node", "run", "--config", config] and _has_threads(process)
     except psutil.Error:
         return False
 

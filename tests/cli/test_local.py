@@ -9,6 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.errors import ConfigError
+from kvstore.server import layout
+from kvstore.server.app import VERSION
+from kvstore.server.layout import Wish
+from kvstore.server.local import LocalCluster
+
 
 def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "kvstore", *arguments]
@@ -22,7 +28,12 @@ def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("up", "--nodes", "0"), "want 1 to 99"),
         (("up", "--port-offset", "150"), "--port-offset: want 0 to 99, or a multiple of 100 from 20000"),
         (("up", "--replicas", "4"), "--replicas: want 1 to 3"),
+        (("up", "--zookeeper", ""), "--zookeeper: want host:port"),
         (("status",), "no cluster in"),
+        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "--zookeeper: want host:port"),
+        (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
+        (("ring", "show", "--server", "127.0.0.1:99999"), "--server: want host:port"),
+        (("get", "k", "--server", ""), "--server: want at least one endpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -38,6 +49,54 @@ def test_down_without_a_cluster_is_no_error(tmp_path: Path) -> None:
     answer = kvstore("down", "--data-dir", str(tmp_path), "--json")
     assert answer.returncode == 0
     assert json.loads(answer.stdout) == {"stopped": []}
+
+
+def test_down_says_that_there_is_no_cluster_where_it_looked(tmp_path: Path) -> None:
+    assert kvstore("down", "--data-dir", str(tmp_path)).stdout == f"there is no cluster in {tmp_path}\n"
+
+
+@pytest.mark.parametrize("content", ["", '{"zookeeper": "127.0.', "[]", "5", '{"nodes": 7}', "\0\0\0\0"])
+def test_what_is_no_cluster_file_is_named(tmp_path: Path, content: str) -> None:
+    (tmp_path / "cluster.json").write_text(content)
+    with pytest.raises(ConfigError, match=f"{tmp_path}/cluster.json is not a cluster file"):
+        LocalCluster(tmp_path).load()
+
+
+@pytest.mark.parametrize("command", [("up", "--detach"), ("get", "k"), ("ledger", "list")])
+def test_what_is_no_cluster_file_costs_one_line(tmp_path: Path, command: tuple[str, ...]) -> None:
+    (tmp_path / "cluster.json").write_text("[]")
+    answer = kvstore(*command, "--data-dir", str(tmp_path))
+    assert answer.returncode == 1
+    assert f"{tmp_path}/cluster.json is not a cluster file" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("up", "--detach"), ("down",), ("status",)])
+def test_a_cluster_that_was_copied_or_moved_does_not_start_the_nodes_of_the_old_place(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    made = layout.plan(Wish(data_dir=tmp_path / "old"), None)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new" / "cluster.json").write_text(json.dumps(made.document()))
+    answer = kvstore(*command, "--data-dir", str(tmp_path / "new"))
+    assert answer.returncode == 1
+    assert f"was made in {tmp_path}/old: move it back" in answer.stderr
+    assert sorted(each.name for each in tmp_path.rglob("*")) in (
+        ["cluster.json", "new"],
+        ["cluster.json", "new", "up.lock"],
+    )
+    (tmp_path / "old").symlink_to(tmp_path / "new")
+    assert kvstore("status", "--data-dir", str(tmp_path / "new")).returncode == 0
+
+
+def test_a_data_directory_that_is_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "data"
+    path.write_text("")
+    for command in (("up", "--detach"), ("status",), ("get", "k")):
+        answer = kvstore(*command, "--data-dir", str(path))
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert str(path) in answer.stderr
+        assert answer.stderr.count("\n") == 1
 
 
 def test_a_broken_configuration_names_its_faults(tmp_path: Path) -> None:
@@ -56,6 +115,15 @@ def test_every_command_explains_itself() -> None:
     assert {"up", "down", "status", "node"} <= set(answer.stdout.split())
     for command in (["up"], ["down"], ["status"], ["node", "run"]):
         assert kvstore(*command, "--help").returncode == 0
+
+
+def test_a_node_that_could_never_start_is_not_founded() -> None:
+    arguments = ("cluster", "init", "--zookeeper", "127.0.0.1:1", "--node", "N 1", "--node", "n2", "--node", "n3")
+    assert "--node 'N 1': want lower-case letters" in kvstore(*arguments).stderr
+
+
+def test_it_tells_its_version() -> None:
+    assert kvstore("--version").stdout == f"{VERSION}\n"
 
 
 def test_a_wrong_option_is_wrong_usage() -> None:

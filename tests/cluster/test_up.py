@@ -57,6 +57,7 @@ def test_every_metric_of_a_node_has_its_own_sentence_and_stands_in_the_docs(clus
     assert undescribed == [], "give each a line in kvstore/server/metrics.py"
     assert families["kvstore_bookie_sync_seconds"].type == "histogram"
     assert families["kvstore_server_resp_command_seconds"].type == "histogram"
+    assert families["kvstore_server_grpc_call_seconds"].type == "histogram"
     assert families["process_cpu_seconds"].type == "counter"
     docs = (Path(__file__).parents[2] / "docs" / "operations.md").read_text()
     named = set(re.findall(r"`(kvstore_\w+)`", docs))
@@ -118,6 +119,18 @@ def test_up_on_a_running_cluster_starts_what_is_down_and_nothing_else(cluster: C
     after = {node["id"]: node["pid"] for node in json.loads(answer.stdout)["nodes"]}
     assert {node for node in before if before[node] != after[node]} == {"n2"}
     assert cluster.redis("n2").get("kept") == b"over a kill"
+
+
+def test_processes_that_the_file_does_not_know_are_found(cluster: Cluster) -> None:
+    before = {node: cluster.pid(node) for node in cluster.ids}
+    path = cluster.local.data_dir / "cluster.json"
+    document = json.loads(path.read_text())
+    document["nodes"][1]["pid"] = None  # as if `up` had been killed before it wrote it down
+    document["nodes"][2]["pid"] = os.getpid()  # as if the number had been used again
+    path.write_text(json.dumps(document))
+    answer = kvstore(cluster, "up", "--detach", "--json")
+    assert answer.returncode == 0, answer.stderr
+    assert {node["id"]: node["pid"] for node in json.loads(answer.stdout)["nodes"]} == before
 
 
 def test_up_refuses_to_change_a_cluster(cluster: Cluster) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -79,13 +80,25 @@ def test_a_cluster_that_was_made_is_kept_as_it_is() -> None:
 
 def test_the_cluster_file_survives_its_document() -> None:
     made = plan(Wish(data_dir=DATA), None).with_pid("n2", 17)
-    assert ClusterFile.from_document(made.document()) == made
+    assert ClusterFile.from_document(json.loads(json.dumps(made.document()))) == made
     assert made.node("n2").pid == 17
     assert made.with_pids({}, None).node("n2").pid is None
     with pytest.raises(ConfigError, match="no node 'n9'"):
         made.node("n9")
-    with pytest.raises(ConfigError, match="not a cluster file"):
-        ClusterFile.from_document({"nodes": [{"id": "n1"}]})
+
+
+@pytest.mark.parametrize(
+    ("document", "fault"),
+    [
+        ([], "want an object, got list"),
+        ({"nodes": [{"id": "n1"}]}, "zookeeper: missing"),
+        ({"zookeeper": 5, "zookeeper_pid": None, "nodes": []}, "zookeeper: want str, got 5"),
+        ({"zookeeper": "z:1", "zookeeper_pid": None, "nodes": [{"pid": "7"}]}, r"nodes\[0\].pid: want int, got '7'"),
+    ],
+)
+def test_what_is_no_cluster_file_is_refused_with_its_faults(document: object, fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        ClusterFile.from_document(document)
 
 
 def test_a_node_is_told_what_the_cluster_file_says() -> None:
