@@ -30,6 +30,8 @@ OPERATION_TIMEOUT_S = 5.0
 SILENCE_S = 3.0
 """A link that owes answers and says nothing for so long is broken."""
 SWEEP_S = 0.5
+STOOD_STILL_S = 2 * SWEEP_S
+"""A sweep that comes so late tells that this process was stopped, or had no turn."""
 BYTES_IN_FLIGHT_MAX = 64 << 20
 WRITE_HIGH_BYTES = 4 << 20
 CALLS_MAX = 64
@@ -62,7 +64,7 @@ class Link:
         """Frames of results that have come."""
         self._marks: deque[tuple[float, int]] = deque()
         self._calls: dict[int, asyncio.Future[bytes]] = {}
-        self._heard_at = 0.0
+        self._heard_at = self._swept_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done when the link can be used; OSError or FrameError when it will never be."""
@@ -187,6 +189,7 @@ class Link:
         if line != b"+OK":
             raise FrameError(f"the link was refused: {line[:200].decode('utf-8', 'replace')}")
         self.is_open = True
+        self._swept_at = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         if not self.opened.done():
             self.opened.set_result(None)
@@ -320,6 +323,9 @@ class Link:
         """End what has waited too long, and a link that owes answers and is silent."""
         now = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        since_s, self._swept_at = now - self._swept_at, now
+        if since_s > STOOD_STILL_S:
+            return  # it was this process that said nothing: first it reads what has come meanwhile
         owes = self._owes_answers()
         if owes and now - self._heard_at > SILENCE_S:
             log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)

@@ -10,8 +10,10 @@ from kvstore.errors import NotLeader, OutcomeUnknown
 from kvstore.partition import commands
 from kvstore.server import peer_frames
 from kvstore.server.peer_frames import Frames, Lane, Operations, Results
+from kvstore.server.peer_link import SWEEP_S, Link
 from kvstore.server.peer_server import PeerSession
 from kvstore.types import PartitionId, ServerId
+from tests.server.backends import Collector
 from tests.server.servers import Server, servers
 from tests.waiting import wait_until
 
@@ -99,9 +101,17 @@ class Stream:
     def __init__(self) -> None:
         self.frames = Frames()
         self.written: list[peer_frames.Message] = []
+        self.is_aborted = False
 
     def write(self, data: bytes) -> None:
-        self.written += [peer_frames.decode(body) for body in self.frames.feed(data) if data != b"+OK\r\n"]
+        if data[:1] not in b"+*":
+            self.written += [peer_frames.decode(body) for body in self.frames.feed(data)]
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """It never fills."""
 
     def get_write_buffer_size(self) -> int:
         return 0
@@ -146,6 +156,45 @@ def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> 
     assert leader.done == [3]
     session.data_received(sent(5, len(stream.written)))
     assert leader.done == [3, 5]
+
+
+async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_others_silent() -> None:
+    """The event loop runs timers before it reads: the answers may all be there."""
+    links, stream, sink = Links(), Stream(), Collector()
+    link = Link(cast(Any, links), N2)
+    link.connection_made(cast(Any, stream))
+    link.data_received(b"+OK\r\n")
+    link.submit(P1, (1, commands.put(b"k", b"v"), sink, 7, 0.0, False))
+    await asyncio.sleep(0)
+    links.time += 60.0
+    link._sweep()
+    assert not stream.is_aborted
+    link.data_received(peer_frames.encode(Results(numbers=[(1, 42)])))
+    assert await sink.wait(7) == [42]
+    link.submit(P1, (2, commands.put(b"k", b"v"), sink, 8, 0.0, False))
+    await asyncio.sleep(0)
+    for _ in range(7):
+        links.time += SWEEP_S
+        link._sweep()
+    assert stream.is_aborted, "the other side is silent while this one looks"
+    link.connection_lost(None)
+
+
+class Links:
+    """What a link asks of those that own it."""
+
+    time = 100.0
+    server = ServerId("n1")
+    forwarded_max = 10
+
+    def now(self) -> float:
+        return self.time
+
+    def ring_version(self) -> int:
+        return 1
+
+    def lost(self, link: Link) -> None:
+        """It is not used again."""
 
 
 def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:
