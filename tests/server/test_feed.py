@@ -19,6 +19,7 @@ from kvstore.partition.move_records import Own, Release
 from kvstore.partition.tokens import Span
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server import feed_tail
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_service import FeedService
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
@@ -207,6 +208,30 @@ async def test_a_trimmed_position_is_an_error_of_its_own(reading: Reading) -> No
         await reading.page("p1", 1)
     assert (error.value.partition, error.value.asked, error.value.oldest) == ("p1", 1, 2)
     assert list((await reading.page("p1", 2)).sequences) == [3, 4]
+
+
+async def test_a_place_in_what_was_trimmed_goes_on_if_its_reader_has_had_all_of_that(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_tail, "WINDOW_ENTRIES", 1)
+    log = reading.world.logs["p1"]
+    log.put((b"a", b""))
+    assert (await reading.page("p1", 0)).next == 1
+    log.record(Release(4, AT, 1, P2, Span(7, 9)))
+    log.roll()
+    log.put((b"a", b""), (b"b", b""))
+    log.put((b"c", b""))
+    log.trim(1)
+    assert list((await reading.page("p1", 1, wait_ms=1_000)).sequences) == [2, 3, 4]
+
+
+async def test_a_move_right_behind_a_page_is_told_to_each_reader_who_goes_on_there(reading: Reading) -> None:
+    log = reading.world.logs["p1"]
+    log.put((b"a", b""))
+    assert (await reading.page("p1", 0)).next == 1
+    log.record(Release(4, AT, 1, P2, Span(7, 9)))
+    for _ in range(2):
+        assert [each.move for each in (await reading.page("p1", 1, wait_ms=300)).handovers] == [4]
 
 
 async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:

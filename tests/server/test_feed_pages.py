@@ -137,7 +137,7 @@ class Reader:
         assert wanted <= self._moves
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(8))
 async def test_pages_have_each_change_once_whatever_is_asked_and_trimmed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
@@ -146,7 +146,7 @@ async def test_pages_have_each_change_once_whatever_is_asked_and_trimmed(
     monkeypatch.setattr(feed_tail, "BATCH_BYTES", random.choice((1, 200, 10_000)))
     async with World.open(tmp_path, "p1", "p2") as world:
         nobody: Any = None
-        services = [FeedService(world.env, nobody, world.feeds, world.store) for _ in range(2)]
+        services = [FeedService(world.env, nobody, world.feeds, world.store) for _ in range(random.choice((1, 2)))]
         writer = Writer(world.logs["p1"], random)
         for _ in range(random.randrange(20)):
             writer.write()
