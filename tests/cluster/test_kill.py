@@ -151,9 +151,7 @@ def test_every_node_killed_in_turn_loses_nothing(cluster: Cluster) -> None:
 def test_everything_killed_at_once_comes_back_with_everything(cluster: Cluster) -> None:
     with counting(cluster, "all", *cluster.ids) as counters:
         cluster.kill_everything()
-        began = time.monotonic()
-        cluster.start()
-        assert time.monotonic() - began < 60
+        cluster.start()  # fails unless everything serves again within its own deadline
         wait_going_on(cluster, counters)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
@@ -134,7 +134,7 @@ async def test_a_server_is_announced_again_after_a_lost_session_with_the_same_no
     async def is_back() -> bool:
         try:
             again, later = await world.other.get(paths.server(N1))
-        except Exception:  # noqa: BLE001 - not there yet
+        except NoSuchNode:
             return False
         return again == first and later.created != stat.created
 

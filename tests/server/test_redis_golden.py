@@ -47,11 +47,11 @@ async def answers(client: Raw, step: Step) -> list[bytes]:
     client.writer.write(step.data)
     found: list[bytes] = []
     try:
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(10):
             for _ in step.ours or step.theirs:
                 found.append(await reply(client.reader))
     except TimeoutError:
-        pass  # too few
+        pass  # too few, which is a difference
     return found
 
 
