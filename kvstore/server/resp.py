@@ -14,15 +14,14 @@ from kvstore.server.ask import Asks
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
 from kvstore.server.resp_connection import RespConnection
+from kvstore.server.resp_room import LOOK_S, Holder, Room
 from kvstore.server.resp_rounds import Rounds
 from kvstore.server.resp_session import REDIS_VERSION, Facts
 from kvstore.server.resp_window import Window
 from kvstore.types import PartitionId
 
-OUTPUT_BYTES_MAX = 64 << 20
-"""Replies that one client has not read; beyond it the connection ends."""
 INPUT_BYTES_MAX = 256 << 20
-"""Incomplete commands, over all connections."""
+"""Commands that are incomplete or wait, over all connections."""
 CLOSE_S = 1.0
 """How long a stop waits for what is under way; what is not done then is answered to nobody."""
 CLOSE_LOOKS = 50
@@ -40,9 +39,9 @@ class RespServer:
         self.commands = 0
         """Received since the start."""
         self.window = Window()
+        self.room = Room(env.clock.now, limits.output_bytes_max)
         self.rounds = Rounds(env.clock.now)
         self.connections_refused = 0
-        self.slow_readers_closed = 0
         self._env, self._limits = env, limits
         self._accept_peer, self._facts = accept_peer, facts
         self._asks = Asks(backend)
@@ -50,7 +49,7 @@ class RespServer:
         self._connections: dict[RespConnection, None] = {}
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
-        self._full: dict[RespConnection, None] = {}
+        self._look: asyncio.TimerHandle | None = None
         self._last_id = 0
         self._listener: Listener | None = None
 
@@ -71,6 +70,8 @@ class RespServer:
             await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
         for connection in list(self._connections):
             connection.abort()
+        if self._look is not None:
+            self._look.cancel()
         await self._nursery.close()
 
     def statistics(self) -> dict[str, int]:
@@ -78,7 +79,10 @@ class RespServer:
             "resp_connections": len(self._connections),
             "resp_commands_total": self.commands,
             "resp_connections_refused_total": self.connections_refused,
-            "resp_slow_readers_closed_total": self.slow_readers_closed,
+            "resp_slow_readers_closed_total": self.room.closed,
+            "resp_replies_put_off_total": self.room.put_off,
+            "resp_replies_refused_total": self.room.refused,
+            "resp_output_bytes": self.room.bytes,
             "resp_input_bytes": self._input_bytes,
             "resp_commands_under_way": self.window.commands,
         }
@@ -102,7 +106,7 @@ class RespServer:
 
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
-        self._full.pop(connection, None)
+        self.room.forget(connection)
         self.window.forget(connection)
         self._input_bytes -= self._input.pop(connection, 0)
 
@@ -116,19 +120,24 @@ class RespServer:
             self._input[connection] = size
         else:
             del self._input[connection]
-        if self._input_bytes > INPUT_BYTES_MAX and size > held:
-            connection.end("ERR too many large commands at once")
+        while self._input_bytes > INPUT_BYTES_MAX:
+            largest = max(self._input, key=self._input.__getitem__)  # of equal ones the first, who holds it the longest
+            largest.give_up("ERR too many large commands at once")
 
-    def note_output(self, connection: RespConnection) -> None:
-        """`connection` has more to send than its client reads."""
-        self._full[connection] = None
-        size = connection.output_bytes
-        if size <= OUTPUT_BYTES_MAX:
-            total = sum(each.output_bytes for each in self._full)
-            if total <= self._limits.output_bytes_max:
-                return
-        self.slow_readers_closed += 1
-        connection.abort()
+    def wait_for_room(self, connection: Holder, size: int) -> None:
+        """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
+        self.room.wait(connection, size)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
+
+    def _look_at_room(self) -> None:
+        self._look = None
+        self.room.look()
+        if self.room.is_awaited and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
+
+    def now(self) -> float:
+        return self._env.clock.now()
 
     def now_ms(self) -> int:
         return self._env.clock.wall_ms()

@@ -1,10 +1,9 @@
 """One Redis client's connection: bytes in, operations to the backend, replies out in the order of the commands.
 
-Commands are submitted as they arrive, many at once; their results come in any order and wait for their turn. The token
-of a request holds its place in that order and, in its low bits, the format of its reply, so that nothing else is kept
-per operation. What a client may rely on from a server that does one thing after the other is kept: an operation on a
-key that another one of this connection is changing, and a command about more than keys, wait until all before are
-answered.
+Commands are submitted as they arrive, many at once; resp_outbox.py puts their replies in order. The token of a request
+holds its place in that order and, in its low bits, the format of its reply. What a client may rely on from a server
+that does one thing after the other is kept: an operation on a key that another one of this connection is changing, and
+a command about more than keys, wait until all before are answered.
 """
 
 from __future__ import annotations
@@ -19,48 +18,36 @@ from kvstore.server import resp_specials as specials
 from kvstore.server.resp_commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
 from kvstore.server.resp_gather import Gather
 from kvstore.server.resp_hazards import Hazards
+from kvstore.server.resp_outbox import FORMAT_BITS, IN_FLIGHT_MAX, Outbox
 from kvstore.server.resp_parser import Command, Parser, Unfit
 from kvstore.server.resp_replies import FORMATS, Fmt
 from kvstore.server.resp_rounds import Timed
-from kvstore.server.resp_session import Session
 
 if TYPE_CHECKING:
     from kvstore.env import Stream, StreamHandler
     from kvstore.server.resp import RespServer
 
-IN_FLIGHT_MAX = 1024
-"""Commands of one connection that are not answered yet; what comes after them stays unread."""
-OUTPUT_HIGH_BYTES = 1 << 20
+OUTPUT_HIGH_BYTES = 64 << 10
 """From here on no more of the client's commands are begun."""
-_FORMAT_BITS = 6
-_FORMAT_MASK = (1 << _FORMAT_BITS) - 1
+QUEUED_BYTES = 160
+"""What a command takes that has been read, beside its bytes."""
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 
-class RespConnection:
-    """A StreamHandler towards the client and a Sink towards the backend."""
+class RespConnection(Outbox):
+    """A StreamHandler towards the client and, as an Outbox, a Sink towards the backend."""
 
     def __init__(self, server: RespServer) -> None:
-        self.server: RespServer = server
-        self.backend = server.backend
+        super().__init__(server)
         self._parser = Parser()
-        self.session: Session = Session(server.next_id())
-        self._formats = FORMATS[2]
-        self._out: list[bytes] = []
-        self._issued = 0
-        """Commands begun."""
-        self._answered = 0
-        """Commands whose reply is in `_out` or sent; the reply of number `_answered` is the next one."""
         self._accounted = 0
         """Commands that the window counts as answered."""
         self._value_bytes = 0
         self._window = server.window
         self._rounds = server.rounds
         self._timed: Timed | None = None
-        self._early: dict[int, bytes] = {}
-        """Replies that came before their turn."""
         self._hazards = Hazards()
         self._queue: deque[Command] = deque()
         """Read but not begun."""
@@ -68,14 +55,10 @@ class RespConnection:
         """While commands wait: they go on when fewer than so many are in flight."""
         self._is_busy = False
         """A Special is being done."""
-        self._is_full = False
-        """The client does not read its replies."""
         self._is_closing = False
         """No more commands are begun."""
         self._is_ended = False
         """The client sends no more."""
-        self._is_lost = False
-        self._stream: Stream
         self._peer: StreamHandler | None = None
         """Who has taken the connection over, if it is another server's."""
 
@@ -104,7 +87,8 @@ class RespConnection:
             self._close_when_done()
         if self._parser.error is not None and not self._queue:
             self.end(f"ERR Protocol error: {self._parser.error}")
-        self.server.note_input(self, self._parser.buffered)
+        queued = len(data) + QUEUED_BYTES * len(self._queue) if self._queue else 0
+        self.server.note_input(self, self._parser.buffered + queued)
 
     def eof_received(self) -> bool | None:
         """The client sends no more; what it still waits for is answered first."""
@@ -116,57 +100,34 @@ class RespConnection:
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = self._is_closing = True
         self._queue.clear()
-        self._out.clear()
+        self._let_go()
+        self._send()
         self.server.forget(self)
         if self._peer is not None:
             self._peer.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._is_full = True
+        self.full_since = self.server.now()
         if self._peer is not None:
             self._peer.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_full = False
+        self.full_since = None
         if self._peer is not None:
             self._peer.resume_writing()
-        elif self._resume_below is not None:
+        else:
             self.resume()
 
     # ── the backend's side ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def complete(self, token: int, result: Any) -> None:
-        reply = self._formats[token & _FORMAT_MASK](result)
-        number = token >> _FORMAT_BITS
-        if number == self._answered:
-            self._out.append(reply)
-            self._answered = number + 1
-            if self._early:
-                self._release()
-        else:
-            self._early[number] = reply
-
     def flush(self) -> None:
         self._send()
-        if self._resume_below is not None:
+        if self._resume_below is not None or self._again.numbers:
             self.resume()
         elif self._is_closing or self._is_ended:
             self._close_when_done()
-
-    def answer(self, number: int, reply: bytes) -> None:
-        """The reply of a command whose result is not formatted by `complete`."""
-        if number == self._answered:
-            self._out.append(reply)
-            self._answered = number + 1
-            if self._early:
-                self._release()
-        else:
-            self._early[number] = reply
-
-    def _release(self) -> None:
-        while (reply := self._early.pop(self._answered, None)) is not None:
-            self._out.append(reply)
-            self._answered += 1
 
     # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -183,6 +144,7 @@ class RespConnection:
     def _begin_all(self, waiting: Iterator[Command]) -> None:
         submit = self.backend.submit
         writes, reads, session = self._hazards.writes, self._hazards.reads, self.session
+        again = self._again.reads
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
@@ -192,7 +154,8 @@ class RespConnection:
                 number = self._issued
                 self._issued = number + 1
                 reads[key] = number
-                submit((_GET, key, session.level, 0), self, number << _FORMAT_BITS | _VALUE_FORMAT)
+                again[number] = key
+                submit((_GET, key, session.level, 0), self, number << FORMAT_BITS | _VALUE_FORMAT)
             elif (
                 count == 3
                 and name == b"SET"
@@ -206,7 +169,7 @@ class RespConnection:
                 self._issued = number + 1
                 writes[key] = number
                 self._value_bytes += len(words[2])
-                submit((_PUT, key, words[2], 0, 0, 0, None), self, number << _FORMAT_BITS | _OK_FORMAT)
+                submit((_PUT, key, words[2], 0, 0, 0, None), self, number << FORMAT_BITS | _OK_FORMAT)
             elif not self._begin(words):
                 return self._stall(words, waiting)
             elif self._is_busy:
@@ -242,26 +205,34 @@ class RespConnection:
             case Reply(data):
                 self.reply(data)
             case Single(op, format_):
-                if self._is_crowded() or self._hazards.block((op,), self._answered):
+                if self._is_crowded() or self._hazards.block((op,), self._answered) or not self.may_answer(found):
                     return False
                 self._hazards.note((op,), self._issued)
+                self._again.note(found, self._issued)
                 self._value_bytes += len(op[2]) if op[0] == _PUT else 0
                 number = self._next_number()
-                self.backend.submit(op, self, number << _FORMAT_BITS | format_)
+                self.backend.submit(op, self, number << FORMAT_BITS | format_)
             case Several(ops, _):
                 if self._is_crowded() or self._hazards.block(ops, self._answered):
                     return False
                 self._hazards.note(ops, self._issued)
+                self._again.note(found, self._issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self, self._next_number(), found).submit()
             case Special(name, words):
-                if self._in_flight() or self._is_full:
+                if self._in_flight() or self._is_full or (name == "EXEC" and not self.may_execute()):
                     return False
                 specials.do(self, name, words)
         return True
 
     def _is_crowded(self) -> bool:
-        return self._is_full or self._window.is_full or self._issued - self._answered >= IN_FLIGHT_MAX
+        in_flight = self._issued - self._answered
+        return (
+            self._is_full
+            or self._window.is_full
+            or in_flight >= self._in_flight_max
+            or self._answered < self._again.below
+        )
 
     def _in_flight(self) -> int:
         return self._issued - self._answered
@@ -283,24 +254,30 @@ class RespConnection:
         if words is not None:
             self._queue.append(words)
         self._queue.extend(rest)
-        crowded = self._in_flight() >= IN_FLIGHT_MAX
-        self._resume_below = IN_FLIGHT_MAX // 2 if crowded else 1
+        crowded = self._in_flight() >= self._in_flight_max
+        self._resume_below = (self._in_flight_max + 1) // 2 if crowded else 1
         if self._window.is_full:
             self._window.wait(self)
         self._stream.pause_reading()
 
     def resume(self) -> None:
         """Go on with what waits, if it may."""
+        if self._again.numbers:
+            self.read_again()
         if self._is_full or self._is_busy or self._resume_below is None or self._in_flight() >= self._resume_below:
             return
         if self._window.is_full:
             return self._window.wait(self)
+        if self._answered < self._again.below:
+            return
         self._hazards.answered(self._issued, self._answered)
+        self._in_flight_max = min(self._in_flight_max + self._in_flight_max // 4 + 1, IN_FLIGHT_MAX)
         self._resume_below = None
         queue, self._queue = self._queue, deque()
         self._run(queue)
         if self._is_stalled() or self._is_lost:
             return
+        self.server.note_input(self, self._parser.buffered)
         if self._parser.error is not None:
             self.end(f"ERR Protocol error: {self._parser.error}")
         elif self._is_closing or self._is_ended:
@@ -317,34 +294,34 @@ class RespConnection:
         self._out.clear()
         self._stream.write(data)
         if self._is_full:
-            self.server.note_output(self)
+            self.server.room.add(self, len(data))
         self._hazards.answered(self._issued, self._answered)
+        self._again.answered(self._issued, self._answered)
 
     def _account(self) -> None:
         """Tell the window what is answered; values count until all commands are."""
         if self._timed is not None and self._answered > self._timed[0]:
             self._rounds.end(self._timed)
             self._timed = None
-        size = self._value_bytes if self._issued == self._answered else 0
-        self._value_bytes -= size
+        size = 0
+        if self._issued == self._answered:
+            size, self._value_bytes, self._reserved, self._held = self._value_bytes, 0, 0, 0
         answered, self._accounted = self._answered - self._accounted, self._answered
         if answered or size:
             self._window.end(answered, size)
-
-    @property
-    def output_bytes(self) -> int:
-        """Replies that the client has not read yet."""
-        return self._stream.get_write_buffer_size()
-
-    def abort(self) -> None:
-        """Close at once: the client does not read what it asked for, or the server stops."""
-        self._stream.abort()
 
     def close_soon(self) -> None:
         """Begin no more commands; close when those in flight are answered."""
         self._is_closing = True
         self._queue.clear()
         self._close_when_done()
+
+    def give_up(self, text: str) -> None:
+        """Forget what has been read and not begun, and end."""
+        self._queue.clear()
+        self._parser = Parser()
+        self.server.note_input(self, 0)
+        self.end(text)
 
     def is_done(self) -> bool:
         return self._is_lost or not self._in_flight()

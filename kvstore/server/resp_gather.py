@@ -8,11 +8,12 @@ from kvstore.errors import InvalidRequest
 from kvstore.partition.commands import Code
 from kvstore.server.backend import Backend
 from kvstore.server.resp_commands import Several
+from kvstore.server.resp_replies import failure
 
 READS_AT_ONCE = 256
 """Reads of one command under way. Whether their values are too large together is known only when they come."""
 REPLY_BYTES_MAX = 32 << 20
-"""Of the values in one reply; half of what a client may leave unread."""
+"""Of the values in one reply."""
 _GET = int(Code.GET)
 
 
@@ -21,20 +22,34 @@ class Answering(Protocol):
 
     @property
     def backend(self) -> Backend: ...
+    def admit(self, number: int, size: int) -> bool: ...
+    def put_off(self, number: int, size: int) -> None: ...
+    def gather(self, size: int) -> bool: ...
+    def gathered(self, size: int) -> None: ...
     def answer(self, number: int, reply: bytes) -> None: ...
     def flush(self) -> None: ...
 
 
 class Gather:
-    """Several operations of one command: the sink of their results, which makes one reply of them."""
+    """Several operations of one command: the sink of their results, which makes one reply of them.
 
-    __slots__ = ("_are_values", "_begun", "_bytes", "_connection", "_missing", "_number", "_results", "_several")
+    Reads whose values do not fit in what the connection may hold are given up, and done again by it with a Gather for
+    which there `is_reserved` room.
+    """
 
-    def __init__(self, connection: Answering, number: int, several: Several) -> None:
+    __slots__ = (
+        *("_are_values", "_begun", "_bytes", "_connection", "_counted", "_is_reserved", "_missing", "_number"),
+        *("_results", "_several"),
+    )
+
+    def __init__(self, connection: Answering, number: int, several: Several, *, is_reserved: bool = False) -> None:
         self._connection, self._number, self._several = connection, number, several
         self._missing = len(several.ops)
         self._results: list[Any] = [None] * self._missing
         self._are_values = self._missing > 0 and several.ops[0][0] == _GET
+        self._is_reserved = is_reserved
+        self._counted = 0
+        """Bytes that the connection counts."""
         self._begun = self._bytes = 0
 
     def submit(self) -> None:
@@ -49,29 +64,50 @@ class Gather:
 
     def complete(self, token: int, result: Any) -> None:
         if self._are_values and isinstance(result, tuple):
-            self._bytes += len(result[0])
-            if self._bytes > REPLY_BYTES_MAX:
-                result = _too_large()
-        self._results[token] = result
+            result = self._kept(result)
         self._missing -= 1
+        if self._results:
+            self._results[token] = result
         if not self._missing:
-            self._connection.answer(self._number, self._several.combine(self._results))
+            self._end()
+
+    def _kept(self, record: Any) -> Any:
+        """The record, if it is kept."""
+        self._bytes += len(record[0])
+        if self._bytes > REPLY_BYTES_MAX:
+            self._results.clear()
+        if self._results and not self._is_reserved:
+            if self._connection.gather(len(record[0])):
+                self._counted += len(record[0])
+            else:
+                self._results.clear()
+        return record
+
+    def _end(self) -> None:
+        connection, number = self._connection, self._number
+        connection.gathered(self._counted)
+        if self._bytes > REPLY_BYTES_MAX:
+            connection.answer(number, failure(_too_large()))
+        elif not self._results:
+            connection.put_off(number, REPLY_BYTES_MAX)
+        elif connection.admit(number, 0):
+            connection.answer(number, self._several.combine(self._results))
 
     def flush(self) -> None:
-        unbegun = len(self._results) - self._begun
+        unbegun = len(self._several.ops) - self._begun
         if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
-            if self._bytes > REPLY_BYTES_MAX:
-                self._refuse_rest()
+            if not self._results:
+                self._give_up_rest()
             else:
                 self._submit(READS_AT_ONCE)
         self._connection.flush()
 
-    def _refuse_rest(self) -> None:
-        """The reply is too large already: nothing more is read for it."""
-        rest = range(self._begun, len(self._results))
-        self._begun = len(self._results)
+    def _give_up_rest(self) -> None:
+        """The values are too large: nothing more is read."""
+        rest = range(self._begun, len(self._several.ops))
+        self._begun = len(self._several.ops)
         for token in rest:
-            self.complete(token, _too_large())
+            self.complete(token, None)
 
 
 def _too_large() -> InvalidRequest:
