@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from itertools import count
 from random import Random
