@@ -254,11 +254,10 @@ def _indexed(disk: Disk, directory: str) -> list[int]:
 
 
 def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
-    """Write a full segment's checkpoint. Without it, or with a bad one, a start reads the segment itself."""
+    """Write a full segment's checkpoint. Without it, or with a bad one, a start reads the segment itself. Raises
+    OSError."""
     file = disk.open(checkpoint_path(directory, checkpoint.file), create=True)
     data = encode_checkpoint(checkpoint)
-    file.pwrite(0, data)
-    file.truncate(len(data))
 
     def on_synced(error: OSError | None) -> None:
         file.close()
@@ -266,4 +265,10 @@ def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None
             with suppress(OSError):
                 disk.sync_dir(directory)
 
-    file.submit_sync(on_synced)
+    try:
+        file.pwrite(0, data)
+        file.truncate(len(data))
+        file.submit_sync(on_synced)
+    except OSError:
+        file.close()
+        raise

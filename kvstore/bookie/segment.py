@@ -107,8 +107,12 @@ class Segment:
 
         self._file.submit_sync(on_synced)
 
-    def fill(self, up_to: int) -> None:
-        """Write zeroes ahead, a piece at a time, until `up_to`. What cannot be written stays merely allocated."""
+    def fill(self, up_to: int, failed: Callable[[OSError], None]) -> None:
+        """Write zeroes ahead, a piece at a time, until `up_to`. What cannot be written stays merely allocated.
+
+        `failed` is called if they cannot be synced. The kernel reports an error once: a group written meanwhile may
+        have lost its bytes by the same error, and its own sync then knows of none.
+        """
         size = min(FILL_BYTES, self.capacity - self.filled)
         if self.is_filling or size <= 0 or self.filled >= up_to:
             return
@@ -119,12 +123,13 @@ class Segment:
             return
         self.filled += size
         self.is_filling = True
-        self.handle.submit_sync(self._on_filled)
 
-    def _on_filled(self, error: OSError | None) -> None:
-        self.is_filling = False
-        if error is not None:
-            self.filled = self.capacity
+        def on_synced(error: OSError | None) -> None:
+            self.is_filling = False
+            if error is not None:
+                failed(error)
+
+        self.handle.submit_sync(on_synced)
 
     def read_body(self, offset: int, size: int, *, ledger: int, entry: int) -> bytes | None:
         """The body of the record at `offset`, whose body has `size` bytes; None if it is not what was written."""

@@ -11,7 +11,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.support import FAST, OTHERS, Metadata, Shelf, crash, metadata, run, segments, tiny
 from tests.sim.disk import SimDisk
-from tests.sim.env import NodeCrashed, SimWorld
+from tests.sim.env import SimWorld
 from tests.sim.pause import pause
 
 L = 7
@@ -296,31 +296,6 @@ def test_a_damaged_checkpoint_only_costs_a_scan(world: SimWorld, byte: int) -> N
 
 
 # Syncs that fail, disks that are full
-
-
-def test_a_failed_sync_ends_the_process_and_acknowledges_nothing(world: SimWorld) -> None:
-    told: list[Status] = []
-
-    async def write() -> None:
-        shelf = await opened(world)
-        assert await shelf.add(L, 0) is Status.OK
-        world.node("b1").disk.fail_sync()
-        for entry in (1, 2):
-            shelf.submit(L, entry).add_done_callback(lambda answer: told.append(answer.result()))
-        shelf.submit_read(8, fence=True).add_done_callback(lambda answer: told.append(answer.result()[0]))
-        await pause(5)
-
-    with pytest.raises(NodeCrashed):
-        run(world, write())
-    assert told == []
-    assert "sync failed" in world.fatals[0][1]
-
-    async def again() -> None:
-        shelf = await opened(world)
-        assert await shelf.status(L, 0) is Status.OK
-        assert shelf.storage.statistics.damaged_records == 0
-
-    run(world, again())
 
 
 def test_a_full_disk_makes_the_bookie_read_only_and_room_makes_it_writable_again(world: SimWorld) -> None:
