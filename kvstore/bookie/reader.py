@@ -63,6 +63,22 @@ class Reader:
         self._statistics.read_bytes += size
         done(Status.OK, entry, body, ledger.lac)
 
+    def read_on(self, ledger: int, entry: int, body: bytes, limits: tuple[int, int]) -> list[bytes]:
+        """`body`, which `entry` has, and what follows it here, within `limits` in entries and bytes, 4 more for each.
+        An entry that cannot be read ends it: whoever asks for that one first is told why."""
+        entries_max, left = limits
+        bodies, found = [body], self._ledgers.get(ledger)
+        left -= 4 + len(body)
+        while found is not None and len(bodies) < entries_max:
+            place, size = found.index.get(entry + len(bodies))
+            left -= 4 + size
+            following = self.body(ledger, entry + len(bodies), place, size) if place and left >= 0 else None
+            if following is None:
+                break
+            self._statistics.read_bytes += size
+            bodies.append(following)
+        return bodies
+
     def body(self, ledger: int, entry: int, place: int, size: int) -> bytes | None:
         """A stored packet, its checksum verified; None if it cannot be read as it was written."""
         segment = self._inventory.segments.get(place >> OFFSET_BITS)

@@ -2,6 +2,7 @@
 
 Answers leave in the order in which they become ready, gathered into one write per turn of the loop. Who reads no
 answers is not read from either. What recovery sends (recovery adds, fencing reads, priority) passes the limits.
+A connection is answered in the version of the protocol that it speaks.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Stream
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
+from kvstore.proto import version_two
 from kvstore.proto.availability import encode_availability
 from kvstore.proto.bookkeeper import LAST_ENTRY, BadFrame, BadRequest, Operation, Status
 from kvstore.proto.frames import FrameReader
+from kvstore.proto.version_two import BatchRead
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +34,16 @@ HARD_FACTOR = 4
 
 _ADD = int(Operation.ADD_ENTRY)
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
+
+
+class Answers(Protocol):
+    """What both versions of the protocol have; the module of each is one."""
+
+    def encode_add_response(self, _txn: int, status: int, ledger: int, entry: int, /) -> bytes: ...
+    def encode_read_response(
+        self, _txn: int, status: int, ledger: int, entry: int, body: bytes | None = ..., _max_lac: int | None = ..., /
+    ) -> bytes: ...
+    def encode_auth_response(self, _txn: int, /) -> bytes: ...
 
 
 class BookieService:
@@ -61,6 +74,7 @@ class BookieConnection:
         self._config = service.config
         self._loop = asyncio.get_running_loop()
         self._frames = FrameReader(wire.PAYLOAD_MAX)
+        self._answers: Answers = wire
         self._backlog: deque[bytes] = deque()
         """Requests held back while the client does not read its answers."""
         self._out: list[bytes] = []
@@ -182,13 +196,20 @@ class BookieConnection:
             self._add(*plain)
             return
         try:
-            request = wire.decode_request(payload)
+            if payload.startswith(version_two.MARK):
+                self._answers = version_two
+                request = version_two.decode_request(payload)
+            else:
+                request = wire.decode_request(payload)
         except BadFrame as error:
             self._give_up(str(error))
             return
         except BadRequest as error:
             self._statistics.bad_requests += 1
             self._send(wire.encode_status(error.txn, error.operation, Status.BAD_REQUEST))
+            return
+        if isinstance(request, BatchRead):
+            self._batch_read(request)
             return
         header = request.header
         operation: int = header.operation
@@ -247,14 +268,14 @@ class BookieConnection:
     ) -> None:
         size = len(body)
         if not self._begin(size, is_priority=is_priority):
-            self._send(wire.encode_add_response(txn, Status.TOO_MANY_REQUESTS, ledger, entry))
+            self._send(self._answers.encode_add_response(txn, Status.TOO_MANY_REQUESTS, ledger, entry))
             return
         done = partial(self._added, txn, ledger, entry, size)
         self._storage.add(ledger, entry, body, key, recovery=is_recovery, done=done)
 
     def _added(self, txn: int, ledger: int, entry: int, size: int, status: Status) -> None:
         self._end(size)
-        self._send(wire.encode_add_response(txn, status, ledger, entry))
+        self._send(self._answers.encode_add_response(txn, status, ledger, entry))
 
     def _read(self, txn: int, request: pb.Request) -> None:
         read = request.read
@@ -264,7 +285,7 @@ class BookieConnection:
             self._send(wire.encode_read_response(txn, Status.BAD_REQUEST, read.ledger, read.entry))
             return
         if not self._begin(0, is_priority=is_fence or request.header.priority > 0):
-            self._send(wire.encode_read_response(txn, Status.TOO_MANY_REQUESTS, read.ledger, read.entry))
+            self._send(self._answers.encode_read_response(txn, Status.TOO_MANY_REQUESTS, read.ledger, read.entry))
             return
         done = partial(self._have_read, txn, read.ledger, is_fence)
         if is_poll:
@@ -279,9 +300,26 @@ class BookieConnection:
         def answer(status: Status) -> None:
             self._end(0)
             max_lac = lac if status is Status.OK and not is_fence else None
-            self._send(wire.encode_read_response(txn, status, ledger, entry, body, max_lac))
+            self._send(self._answers.encode_read_response(txn, status, ledger, entry, body, max_lac))
 
         self._when_deniable(status, ledger, answer)
+
+    def _batch_read(self, asked: BatchRead) -> None:
+        """The first entry as in a read of it alone; those after it if they are here and fit."""
+
+        def have_first(status: Status, _entry: int, first: bytes | None, _lac: int) -> None:
+            def answer(status: Status) -> None:
+                self._end(0)
+                bodies = [] if first is None else self._storage.read_on(asked.ledger, asked.entry, first, asked.limits)
+                self._send(version_two.encode_batch_response(asked, status, bodies))
+
+            self._when_deniable(status, asked.ledger, answer)
+
+        is_fence = asked.fence_key is not None
+        if self._begin(0, is_priority=is_fence or asked.is_priority):
+            self._storage.read(asked.ledger, asked.entry, key=asked.fence_key, fence=is_fence, done=have_first)
+        else:
+            self._send(version_two.encode_batch_response(asked, Status.TOO_MANY_REQUESTS, ()))
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
         """Give the status as the answer. "Not here" is said to a client that has not named this bookie only if it is
@@ -352,4 +390,4 @@ class BookieConnection:
         )
 
     def _auth(self, txn: int, _request: pb.Request) -> None:
-        self._send(wire.encode_auth_response(txn))
+        self._send(self._answers.encode_auth_response(txn))

@@ -287,6 +287,11 @@ class BookieStorage:
             return
         self._reader.read(ledger, entry, done, after_all=fence)
 
+    def read_on(self, ledger: int, entry: int, body: bytes, limits: tuple[int, int]) -> list[bytes]:
+        """`body`, which `entry` has, and the entries after it as far as they are here and on the disk, within `limits`
+        in entries and in bytes."""
+        return self._reader.read_on(ledger, entry, body, limits)
+
     def _fence(self, ledger: int, key: bytes | None) -> Status | None:
         """Fence, or say why not. The fence is on the disk once the ledger's `last_group` is."""
         if ledger in self.inventory.tombstones:

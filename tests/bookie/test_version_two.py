@@ -1,0 +1,195 @@
+"""A bookie as clients of version 2 of the protocol meet it."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto.version_two import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
+from kvstore.types import BookieId
+from tests.bookie.peer import Peer, Served
+from tests.bookie.support import FAST, KEY, OTHERS, Metadata, metadata, packet
+from tests.proto.golden import recorded
+from tests.sim.env import SimWorld
+
+L = 7
+FENCE, RECOVERY = 1, 2
+ADD, READ, AUTH, BATCH = 1, 2, 3, 7
+
+
+@pytest.fixture
+def world(seed: int) -> Iterator[SimWorld]:
+    with SimWorld(seed, disk=FAST) as world:
+        yield world
+
+
+def serve(
+    world: SimWorld, scenario: Callable[[Served, Peer], Awaitable[None]], meta: Metadata | None = None, **config: int
+) -> None:
+    async def work() -> None:
+        served = Served(world, meta, **config)
+        await scenario(served, await served.connect())
+
+    world.run(work())
+
+
+def number(value: int, size: int = 8) -> bytes:
+    return value.to_bytes(size, "big", signed=True)
+
+
+def frame(operation: int, flags: int, rest: bytes) -> bytes:
+    return number(4 + len(rest), 4) + bytes([2, operation, 0, flags]) + rest
+
+
+def add(entry: int, payload: bytes = b"hello", *, flags: int = 0, key: bytes = KEY) -> bytes:
+    return frame(ADD, flags, key + packet(L, entry, payload))
+
+
+def read(entry: int, *, flags: int = 0, key: bytes = b"", ledger: int = L) -> bytes:
+    return frame(READ, flags, number(ledger) + number(entry) + key)
+
+
+def batch(entry: int, entries: int, size: int, *, ledger: int = L) -> bytes:
+    return frame(BATCH, 0, number(ledger) + number(entry) + number(99) + number(entries, 4) + number(size))
+
+
+async def ask(peer: Peer, request: bytes) -> tuple[int, bytes]:
+    """Code and rest of the answer, which must name what was asked for."""
+    peer.send(request)
+    (answer,) = await peer.answers(1)
+    assert answer[:4] == request[4:6] + b"\0\0"
+    at = 28 if request[5] == ADD else 8  # behind the key
+    assert answer[8:24] == request[at : at + 16]
+    return int.from_bytes(answer[4:8], "big"), answer[24:]
+
+
+def packets(rest: bytes) -> list[bytes]:
+    """The entries of a batched answer, whose request number must be the one that was sent."""
+    assert rest[:8] == number(99)
+    found, at = [], 8
+    while at < len(rest):
+        size = int.from_bytes(rest[at : at + 4], "big")
+        found.append(rest[at + 4 : at + 4 + size])
+        at += 4 + size
+    assert at == len(rest)
+    return found
+
+
+def test_entries_are_stored_and_read_and_the_other_version_reads_them(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        for entry in range(3):
+            assert await ask(peer, add(entry)) == (0, b"")
+            assert await ask(peer, read(entry)) == (0, packet(L, entry))
+        assert await ask(peer, read(wire.LAST_ENTRY)) == (0, packet(L, 2))
+        assert await ask(peer, read(3)) == (2, b"")
+        assert await ask(peer, read(0, ledger=8)) == (1, b"")
+        other = await served.connect()
+        assert (await other.ask(wire.encode_read(1, L, 1))).body == packet(L, 1)
+
+    serve(world, scenario)
+
+
+def test_a_fence_stops_the_writer_and_lets_recovery_pass(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        assert await ask(peer, add(0)) == (0, b"")
+        assert (await ask(peer, read(0, flags=FENCE, key=b"x" * 20)))[0] == 102
+        assert (await ask(peer, read(0, flags=FENCE)))[0] == 102
+        assert await ask(peer, add(1)) == (0, b""), "neither of these has fenced"
+        assert await ask(peer, read(1, flags=FENCE, key=KEY)) == (0, packet(L, 1))
+        assert await ask(peer, add(2)) == (104, b"")
+        assert await ask(peer, add(2, flags=RECOVERY)) == (0, b"")
+        assert await ask(peer, add(3, flags=RECOVERY, key=b"x" * 20)) == (102, b"")
+
+    serve(world, scenario)
+
+
+def test_what_a_bookie_cannot_vouch_for_is_an_error_and_no_negative(world: SimWorld) -> None:
+    meta = Metadata()
+    meta.known[L] = metadata(L, *OTHERS, BookieId("b4-dddd"))
+
+    async def scenario(_: Served, peer: Peer) -> None:
+        assert await ask(peer, read(0)) == (101, b"")
+        assert await ask(peer, batch(0, 10, 1000)) == (101, number(99))
+        assert await ask(peer, add(0)) == (101, b"")
+
+    serve(world, scenario, meta)
+
+
+def test_a_batch_brings_what_follows_and_fits(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        for entry in (0, 1, 2, 3, 5):
+            assert await ask(peer, add(entry, bytes(100))) == (0, b"")
+        size = 4 + len(packet(L, 0, bytes(100)))
+        for request, wanted in [
+            (batch(0, 10, 1 << 20), [0, 1, 2, 3]),  # entry 4 is not here
+            (batch(1, 2, 1 << 20), [1, 2]),
+            (batch(0, 0, 1 << 40), [0, 1, 2, 3]),
+            (batch(0, -1, 3 * size), [0, 1, 2]),
+            (batch(0, 10, 3 * size - 1), [0, 1]),
+            (batch(5, 10, 0), [5]),  # the first one always
+        ]:
+            code, rest = await ask(peer, request)
+            assert (code, packets(rest)) == (0, [packet(L, entry, bytes(100)) for entry in wanted])
+        assert await ask(peer, batch(4, 10, 1000)) == (2, number(99))
+
+    serve(world, scenario)
+
+
+def test_a_batch_never_exceeds_a_frame_nor_its_share_of_time(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        for entry in range(4):
+            assert await ask(peer, add(entry, bytes(2 << 20))) == (0, b"")
+        _, rest = await ask(peer, batch(0, 10, 1 << 40))
+        assert len(packets(rest)) == 2
+        assert len(rest) <= BATCH_BYTES_MAX + 8
+        for entry in range(4, 1 + BATCH_ENTRIES_MAX + 10):
+            peer.send(add(entry))
+        await peer.answers(BATCH_ENTRIES_MAX + 10 - 3)
+        _, rest = await ask(peer, batch(4, 1 << 30, 1 << 40))
+        assert len(packets(rest)) == BATCH_ENTRIES_MAX
+
+    serve(world, scenario)
+
+
+def test_a_damaged_entry_ends_a_batch_and_is_an_error_as_its_first(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        for entry in range(3):
+            assert await ask(peer, add(entry)) == (0, b"")
+        index = served.shelf.storage.inventory.ledgers[L].index
+        index.places[1] += 1  # where no record begins
+        _, rest = await ask(peer, batch(0, 10, 1000))
+        assert packets(rest) == [packet(L, 0)]
+        assert (await ask(peer, batch(1, 10, 1000)))[0] == 101
+
+    serve(world, scenario)
+
+
+def test_who_greets_is_told_that_there_is_no_authentication(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        golden = recorded("version_two.hex")
+        peer.send(number(len(golden["auth"][0]), 4) + golden["auth"][0])
+        assert await peer.answers(1) == golden["no authentication"]
+
+    serve(world, scenario)
+
+
+def test_what_is_no_request_ends_the_connection(world: SimWorld) -> None:
+    async def scenario(served: Served, _: Peer) -> None:
+        for payload in (b"\x02", b"\x02\x05\0\0" + bytes(40), b"\x02\x01\0\0" + bytes(30), b"\x01\x02\0\0" + bytes(16)):
+            peer = await served.connect()
+            peer.send(number(len(payload), 4) + payload)
+            await peer.closed
+        assert served.shelf.storage.statistics.bad_requests == 4
+
+    serve(world, scenario)
+
+
+def test_adds_beyond_a_connections_limit_are_refused_and_recoverys_are_not(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        peer.send(add(0), add(1), add(2), add(3, flags=RECOVERY))
+        codes = [int.from_bytes(answer[4:8], "big") for answer in await peer.answers(4)]
+        assert sorted(codes) == [0, 0, 0, 106]
+
+    serve(world, scenario, connection_pending_max=2)
