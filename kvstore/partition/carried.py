@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, assert_never
+from typing import Any, NoReturn, assert_never
 
 import msgspec
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, NoSuchLedger, NotLeader, StoreError, Unavailable
-from kvstore.partition import entry as entries
+from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition import pages, source, target
-from kvstore.partition.digest import RangeDigest
 from kvstore.partition.engine import wait_caught_up
+from kvstore.partition.following import Following
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_pin import MovePin
 from kvstore.partition.move_records import ImportBegin, ImportEnd, ImportRows, Own
@@ -26,26 +25,23 @@ from kvstore.partition.source import Asked, Source, Verdict
 from kvstore.partition.state import State
 from kvstore.partition.target import Step, span_of
 from kvstore.partition.territory import Import
-from kvstore.ring import Rings, steps
+from kvstore.ring import Rings, codec, steps
 from kvstore.ring.moves import Move, MoveId, MoveState
 from kvstore.types import PartitionId, Position, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.pins import Pins
-from kvstore.wal.ports import LogEntry, LogReader, Logs
+from kvstore.wal.ports import Logs
 
 log = logging.getLogger(__name__)
 
 CALL_S = 5.0
+TOLD_BYTES_MAX = 64 << 10
+"""Of a ring that servers send each other at a flip: larger ones would cost more than they save."""
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
 HELD_S = 600.0
 """Nothing of the source's log goes for so long while a move is paused. Later on what was copied may have to be copied
 again, if the log has been trimmed meanwhile."""
-FOLLOW_MS = 100
-CLOSE_ENTRIES, CLOSE_BYTES = 16, 2 << 20
-"""The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end."""
-TURN_BYTES = 32 << 10
-"""Of the source's log, looked through before the event loop gets another turn: some milliseconds."""
 PACE_S = 1.0
 """Between two looks whether a slow copy shall go on as slowly."""
 
@@ -86,21 +82,20 @@ class Carried:
         self._pin = MovePin(means.env, means.pins, means.pin_numbers)
         self._answered: ServerId | None = None
         """Whoever did what was asked last: the source's leader."""
-        self._reader: LogReader | None = None
-        self._read_to = BEGINNING
-        """Of the source's log; what is behind IMPORT's tail says nothing about the range."""
-        self._digest: RangeDigest | None = None
+        self._following = Following(means.state, means.logs, self._lead)
         self._rows = self._bytes = 0
+        """Copied in pages."""
         self._waited_s = 0.0
         self._paged_to = BEGINNING
         """Where the source's replica stood that gave the last page."""
 
     def statistics(self) -> dict[str, Any]:
-        return {"step": self._step, "rows": self._rows, "bytes": self._bytes, "failure": self.failure}
+        rows, size = self._rows + self._following.rows, self._bytes + self._following.bytes
+        return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
 
     async def close(self) -> None:
         """Give back what is held."""
-        await self._forget_progress()
+        await self._following.forget()
         await self._pin.give_back()
 
     # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -139,9 +134,7 @@ class Carried:
             case Step.ASK:
                 await self._ask(leader, move)
             case Step.FLIP:
-                seq = self._m.state.seq
-                await self._m.rings.change(lambda ring: steps.flip(ring, self.move, seq))
-                log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
+                await self._flip(move)
             case Step.GIVE_UP:
                 await self._give_up(leader, move)
             case Step.WIPE:
@@ -159,7 +152,7 @@ class Carried:
         self._waited_s += PAUSED_S
         if self._waited_s >= HELD_S and self._pin.is_held:
             log.info("partition=%s move=%d is paused, the source's log is let go", self._m.partition, self.move)
-            await self._stop_reading()
+            await self._following.stop_reading()
             await self._pin.give_back()
 
     def _lead(self) -> Leader:
@@ -232,97 +225,28 @@ class Carried:
             except NoSuchLedger:
                 await self._start_over()
 
-    async def _start_over(self) -> None:
+    async def _start_over(self) -> NoReturn:
         """What was copied cannot be completed: drop it, and begin with another pin."""
         log.warning("partition=%s move=%d begins anew", self._m.partition, self.move)
-        await self._forget_progress()
+        await self._following.forget()
         await self._m.source.drop_some(self._lead(), self.move)
         raise Unavailable(f"move {self.move} begins anew")
-
-    async def _forget_progress(self) -> None:
-        if self._digest is not None:
-            self._m.state.unwatch(self._digest)
-            self._digest = None
-        await self._stop_reading()
-
-    async def _stop_reading(self) -> None:
-        reader, self._reader, self._read_to = self._reader, None, BEGINNING
-        if reader is not None:
-            await reader.close()
 
     async def _follow(self, leader: Leader, move: Move) -> None:
         """Follow the source's log until it is close, then to a freeze, and log that all has come."""
         found = self._import()
         await self._hold_again(move, found)
-        digest = await self._counted(found)
-        if not (await self._follow_some(leader, move) and await self._follow_some(leader, move)):
-            return
-        freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
-        self._m.reached("after freeze", self.move)
-        while self._read_to < freeze:
-            await self._follow_some(leader, move)
-        self._lead()
-        await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))
-
-    async def _counted(self, found: Import) -> RangeDigest:
-        if self._digest is None:
-            self._digest = RangeDigest(self._m.state.engine, found.span)
-            self._m.state.watch(self._digest)
-        while not self._digest.step():
-            await asyncio.sleep(0)
-            self._lead()
-        return self._digest
-
-    async def _follow_some(self, leader: Leader, move: Move) -> bool:
-        """Log what one read of the source's log says about the range. Whether that was little."""
-        found = self._import()
-        if self._reader is None:
-            self._reader = self._m.logs.reader(move.source, found.tail)
-            self._read_to = found.tail
+        digest = await self._following.count(found)
         try:
-            read = await self._reader.read(FOLLOW_MS)
+            if not (await self._following.read_on(found) and await self._following.read_on(self._import())):
+                return
+            freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
+            self._m.reached("after freeze", self.move)
+            await self._following.read_up_to(freeze, self._import())
         except NoSuchLedger:
             await self._start_over()
-            raise
-        try:
-            size = await self._log_all(leader, read, found)
-        except BaseException:
-            await self._stop_reading()  # read again what was not logged
-            raise
-        return len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES
-
-    async def _log_all(self, leader: Leader, read: Sequence[LogEntry], found: Import) -> int:
-        """Returns how many bytes that was to read."""
-        size = turn = 0
-        changes = pages.Changes(found.span)
-        for logged in read:
-            self._take(changes, logged, found)
-            size += len(logged.payload)
-            if size - turn >= TURN_BYTES:
-                turn = size
-                await asyncio.sleep(0)
-            if changes.size >= pages.PAGE_BYTES:
-                await self._log(leader, changes, logged.position)
-                changes = pages.Changes(found.span)
-        if read and (not changes.is_empty or size > pages.PAGE_BYTES):
-            await self._log(leader, changes, read[-1].position)
-        if read:
-            self._read_to = read[-1].position
-        return size
-
-    def _take(self, changes: pages.Changes, logged: LogEntry, found: Import) -> None:
-        entry = entries.decode(logged.payload)
-        if entry.partition != found.source:
-            raise Corrupted(f"entry {logged.position} of {entry.partition} in the log of {found.source}")
-        if not entry.is_control:
-            changes.add(entry)
-
-    async def _log(self, leader: Leader, changes: pages.Changes, tail: Position) -> None:
         self._lead()
-        await wait_caught_up(self._m.state.engine)
-        await leader.append_record(ImportRows(self.move, changes.keys, changes.rows, b"", tail), changes.requests)
-        self._rows += len(changes.keys)
-        self._bytes += changes.size
+        await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))
 
     async def _ask(self, leader: Leader, move: Move) -> None:
         """Have the range released, and own it. What does not come to that by a definite answer is asked again."""
@@ -343,6 +267,25 @@ class Carried:
             found = self._import()
             await leader.append_record(ImportRows(self.move, [], [], b"", found.tail))
 
+    async def _flip(self, move: Move) -> None:
+        """Tell the ring, and at once all who have replicas of source or target: operations wait there."""
+        seq = self._m.state.seq
+        ring = await self._m.rings.change(lambda ring: steps.flip(ring, self.move, seq), soon=True)
+        log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
+        data = codec.encode(ring)
+        if len(data) > TOLD_BYTES_MAX:
+            return  # they read it when their watches fire
+        of_target = dict.fromkeys(ring.partitions[move.target].replicas, move.target)
+        told = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
+        for server, partition in sorted(told.items()):
+            self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
+
+    async def _tell(self, server: ServerId, partition: PartitionId, ring: bytes) -> None:
+        try:
+            await self._m.peers.call(server, partition, source.FLIPPED, ring, CALL_S)
+        except StoreError as error:
+            log.debug("server=%s is not told of the flip of move %d: %r", server, self.move, error)
+
     async def _give_up(self, leader: Leader, move: Move) -> None:
         """Cancelled, unless the source has released the range."""
         verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=Verdict)
@@ -350,7 +293,7 @@ class Carried:
         if verdict.released is not None:
             await self._ask(leader, move)
         else:
-            await self._forget_progress()
+            await self._following.forget()
             await self._m.source.drop_some(leader, self.move)
 
     # ── as source ─────────────────────────────────────────────────────────────────────────────────────────────────────

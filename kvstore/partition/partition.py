@@ -25,12 +25,12 @@ from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
 from kvstore.partition.replica import Replica
 from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
-from kvstore.partition.source import FREEZE_S, METHODS, Source
+from kvstore.partition.source import FLIPPED, FREEZE_S, METHODS, Source
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
 from kvstore.partition.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.upkeep import Upkeep, flush
-from kvstore.ring import Rings
+from kvstore.ring import Rings, codec
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
@@ -277,6 +277,10 @@ class Partition:
             return self._exports.next(body.decode())
         if method in METHODS:
             return await self._source.answer(method, body)
+        if method == FLIPPED:
+            if self._rings is not None:
+                self._rings.learn(codec.decode(body))
+            return b""
         if method in pinning.METHODS:
             return await self._pinning.answer(method, body)
         return await self._replica.answer(method, body)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Container
 from typing import NamedTuple
 
@@ -26,8 +27,11 @@ from kvstore.wal.ledger_list import BEGINNING
 
 log = logging.getLogger(__name__)
 
-FREEZE_S = 1.0
-"""A range that was not released by then takes writes again."""
+FREEZE_S = 0.15
+"""A range that was not released by then takes writes again: they wait no longer than users bear. Each further freeze of
+a move may last twice as long,"""
+FREEZE_DOUBLINGS = 3
+"""up to so often: where all is slow, moves end all the same."""
 LOOK_S = 0.005
 LAPSE_AGAIN_S = 0.05
 DROP_ROWS, DROP_BYTES = 500, 1 << 20
@@ -35,6 +39,8 @@ DROP_ROWS, DROP_BYTES = 500, 1 << 20
 
 PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
 METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
+FLIPPED = "move-flipped"
+"""Told to any replica, of source or target: the ring, as its bytes, as the flip has left it."""
 
 
 class Asked(NamedTuple):
@@ -72,6 +78,8 @@ class Source:
     ) -> None:
         self._env, self._partition, self._state, self._leading = env, partition, state, leading
         self._freeze_s = freeze_s
+        self._lapses: Counter[int] = Counter()
+        """Of the moves that are counted."""
         self._digests: dict[int, RangeDigest] = {}
         self._counts_for: Leader | None = None
         """What another leader has counted is not known to fit what it froze."""
@@ -97,7 +105,7 @@ class Source:
 
     def keep(self, moves: Container[int]) -> None:
         """Count nothing any more but for these moves."""
-        for move in list(self._digests):
+        for move in {**self._digests, **self._lapses}:
             if move not in moves:
                 self._stop_counting(move)
 
@@ -204,12 +212,13 @@ class Source:
 
     async def _lapse(self, leader: Leader, move: int, freeze: Position) -> None:
         """End a freeze when its time is up, unless it has ended or another leader has begun, which thaws it."""
-        await asyncio.sleep(self._freeze_s)
+        await asyncio.sleep(self._freeze_s * 2 ** min(self._lapses[move], FREEZE_DOUBLINGS))
         while self._leading() in (leader, None):  # None: also while a leader tries to let go, and goes on then
             found = leader.custody.territory.frozen_by(move)
             if found is None or found.position != freeze:
                 return
             if self._leading() is leader and not leader.custody.is_pending(move):
+                self._lapses[move] += 1
                 try:
                     return await self._unfreeze(leader, move)
                 except StoreError as error:
@@ -231,6 +240,7 @@ class Source:
                 return
 
     def _stop_counting(self, move: int) -> None:
+        self._lapses.pop(move, None)
         digest = self._digests.pop(move, None)
         if digest is not None:
             self._state.unwatch(digest)

@@ -16,13 +16,18 @@ class Rings(Protocol):
         """The newest version that this server has read or written."""
         ...
 
-    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False) -> Ring:
         """Store `step(ring)` by compare-and-set, computed anew whenever another writer came first, and return it.
+        `soon`: try first with the ring as it is known here, without reading it.
 
         `step` is one of `kvstore.ring.steps` or `.plan`, or raises to give up; what it raises passes through. Raises
         MetadataUnavailable if nothing was written, MetadataUnknown if that could not be learnt, VersionConflict if
         others were always first.
         """
+        ...
+
+    def learn(self, ring: Ring) -> None:
+        """Another server has written this one."""
         ...
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:

@@ -42,6 +42,8 @@ class Membership:
         self._watches: dict[str, Watch] = {}
         self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
         self._failed = False
+        self._stored = 0, 0
+        """A version of the ring, and of its znode with it."""
 
     @property
     def topology(self) -> ClusterTopology:
@@ -119,12 +121,22 @@ class Membership:
         """The leader known for the partition is not, or not any more: read again."""
         self._want(paths.partition_leader(partition))
 
-    def learn_ring(self, ring: Ring) -> None:
-        """This server has written a later ring, or was given one."""
+    @property
+    def stored_ring(self) -> tuple[Ring, int] | None:
+        """The ring that is known here, with its znode's version; None if that is not known."""
+        ring, version = self.topology.ring, self._stored
+        return (ring, version[1]) if version[0] == ring.version else None
+
+    def learn_ring(self, ring: Ring, stored: int | None = None) -> None:
+        """This server has written a later ring, which made its znode's version `stored`; or was given one."""
+        if stored is not None and ring.version > self._stored[0]:
+            self._stored = ring.version, stored
         if self._topology is not None and ring.version > self._topology.ring.version:
-            for partition in sorted(set(ring.partitions) - set(self._topology.ring.partitions)):
+            known = set(self._topology.ring.partitions)
+            for partition in sorted(set(ring.partitions) - known):
                 self._want(paths.partition_leader(partition))
             self._replace(replace(self._topology, ring=ring))
+            self._unwatch(known - set(ring.partitions))
 
     def suspect_ring(self) -> None:
         """Somebody has seen a later ring: read again."""
@@ -210,8 +222,11 @@ class Membership:
                 self._replace(self.topology.with_leader(partition, leader))
 
     async def _read_ring(self) -> Ring:
-        data, _ = await self._store.get(paths.RING)
-        return codec.decode(data)
+        data, stat = await self._store.get(paths.RING)
+        ring = codec.decode(data)
+        if ring.version > self._stored[0]:
+            self._stored = ring.version, stat.version
+        return ring
 
     def _newer(self, ring: Ring) -> Ring:
         """The ring read, unless it comes from a metadata server that lags behind."""

@@ -29,6 +29,9 @@ class RingStore:
     def ring(self) -> Ring:
         return self._membership.topology.ring
 
+    def learn(self, ring: Ring) -> None:
+        self._membership.learn_ring(ring)
+
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         known = self.ring.version
 
@@ -40,10 +43,10 @@ class RingStore:
 
         return self._membership.on_topology(look)
 
-    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+    async def change(self, step: Callable[[Ring], Ring], *, soon: bool = False) -> Ring:
         """One write at a time: those of this server would only make each other begin anew. What waits meanwhile is
         written together, each step on what the one before it has made."""
-        mine = _Change(step)
+        mine = _Change(step, soon)
         self._waiting.append(mine)
         try:
             async with self._turn:
@@ -61,8 +64,9 @@ class RingStore:
     async def _make(self, taken: list[_Change]) -> None:
         """Write these changes, and tell each what has come of it."""
         together = _together(taken) if len(taken) > 1 else taken[0].step
+        known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
-            ring = await change_ring(self._store, together)
+            ring, version = await change_ring_at(self._store, together, known)
         except (StoreError, ValueError) as error:
             _end(taken, error)
         except BaseException:
@@ -72,7 +76,7 @@ class RingStore:
             if len(taken) == 1:
                 taken[0].ring = ring
             _end(taken, None)
-            self._membership.learn_ring(ring)
+            self._membership.learn_ring(ring, version)
 
 
 @dataclass(eq=False)
@@ -80,6 +84,7 @@ class _Change:
     """One that waits for its turn, and what has come of it."""
 
     step: Callable[[Ring], Ring]
+    soon: bool = False
     ring: Ring | None = None
     error: Exception | None = None
     is_over: bool = False
@@ -109,15 +114,43 @@ def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
     return step
 
 
+class _Stale(Exception):
+    """The ring that was known here does not tell what comes of the step."""
+
+
 async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Ring:
     """Store `step(ring)` by compare-and-set and return it; see kvstore.ring.Rings. Raises Overloaded if that would be
     too large for its znode."""
+    return (await change_ring_at(store, step))[0]
+
+
+async def change_ring_at(
+    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None = None
+) -> tuple[Ring, int]:
+    """The same; also the znode's version. `known`: a ring, and the version that the znode had with it, to begin with
+    instead of reading."""
+    if known is not None:
+        try:
+            return await _change_ring(store, step, known)
+        except _Stale:
+            pass  # nothing was written
+    return await _change_ring(store, step, None)
+
+
+async def _change_ring(
+    store: MetadataStore, step: Callable[[Ring], Ring], known: tuple[Ring, int] | None
+) -> tuple[Ring, int]:
     sent: list[bytes] = []
     """What was written with unknown outcome: if that is what is found, it has succeeded."""
     found = b""
+    is_read = False
 
     async def read() -> tuple[Ring, int]:
-        nonlocal found
+        nonlocal found, known, is_read
+        if known is not None:
+            begun_with, known = known, None
+            return begun_with
+        is_read = True
         found, stat = await store.get(paths.RING)
         return codec.decode(found), stat.version
 
@@ -135,12 +168,17 @@ async def change_ring(store: MetadataStore, step: Callable[[Ring], Ring]) -> Rin
         if found in sent:
             return ring
         try:
-            return step(ring)
+            wanted = step(ring)
         except ValueError as error:
             if sent:
                 raise MetadataUnknown(
                     f"the ring may have been changed; a second attempt was refused: {error}"
                 ) from None
+            if not is_read:
+                raise _Stale from None
             raise
+        if wanted is ring and not is_read:
+            raise _Stale
+        return wanted
 
-    return (await update(read, write, decide))[0]
+    return await update(read, write, decide)

@@ -104,6 +104,13 @@ class TailReader:
             if self._ports.clock.now() - self._looked_at >= LOOK_AGAIN_S:
                 self._is_stale = True
 
+    def confirm(self, position: Position) -> None:
+        """Whoever appended the entry there says that it is acknowledged: no bookie need be asked for that."""
+        reader = self._reader
+        if reader is not None and reader.metadata.ledger == position.ledger and position.entry > self._lac:
+            self._lac = position.entry
+            self._tell()
+
     async def close(self) -> None:
         """Stop reading and watching."""
         self._is_closed = True

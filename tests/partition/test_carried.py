@@ -39,7 +39,14 @@ class Copying(Carried):
         rings = SimpleNamespace(ring=SimpleNamespace(pace=Pace(bytes_per_s=0)))
         state = SimpleNamespace(engine=MemoryEngine())
         means: Any = SimpleNamespace(
-            leading=lambda: self, rings=rings, state=state, env=None, pins=None, pin_numbers=iter(()), partition=P2
+            leading=lambda: self,
+            rings=rings,
+            state=state,
+            env=None,
+            pins=None,
+            pin_numbers=iter(()),
+            partition=P2,
+            logs=None,
         )
         super().__init__(means, MOVE.id)
         self._pin._held = (P1, "held")

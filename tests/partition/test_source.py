@@ -98,6 +98,20 @@ def test_a_freeze_whose_time_is_up_while_its_release_comes_in_ends_once() -> Non
     assert len(answers) == 1
 
 
+def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> None:
+    """Users wait little where all is well, and where it is slow moves end all the same."""
+    moving = Moving().start()
+    part = moving.partition
+    for lasts_s in (FREEZE_S, 2 * FREEZE_S, 4 * FREEZE_S, 8 * FREEZE_S, 8 * FREEZE_S):
+        moving.freeze(Asked(1, P2, SPAN))
+        part.wait(lasts_s - 0.05)
+        moving.finish()
+        assert part.state.territory.frozen_by(1) is not None
+        part.wait(0.1)
+        moving.finish()
+        assert part.state.territory.frozen_by(1) is None
+
+
 def test_a_new_leader_thaws_nothing_twice() -> None:
     moving = Moving().start()
     part = moving.partition

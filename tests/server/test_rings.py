@@ -175,3 +175,54 @@ async def test_a_change_that_is_cancelled_before_its_turn_is_not_made(
     second.cancel()
     await first
     assert set((await stored(store)).partitions) == {P1, P2}
+
+
+async def test_a_change_that_is_wanted_soon_is_written_without_reading_what_is_known(
+    store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Operations wait for a flip."""
+    read: list[str] = []
+    get = MemoryStore.get
+
+    async def counted(self: MemoryStore, path: str) -> object:
+        read.append(path)
+        return await get(self, path)
+
+    monkeypatch.setattr(MemoryStore, "get", counted)
+    own = RingStore(store, membership)
+    for wanted in (P2, P3):  # known by reading, and by writing
+        await own.change(adding(wanted), soon=True)
+    assert paths.RING not in read
+    assert set((await stored(store)).partitions) == {P1, P2, P3}
+
+
+async def test_a_ring_that_is_known_here_and_old_decides_nothing(store: Flaky, membership: Membership) -> None:
+    own = RingStore(store, membership)
+    known = own.ring
+
+    def forget_p1(ring: Ring) -> Ring:
+        if P2 not in ring.partitions:
+            raise ValueError("P2 comes first")
+        return steps.set_pace(ring, Pace(paused=True))
+
+    for soon in (forget_p1, adding(P3), lambda ring: steps.set_pace(ring, known.pace)):
+        await change_ring(store, adding(PartitionId(f"q{(await stored(store)).version}")))
+        if soon is forget_p1:
+            await change_ring(store, adding(P2))
+        await own.change(soon, soon=True)
+    ring = await stored(store)
+    assert P3 in ring.partitions
+    assert not ring.pace.paused, "what is as it should be by the old ring is looked at again"
+
+
+async def test_a_ring_that_another_server_tells_of_is_known_at_once_unless_it_is_older(
+    store: Flaky, membership: Membership
+) -> None:
+    own = RingStore(store, membership)
+    first = own.ring
+    second = await change_ring(store, adding(P2))
+    own.learn(second)
+    assert own.ring is second
+    own.learn(first)
+    assert own.ring is second
+    assert (await own.change(adding(P3), soon=True)).version == 3

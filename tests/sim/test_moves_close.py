@@ -63,7 +63,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
             carried = [mover._carried[move] for _, mover in worlds[0].movers() if move in mover._carried]
             assert replica is not None
             assert replica.state.position is not None
-            behind.append(replica.state.position.entry - carried[0]._read_to.entry)
+            behind.append(replica.state.position.entry - carried[0]._following.read_to.entry)
 
     async def far_behind(world: World, users: Users) -> None:
         worlds.append(world)
