@@ -1,6 +1,7 @@
 """Counted runs with faults against a real cluster, each checked: nothing acknowledged lost, no stale read, short gaps.
 
     python -m loadtest.drill [--quick] [--only TEXT] [--out reports/results.json]
+    python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # accidents by seed: drill_rounds.py
 
 It starts a three-node cluster of its own in a scratch folder, prints each figure beside what it must be, and writes all
 of them to a file, with the time that each phase of a change of leader took by the nodes' own logs. Exit code 1 if a
@@ -21,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
-from loadtest import drill_spans, peers
+from loadtest import drill_net, drill_rounds, drill_spans, peers
 from loadtest.drill_faults import SCENARIOS
 from loadtest.drill_stage import QUICK, Counts, Report, Stage
 from tests.cluster.harness import running_cluster
@@ -46,6 +47,24 @@ def run_drill(*, counts: Counts, only: str, out: Path) -> bool:
     print(
         f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
     )
+    return report.is_safe
+
+
+def run_nemesis(*, seed: int, minutes: float, only: str, out: Path) -> bool:
+    """Accidents by seed. False if a promise of safety is broken."""
+    if not drill_net.is_possible():
+        print("this drill makes networks: it needs Linux, root, and iproute2 (ip, tc)", file=sys.stderr)
+        sys.exit(2)
+    report, began = Report(), time.time()
+    with peers.scratch() as folder:
+        try:
+            with drill_net.wired_cluster(folder) as cluster:
+                asyncio.run(drill_rounds.rounds(cluster, report, seed=seed, minutes=minutes, only=only))
+        finally:
+            keep_logs(folder, out.parent / "nemesis-logs")
+            _write(out.with_name("nemesis.json"), report, [], began)
+    print(as_table([shown(row) for row in report.rows if not row["met"]]))
+    print(f"seed {seed}, safety: {'kept' if report.is_safe else 'BROKEN'}")
     return report.is_safe
 
 
@@ -85,7 +104,13 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="each fault once or twice")
     parser.add_argument("--only", default="", help="only scenarios whose name holds this")
     parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
+    parser.add_argument("--nemesis", action="store_true", help="accidents by seed instead of counted ones")
+    parser.add_argument("--seed", type=int, default=1, help="of the accidents")
+    parser.add_argument("--minutes", type=float, default=5.0, help="how long accidents go on")
     arguments = parser.parse_args()
+    if arguments.nemesis:
+        seed, minutes = arguments.seed, arguments.minutes
+        sys.exit(0 if run_nemesis(seed=seed, minutes=minutes, only=arguments.only, out=arguments.out) else 1)
     counts = QUICK if arguments.quick else Counts()
     sys.exit(0 if run_drill(counts=counts, only=arguments.only, out=arguments.out) else 1)
 

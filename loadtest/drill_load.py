@@ -87,6 +87,11 @@ class Load:
         return [b"{%b}register-%b-%d" % (tag, self._run, number) for number in range(REGISTERS)]
 
     @property
+    def tags(self) -> list[bytes]:
+        """One of each partition: keys with it in braces are there."""
+        return [tag for _, tag in sorted(self._tags.items())]
+
+    @property
     def unique(self) -> int:
         return len(self._written)
 
