@@ -243,7 +243,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     config, env, store = node.config, node.env, node.store
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.roles:
-        bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie), store)
+        advertised = config.told(config.bookie) if config.advertise else ""
+        bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie, advertise=advertised), store)
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     view = BookieView(store)
@@ -260,10 +261,10 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
     nonce = env.random.randbytes(8).hex()
     member = Member(
         id=config.id,
-        resp=config.resp,
-        grpc=config.grpc,
-        http=config.http,
-        bookie=config.bookie if Role.BOOKIE in config.roles else "",
+        resp=config.told(config.resp),
+        grpc=config.told(config.grpc),
+        http=config.told(config.http),
+        bookie=config.told(config.bookie) if Role.BOOKIE in config.roles else "",
         zone=config.zone,
         roles=tuple(config.roles),
         version=VERSION,

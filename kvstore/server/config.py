@@ -14,6 +14,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.wal.config import LogConfig
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
+_WILDCARDS = ("0.0.0.0", "[::]", "::")
 _HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
 
 
@@ -59,6 +60,9 @@ class NodeConfig:
     resp: str = "127.0.0.1:6401"
     grpc: str = "127.0.0.1:7401"
     http: str = "127.0.0.1:8401"
+    advertise: str = ""
+    """The host that clients and other nodes are told, with the ports above: where these listen on all interfaces, or
+    behind an address that is translated. Empty: the hosts above."""
     log_dir: Path | None = None
     """Where log files go and rotate; None: standard error."""
     insecure: bool = False
@@ -89,7 +93,13 @@ class NodeConfig:
             faults.append("tls: want cert and key beside ca")
         if self.zookeeper_tls is not None and self.zookeeper_tls.ca is None:
             faults.append("zookeeper_tls: want ca, the file of who signed ZooKeeper's certificate")
+        if self.advertise and not _HOST.fullmatch(self.advertise):
+            faults.append(f"advertise: want a host without port, got {self.advertise!r}")
         for name, address in self.listeners().items():
+            if name != "http" and not self.advertise and address.rpartition(":")[0] in _WILDCARDS:
+                faults.append(
+                    f"{name}: others cannot connect to {address}; set advertise to the host that they connect to"
+                )
             faults += [
                 f"{name}: {fault}" for fault in _address_faults(address, is_open=self.insecure or self.tls.serves)
             ]
@@ -100,6 +110,10 @@ class NodeConfig:
     def tls_or_none(self) -> Tls | None:
         """None if nothing is TLS."""
         return self.tls if self.tls.serves else None
+
+    def told(self, address: str) -> str:
+        """What others are told for one of our addresses."""
+        return f"{self.advertise}:{address.rpartition(':')[2]}" if self.advertise else address
 
     def listeners(self) -> dict[str, str]:
         """The addresses that a node of these roles listens on."""

@@ -1,4 +1,5 @@
-"""A node and the commands at a ZooKeeper that only speaks TLS. Real processes."""
+"""A node and the commands at a ZooKeeper that only speaks TLS; the node is told what to tell others of itself. Real
+processes."""
 
 from __future__ import annotations
 
@@ -20,7 +21,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
 KVSTORE = [sys.executable, "-m", "kvstore"]
 
 
-def test_a_node_joins_and_commands_read_by_the_files_that_they_are_told(secured: Secured, tmp_path: Path) -> None:
+def test_a_node_joins_by_its_advertised_host_and_commands_read_by_the_files_that_they_are_told(
+    secured: Secured, tmp_path: Path
+) -> None:
     tls = secured.client()
     files = {"CA": tls.ca, "CERT": tls.cert, "KEY": tls.key}
     environ = os.environ | {f"KVSTORE_ZOOKEEPER_TLS_{name}": str(path) for name, path in files.items()}
@@ -35,7 +38,7 @@ def test_a_node_joins_and_commands_read_by_the_files_that_they_are_told(secured:
     ports = dict(zip(("bookie", "resp", "grpc", "http"), free_ports(4), strict=True))
     config = tmp_path / "node.toml"
     config.write_text(
-        f'id = "n1"\nzookeeper = "{secured.address}"\ndata_dir = "{tmp_path / "n1"}"\n'
+        f'id = "n1"\nzookeeper = "{secured.address}"\ndata_dir = "{tmp_path / "n1"}"\nadvertise = "localhost"\n'
         + "".join(f'{name} = "127.0.0.1:{port}"\n' for name, port in ports.items())
         + "[zookeeper_tls]\n"
         + "".join(f'{name.lower()} = "{path}"\n' for name, path in files.items())
@@ -43,7 +46,7 @@ def test_a_node_joins_and_commands_read_by_the_files_that_they_are_told(secured:
     process = subprocess.Popen([*KVSTORE, "node", "run", "--config", str(config)], stderr=subprocess.DEVNULL)
     try:
         wait_until_blocking(lambda: json.loads(command("bookie", "list")), timeout_s=60, what="a bookie registers")
-        assert json.loads(command("bookie", "list"))[0]["address"] == f"127.0.0.1:{ports['bookie']}"
+        assert json.loads(command("bookie", "list"))[0]["address"] == f"localhost:{ports['bookie']}"
     finally:
         process.terminate()
         assert process.wait(timeout=30) == 0

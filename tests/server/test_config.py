@@ -49,7 +49,22 @@ def test_faults_of_meaning_are_named_at_once_too() -> None:
 def test_a_listener_beyond_loopback_is_refused_unless_insecure(address: str) -> None:
     with pytest.raises(ConfigError, match=r"resp: .*no TLS"):
         toml.from_table({**GOOD, "resp": address}, NodeConfig)
-    assert toml.from_table({**GOOD, "resp": address, "insecure": True}, NodeConfig).resp == address
+    assert toml.from_table({**GOOD, "resp": address, "insecure": True, "advertise": "n1"}, NodeConfig).resp == address
+
+
+def test_others_are_told_a_host_that_they_can_connect_to() -> None:
+    table = {**GOOD, "resp": "0.0.0.0:6401", "grpc": "[::]:7401", "http": "0.0.0.0:8401", "insecure": True}
+    with pytest.raises(
+        ConfigError, match=r"resp: others cannot connect to 0.0.0.0:6401; set advertise .*; grpc: "
+    ) as it:
+        toml.from_table(table, NodeConfig)
+    assert "http" not in str(it.value)
+    config = toml.from_table({**table, "advertise": "n1.example"}, NodeConfig)
+    assert (config.told(config.resp), config.told(config.grpc)) == ("n1.example:6401", "n1.example:7401")
+    config = toml.from_table(GOOD, NodeConfig)
+    assert config.told(config.resp) == config.resp
+    with pytest.raises(ConfigError, match="advertise: want a host without port, got 'n1:80'"):
+        toml.from_table({**GOOD, "advertise": "n1:80"}, NodeConfig)
 
 
 @pytest.mark.parametrize("address", ["", "/kv", "zk", "zk:0", "zk:99999", "a b:1", "zk:1,/kv", "zk:1,x:y/kv", "zk :1"])
@@ -109,7 +124,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, f
 
 def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
-    path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nresp = "0.0.0.0:1"\n')
+    path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nresp = "10.0.0.1:1"\n')
     assert toml.read(path, NodeConfig, {"insecure": True}).insecure
 
 
