@@ -20,9 +20,20 @@ class Answers:
 
     def __init__(self) -> None:
         self.given = 0
+        self.refused = 0
         self.turn_away_by: TurnAway | None = None
         """Takes what belongs to another partition, to send it there; without it the sink is told."""
         self._sinks: dict[int, Sink] = {}
+        self._refusals: list[Reply] = []
+
+    def refuse(self, sink: Sink, token: int, error: StoreError) -> None:
+        """Give the error by `give_refusals`: no sink hears anything from inside `submit`."""
+        self.refused += 1
+        self._refusals.append((sink, token, error))
+
+    def give_refusals(self) -> None:
+        refusals, self._refusals = self._refusals, []
+        self.give_all(refusals)
 
     def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
         self.given += 1

@@ -32,15 +32,14 @@ from kvstore.partition.custody import Custody
 from kvstore.partition.engine import BEHIND_S
 from kvstore.partition.entry import Kind, Requests
 from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
-from kvstore.partition.expel import expelled
 from kvstore.partition.flight import Flight
 from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.move_records import Founded, MoveRecord, Release
 from kvstore.partition.operations import MUTATIONS
-from kvstore.partition.queue import Queue, Shelf
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
 from kvstore.partition.sweeping import Sweeper
+from kvstore.partition.waiting import Waiting
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
 
@@ -72,18 +71,17 @@ class Leader:
         self._reads = LeaderReads(
             state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
         )
-        self._queue = Queue(config)
-        self._frozen = Shelf(config)
+        self._waiting = Waiting(config)
+        self._queue = self._waiting.queue
         self._evaluator = Evaluator(state, log.epoch, config, self.custody)
         self._sweeper = Sweeper(state, self.custody, config, env.clock, lambda: self.serving, self._reap)
         self._flights: deque[Flight] = deque()
-        self._refused: list[tuple[Sink, int, StoreError]] = []
         self._idle: asyncio.Future[None] | None = None
         self._stopped: StoreError | None = None
         self._turn_is_due = False
         self._deadlines: asyncio.TimerHandle | None = None
         self._paused: asyncio.TimerHandle | None = None
-        self._entries = self._mutations = self._refusals = self._pauses = 0
+        self._entries = self._mutations = self._pauses = 0
 
     @property
     def epoch(self) -> int:
@@ -95,11 +93,11 @@ class Leader:
             "entries": self._entries,
             "mutations": self._mutations,
             "answers": self._answers.given,
-            "refused": self._refusals,
+            "refused": self._answers.refused,
             "pauses": self._pauses,
             "queued": len(self._queue),
             "queued_bytes": self._queue.bytes,
-            "frozen": len(self._frozen),
+            "frozen": len(self._waiting.frozen),
             "in_flight": len(self._flights),
             "reads_waiting": len(self._reads),
             "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
@@ -167,12 +165,12 @@ class Leader:
         while self._flights:
             flight = self._flights.popleft()
             self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
-        for _, sink, token in [*self._queue.take_all(), *self._frozen.take_all()]:
+        for _, sink, token in self._waiting.take_all():
             self._answers.give(sink, token, NotLeader(self._state.partition))
         self._reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(reason)
-        self._give_refusals()
+        self._answers.give_refusals()
         self._answers.flush()
 
     def _lose(self, reason: StoreError) -> None:
@@ -204,12 +202,12 @@ class Leader:
 
     def _thaw(self) -> None:
         """What may be written has changed: decide anew on what waits for it."""
-        self._queue.put_all_back(self._frozen.take_all(), self._env.clock.now())
+        self._waiting.thaw(self._env.clock.now())
         self._wake()
 
     def expel(self) -> None:
         """Turn away now what waits here and is another partition's."""
-        for (op, sink, token), moved in expelled(self._queue, self._frozen, self.custody, self._env.clock.now()):
+        for (op, sink, token), moved in self._waiting.expel(self.custody, self._env.clock.now()):
             self._answers.turn_away(op, sink, token, moved)
         self._answers.flush()
 
@@ -227,25 +225,21 @@ class Leader:
         """Carry `op` out. The sink gets the result on a later turn of the event loop."""
         code = op[0]
         if not self.serving:
-            self._refuse(sink, token, NotLeader(self._state.partition))
+            self._answers.refuse(sink, token, NotLeader(self._state.partition))
         elif code == _GET or code in READS:
             if not self._reads.arrive((op, sink, token)):
-                self._refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
+                self._answers.refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
         elif code == _PUT or code in _MUTATIONS:
             if not self._queue.offer((op, sink, token)):
-                self._refuse(sink, token, Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes"))
+                self._answers.refuse(
+                    sink, token, Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
+                )
         else:
-            self._refuse(sink, token, InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}"))
+            self._answers.refuse(
+                sink, token, InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
+            )
         if not self._turn_is_due:
             self._wake()
-
-    def _refuse(self, sink: Sink, token: int, error: StoreError) -> None:
-        self._refusals += 1
-        self._refused.append((sink, token, error))
-
-    def _give_refusals(self) -> None:
-        refused, self._refused = self._refused, []
-        self._answers.give_all(refused)
 
     def _wake(self) -> None:
         if not self._turn_is_due:
@@ -255,7 +249,7 @@ class Leader:
     def _turn(self) -> None:
         """At the end of a turn of the event loop: everything that has arrived in it."""
         self._turn_is_due = False
-        self._give_refusals()
+        self._answers.give_refusals()
         if self._stopped is None:
             self._queue.stamp(self._env.clock.now())
             try:
@@ -277,11 +271,7 @@ class Leader:
             self._send(self._queue.take())
         if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [])
-        if (
-            (self._queue or self._frozen or self._reads.is_waiting)
-            and self._deadlines is None
-            and self._stopped is None
-        ):
+        if (self._waiting or self._reads.is_waiting) and self._deadlines is None and self._stopped is None:
             self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
             self._idle.set_result(None)
@@ -306,9 +296,8 @@ class Leader:
             self._send_one_by_one(items, error)
             return
         self._queue.put_all_back(decided.rest, self._env.clock.now())
-        for item in decided.frozen:
-            if not self._frozen.offer(item, self._env.clock.now()):
-                self._answers.give(item[1], item[2], Overloaded(f"{len(self._frozen)} writes wait for a range"))
+        for _, sink, token in self._waiting.put_aside(decided.frozen, self._env.clock.now()):
+            self._answers.give(sink, token, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
         for (op, sink, token), moved in decided.away:
             self._answers.turn_away(op, sink, token, moved)
         if decided.entry is not None:
@@ -386,7 +375,7 @@ class Leader:
         before = self._env.clock.now() - self._config.queue_wait_max_s
         self._reads.expire(before)
         error = Unavailable(f"partition {self._state.partition}: the write has waited for too long")
-        for _, sink, token in [*self._queue.take_older(before), *self._frozen.take_older(before)]:
+        for _, sink, token in self._waiting.take_older(before):
             self._answers.give(sink, token, error)
         self._fill()
         self._answers.flush()

@@ -7,10 +7,9 @@ from kvstore.partition.commands import Op
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.engine_memory import MemoryEngine
-from kvstore.partition.expel import expelled
-from kvstore.partition.queue import Queue, Shelf
 from kvstore.partition.state import State
 from kvstore.partition.tokens import EVERYTHING, Span
+from kvstore.partition.waiting import Waiting
 from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
@@ -27,15 +26,20 @@ def custody() -> Custody:
 
 def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
     """Which leave, and which stay, by their numbers: first the frozen ones."""
-    queue, shelf = Queue(CONFIG), Shelf(CONFIG)
-    for number, op in enumerate(frozen):
-        shelf.offer((op, None, number), 0.0)
+    waiting = waiting_of(queued, frozen)
+    gone = [item[2] for item, _ in waiting.expel(custody(), 1.0)]
+    assert len(waiting.frozen) == 0
+    return gone, [item[2] for item in waiting.queue.take_all()]
+
+
+def waiting_of(queued: list[Op], frozen: list[Op]) -> Waiting:
+    """Since time 0, numbered: first the frozen ones."""
+    waiting = Waiting(CONFIG)
+    assert waiting.put_aside([(op, None, number) for number, op in enumerate(frozen)], 0.0) == []
     for number, op in enumerate(queued, len(frozen)):
-        queue.offer((op, None, number))
-    queue.stamp(0.0)
-    gone = [item[2] for item, _ in expelled(queue, shelf, custody(), 1.0)]
-    assert len(shelf) == 0
-    return gone, [item[2] for item in queue.take_all()]
+        waiting.queue.offer((op, None, number))
+    waiting.queue.stamp(0.0)
+    return waiting
 
 
 def test_what_is_not_owned_leaves_in_order_and_the_rest_stays_in_order() -> None:
@@ -51,3 +55,17 @@ def test_a_batch_leaves_when_one_of_its_keys_is_not_owned() -> None:
 
 def test_what_names_no_key_and_what_is_malformed_is_decided_on_as_ever() -> None:
     assert expel([commands.delete_range(b"a", b"z"), (3, 7), (8, b"k", b"no operations")], []) == ([], [0, 1, 2])
+
+
+def test_what_thaws_is_decided_on_before_what_is_queued() -> None:
+    waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
+    waiting.thaw(1.0)
+    assert [item[2] for item in waiting.queue.take()] == [0, 1, 2]
+    assert not waiting
+
+
+def test_what_is_too_old_leaves_wherever_it_waits() -> None:
+    waiting = waiting_of([commands.put(KEPT, b"1")], [commands.put(KEPT, b"0")])
+    assert waiting.take_older(0.0) == []
+    assert [item[2] for item in waiting.take_older(0.1)] == [1, 0]
+    assert not waiting
