@@ -14,6 +14,7 @@ from kvstore.server import peer_frames as frames
 from kvstore.server.astray import FromPeer
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
+from kvstore.server.peer_pace import Pace
 from kvstore.server.resp_commands import CommandError
 from kvstore.types import PartitionId, ServerId
 
@@ -21,9 +22,8 @@ log = logging.getLogger(__name__)
 
 CALLS_MAX = 128
 """Calls from one server that are being answered at once."""
-OUTPUT_BYTES_MAX = 256 << 20
-"""What another server has not read of its answers; beyond it the link ends, and with it what all clients have asked
-over it. A server that reads stays far below it, since leaders read large values a few at a time."""
+OUTPUT_HIGH_BYTES = 4 << 20
+"""What another server has not read of its answers; from here on nothing is begun for it and nothing read from it."""
 CLOSE_S = 1.0
 """How long a stop waits for the other servers to let go."""
 CLOSE_LOOKS = 50
@@ -69,6 +69,7 @@ class PeerServer:
             raise CommandError(f"ERR this is server {self._server}, not {wanted[:64]}")
         session = PeerSession(self, ServerId(other), stream)
         self._sessions[session] = None
+        stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         stream.write(b"+OK\r\n")
         return session
 
@@ -100,6 +101,7 @@ class PeerSession(FromPeer):
     def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:
         self._owner, self._server, self._stream = owner, server, stream
         self._frames = Frames()
+        self._pace = Pace()
         self._calls = 0
         self._in_flight = 0
         self._partitions: dict[PartitionId, None] = {}
@@ -137,14 +139,18 @@ class PeerSession(FromPeer):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        self._pace.clear()
         self._owner.ended(self)
 
     def pause_writing(self) -> None:
         """The other server reads too slowly: take nothing more from it."""
+        self._pace.is_held = True
         self._stream.pause_reading()
 
     def resume_writing(self) -> None:
+        self._pace.is_held = False
         self._stream.resume_reading()
+        self._begin()
 
     def close(self) -> None:
         self._is_lost = True
@@ -176,22 +182,32 @@ class PeerSession(FromPeer):
         ring_version: int,
         heard: int,
     ) -> None:
-        dispatcher = self._owner.dispatcher
-        if self._refused and self._refused.get(partition, heard) > heard:
-            refused += [(number, NotLeader(partition)) for number, _ in ops]
-            ops = []
-            self._note_refusal(partition)
         self._partitions[partition] = None
         self._owner.operations += len(ops)
-        if self._in_flight + len(ops) > self._owner.operations_max:
+        if self._in_flight + self._pace.waiting + len(ops) > self._owner.operations_max:
             refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
             ops = []
         if refused:
             self._others += refused
             self._send_results()
-        self._in_flight += len(ops)
-        for number, op in ops:
-            dispatcher.submit_here(partition, op, self, number, ring_version)
+        self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin what waits, as far as the pace allows."""
+        submit = self._owner.dispatcher.submit_here
+        refused = False
+        for partition, op, number, ring_version, heard in self._pace.take():
+            if self._refused and self._refused.get(partition, heard) > heard:
+                self._pace.end(number, 0)
+                self._others.append((number, NotLeader(partition)))
+                self._note_refusal(partition)
+                refused = True
+            else:
+                self._in_flight += 1
+                submit(partition, op, self, number, ring_version)
+        if refused:
+            self._send_results()
 
     def _take_call(self, call: Call) -> None:
         if self._calls >= CALLS_MAX:
@@ -221,6 +237,7 @@ class PeerSession(FromPeer):
     def complete(self, token: int, result: Any) -> None:
         self._in_flight -= 1
         kind = result.__class__
+        self._pace.end(token, len(result[0]) if kind is Record else 0)
         if kind is int:
             self._numbers.append((token, result))
         elif kind is Record:
@@ -242,6 +259,8 @@ class PeerSession(FromPeer):
 
     def flush(self) -> None:
         self._send_results()
+        if self._pace.waiting:
+            self._begin()
 
     def _send_results(self) -> None:
         numbers, records, absent, others = self._numbers, self._records, self._absent, self._others
@@ -274,6 +293,3 @@ class PeerSession(FromPeer):
         if self._is_lost:
             return
         self._stream.write(data)
-        if self._stream.get_write_buffer_size() > OUTPUT_BYTES_MAX:
-            log.warning("server=%s does not read its answers, closing the link", self._server)
-            self.close()
