@@ -7,7 +7,8 @@ from itertools import accumulate
 from math import log
 from random import Random
 
-VALUE_BYTES_MAX = 1 << 20
+from kvstore.limits import VALUE_BYTES_MAX
+
 Sizes = Callable[[Random], int]
 FORMS = "100, uniform:LOW:HIGH, lognormal:MEDIAN:SIGMA, or mix:100=90,10000=10"
 

@@ -19,7 +19,7 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("proto", "env", "config", "backoff"),
-    ("types", "errors"),
+    ("types", "errors", "limits"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's
@@ -28,6 +28,7 @@ FORBIDDEN = {("client", "meta")}  # applications install the client without ZooK
 DECIDING = {
     "kvstore/types.py",
     "kvstore/errors.py",
+    "kvstore/limits.py",
     "kvstore/backoff.py",
     *(f"kvstore/{package}/config.py" for package in ("bookie", "partition")),
     *(f"kvstore/meta/{name}.py" for name in ("codec", "paths")),

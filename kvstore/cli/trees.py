@@ -27,10 +27,10 @@ from rich.progress import (
 from kvstore.cli.manifests import Chunked, Link, decode, encode, first_difference, is_plain, sha256_of
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
+from kvstore.limits import VALUE_BYTES_MAX
 
 WORKERS = 24
 """Files under way at a time."""
-VALUE_BYTES_MAX = 1 << 20
 
 
 @dataclass

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from kvstore.backoff import delays
 from kvstore.client.operations import Operation
 from kvstore.errors import NotLeader, OutcomeUnknown, Refused, RequestExpired, Retryable, StoreError, Unavailable
+from kvstore.limits import CLIENT_BYTES
 
 if TYPE_CHECKING:
     from random import Random
@@ -26,7 +27,6 @@ IN_FLIGHT_MAX = 1_024
 IN_FLIGHT_BYTES_MAX = 32 << 20
 RENUMBER_MAX = 3
 """How often a request may get another id because the store had forgotten how old the client is."""
-CLIENT_BYTES = 16
 SEEN_STEP_MS = 1_000
 """The leader time that requests carry moves in steps, so that requests of one time share a lane. Too old is safe."""
 

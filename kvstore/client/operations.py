@@ -7,15 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvstore.client.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
+from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
 
 if TYPE_CHECKING:
     from kvstore.client.calls import Numbering
 
-KEY_BYTES_MAX = 4096
-VALUE_BYTES_MAX = 1 << 20
-BATCH_BYTES_MAX = 1 << 20
 TTL_S_MAX = 1 << 52
 """In milliseconds it fits; 142 million years."""
 

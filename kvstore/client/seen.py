@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.client.calls import CLIENT_BYTES, Numbering
+from kvstore.client.calls import Numbering
 from kvstore.client.routing import Routing
 from kvstore.client.values import RING, Token
+from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
 
 if TYPE_CHECKING:

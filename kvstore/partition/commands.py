@@ -13,11 +13,6 @@ from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import StoreError
 
-KEY_BYTES_MAX = 4096
-VALUE_BYTES_MAX = 1 << 20
-BATCH_BYTES_MAX = 1 << 20
-"""Keys and values of one atomic batch together; one value may fill it."""
-
 
 class Code(IntEnum):
     """DO NOT CHANGE: these numbers travel between servers."""

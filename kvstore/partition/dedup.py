@@ -25,9 +25,9 @@ from kvstore.partition.rows import data_key
 from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import token_of
 
-CLIENT_BYTES = 600
+BYTES_PER_CLIENT = 600
 """What a client costs in memory, about."""
-RESULT_BYTES = 220
+BYTES_PER_RESULT = 220
 """What a remembered result costs beside its bytes."""
 FORGOTTEN_PER_ENTRY_MAX = 64
 """Clients; bounds what one entry may cost."""
@@ -142,7 +142,7 @@ class RetryTable:
                 client.results[sequence] = (hash_of_key, remembered, first_seq, known)
                 kept += 1
                 size += len(result)
-        self.bytes += kept * RESULT_BYTES + size
+        self.bytes += kept * BYTES_PER_RESULT + size
         self._rows[first_seq] += kept
         self._release(first_seq)
         return self._take_dropped()
@@ -172,7 +172,7 @@ class RetryTable:
                 client.active_ms = time_ms
                 self._clients[client_id] = client
                 continue
-            self.bytes -= CLIENT_BYTES
+            self.bytes -= BYTES_PER_CLIENT
             for sequence in list(client.results):
                 self._drop(client, sequence)
             self._release(client.row)
@@ -182,7 +182,7 @@ class RetryTable:
         client = self._clients.pop(client_id, None)
         if client is None:
             client = _Client()
-            self.bytes += CLIENT_BYTES
+            self.bytes += BYTES_PER_CLIENT
         else:
             self._release(client.row)
         self._clients[client_id] = client
@@ -208,7 +208,7 @@ class RetryTable:
         link: _Chain | None = client.results.pop(sequence)
         while link is not None:
             _, remembered, row, link = link
-            self.bytes -= RESULT_BYTES + (len(remembered) if isinstance(remembered, bytes) else 0)
+            self.bytes -= BYTES_PER_RESULT + (len(remembered) if isinstance(remembered, bytes) else 0)
             self._release(row)
 
     def _release(self, row: int) -> None:
@@ -231,14 +231,14 @@ class RetryTable:
         size = 0
         for client in self._clients.values():
             needed[client.row] = needed.get(client.row, 0) + 1
-            size += CLIENT_BYTES
+            size += BYTES_PER_CLIENT
             for sequence, first in client.results.items():
                 assert sequence >= client.first_unacked, f"{sequence} is remembered below {client.first_unacked}"
                 link: _Chain | None = first
                 while link is not None:
                     _, remembered, row, link = link
                     needed[row] = needed.get(row, 0) + 1
-                    size += RESULT_BYTES + (len(remembered) if isinstance(remembered, bytes) else 0)
+                    size += BYTES_PER_RESULT + (len(remembered) if isinstance(remembered, bytes) else 0)
         assert needed == self._rows, f"rows {self._rows}, needed {needed}"
         assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
 

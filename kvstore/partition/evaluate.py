@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from kvstore.errors import InvalidRequest, Moved, Overloaded, RequestExpired, StoreError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition import entry as entries
-from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Op, RequestId, Result
+from kvstore.partition.commands import Code, Op, RequestId, Result
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.dedup import hash_at_hand, touched_tokens

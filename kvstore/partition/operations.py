@@ -10,17 +10,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
-from kvstore.partition.commands import (
-    BATCH_BYTES_MAX,
-    KEY_BYTES_MAX,
-    VALUE_BYTES_MAX,
-    Code,
-    Flag,
-    Op,
-    Record,
-    RequestId,
-    Result,
-)
+from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.commands import Code, Flag, Op, Record, RequestId, Result
 from kvstore.partition.draft import Draft
 from kvstore.partition.overlay import Row
 
@@ -38,7 +29,6 @@ BATCH_EFFECT_BYTES_MAX = 5 << 19
 """What a batch may add to its entry, remembered results included; a bookie takes no entry of 5 MiB."""
 BATCH_RESULT_BYTES_MAX = 16 << 20
 """Of values, in the answer to a batch."""
-CLIENT_BYTES = 16
 _U64 = 1 << 64
 EXPIRES_MS_MAX = 1 << 62
 """What goes into the log must fit its columns: what cannot be applied would stop every replica."""

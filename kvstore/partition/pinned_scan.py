@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import NamedTuple
 
-from kvstore.partition.commands import KEY_BYTES_MAX
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.engine import Cursor, View
 from kvstore.partition.held import Held
 from kvstore.partition.rows import ALL_ORDER, ORDER, data_key, token_bound, token_of_data

@@ -5,23 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvstore.errors import InvalidRequest, StoreError
-from kvstore.partition.commands import (
-    BATCH_BYTES_MAX,
-    KEY_BYTES_MAX,
-    VALUE_BYTES_MAX,
-    Code,
-    Flag,
-    Level,
-    Op,
-    RequestId,
-)
+from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.commands import Code, Flag, Level, Op, RequestId
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS
 from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 8_192
 """Of one lane."""
-CLIENT_BYTES = 16
 NUMBER_MAX = (1 << 62) - 1
 """Of everything that is counted or is a time: sums of two still fit what is stored."""
 SCAN_KEYS_MAX = 10_000

@@ -22,7 +22,8 @@ from msgspec.msgpack import Decoder, Encoder, Ext
 
 from kvstore import errors
 from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError
-from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Op, RequestId
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.commands import Code, Op, RequestId
 
 VERSION = 1
 """Of the link. A server refuses another one by number."""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kvstore.partition.commands import VALUE_BYTES_MAX, Code
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.partition.commands import Code
 from kvstore.server.resp_commands import Plan, Reply, Several, Single
 from kvstore.server.resp_replies import Fmt
 

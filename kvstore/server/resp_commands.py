@@ -10,7 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
-from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code, Flag, Level, Op
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.commands import Code, Flag, Level, Op
 from kvstore.partition.operations import EXPIRES_MS_MAX
 from kvstore.server import resp_replies as replies
 from kvstore.server.resp_replies import FORMATS, Fmt

@@ -12,7 +12,8 @@ from collections import deque
 from collections.abc import Coroutine, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from kvstore.partition.commands import KEY_BYTES_MAX, VALUE_BYTES_MAX, Code
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.commands import Code
 from kvstore.server import resp_replies as replies
 from kvstore.server import resp_specials as specials
 from kvstore.server.resp_commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan

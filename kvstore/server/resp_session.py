@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from kvstore.errors import StoreError
-from kvstore.partition.commands import BATCH_BYTES_MAX, Code, Flag, Level, Op
+from kvstore.limits import BATCH_BYTES_MAX
+from kvstore.partition.commands import Code, Flag, Level, Op
 from kvstore.server import resp_replies as replies
 from kvstore.server.resp_commands import (
     COMMANDS,

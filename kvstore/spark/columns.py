@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from kvstore.client.bulk import Row
-from kvstore.client.operations import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.errors import ConfigError, InvalidRequest
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.spark.options import OnNull, WriteOptions
 
 if TYPE_CHECKING:

@@ -8,7 +8,8 @@ from statistics import median
 
 import pytest
 
-from loadtest.sizes import VALUE_BYTES_MAX, sizes_of
+from kvstore.limits import VALUE_BYTES_MAX
+from loadtest.sizes import sizes_of
 
 
 def drawn(text: str) -> list[int]:

@@ -4,7 +4,7 @@ import pytest
 
 from kvstore.errors import Overloaded, RequestExpired
 from kvstore.partition.commands import RequestId
-from kvstore.partition.dedup import CLIENT_BYTES, RetryTable, decode_row, key_hash
+from kvstore.partition.dedup import BYTES_PER_CLIENT, RetryTable, decode_row, key_hash
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.entry import Requests
 from kvstore.ring.hashing import token_of
@@ -100,8 +100,8 @@ def test_one_client_ahead_of_time_keeps_no_other_from_being_forgotten() -> None:
 
 
 def test_a_full_table_refuses_new_clients_and_serves_those_it_knows() -> None:
-    retries = table(bytes_max=2 * CLIENT_BYTES)
-    retries.apply(70, 5000, one(X, 1, 1, 5000, b"r" * CLIENT_BYTES))
+    retries = table(bytes_max=2 * BYTES_PER_CLIENT)
+    retries.apply(70, 5000, one(X, 1, 1, 5000, b"r" * BYTES_PER_CLIENT))
     with pytest.raises(Overloaded):
         retries.find(RequestId(Y, 1, 1, 5000), KEY, 5000)
     assert retries.find(RequestId(X, 2, 1, 5000), KEY, 5000) is None

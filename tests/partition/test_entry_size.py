@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.errors import InvalidRequest
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition import commands, leader_reads, queries
 from kvstore.partition.commands import Flag, Op, RequestId, append, batch, delete_range, expire, get, put
 from kvstore.partition.config import PartitionConfig
@@ -13,7 +14,7 @@ from kvstore.proto.digest import HEADER
 from tests.partition.leading import TIME_MS, Partition
 
 PAYLOAD_MAX = PACKET_MAX - HEADER.size - 64
-LARGE = b"x" * commands.VALUE_BYTES_MAX
+LARGE = b"x" * VALUE_BYTES_MAX
 
 
 @pytest.fixture
@@ -84,7 +85,7 @@ def test_a_batch_with_a_request_id_has_no_more_to_remember_than_an_entry_holds(p
 
 
 def test_a_range_of_long_keys_goes_entry_by_entry(p: Partition) -> None:
-    keys = [b"%04d" % number + b"k" * (commands.KEY_BYTES_MAX - 4) for number in range(1500)]
+    keys = [b"%04d" % number + b"k" * (KEY_BYTES_MAX - 4) for number in range(1500)]
     for begin in range(0, len(keys), 50):
         p.do(*(put(key, b"") for key in keys[begin : begin + 50]))
     assert p.do(delete_range(b"0", b""), delete_range(b"0", b"")) == [1500, 0]
