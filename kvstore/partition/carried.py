@@ -51,6 +51,8 @@ class Means:
     """What moves of one replica are carried out with."""
 
     env: Env
+    server_env: Env
+    """What is started with it outlives the replica."""
     partition: PartitionId
     state: State
     leading: Callable[[], Leader | None]
@@ -79,7 +81,7 @@ class Carried:
         self._m = means
         self._leader = means.leading()
         self._step: Step | None = None
-        self._pin = MovePin(means.env, means.pins, means.pin_numbers)
+        self._pin = MovePin(means.server_env, means.pins, means.pin_numbers)
         self._answered: ServerId | None = None
         """Whoever did what was asked last: the source's leader."""
         self._following = Following(means.state, means.logs, self._lead)

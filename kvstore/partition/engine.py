@@ -74,7 +74,8 @@ class Engine(Protocol):
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Keys and values in [begin, end), as they are now: writes made while the iterator is used do not show.
-        It holds space until it is dropped."""
+        It holds space until it is dropped, and must be before the engine is cleared; what is kept for longer is a
+        view."""
         ...
 
     def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> View:

@@ -21,7 +21,8 @@ RELEASE_S = 1.0
 
 class MovePin:
     """Of one move: one pin at a time. `numbers` are one leadership's: no pin has the name of another, since giving back
-    one that may be there must not end its successor."""
+    one that may be there must not end its successor. `env` is the server's, whose session the pins live as long as: a
+    replica may stop while the metadata store is away."""
 
     def __init__(self, env: Env, pins: Pins, numbers: Iterator[int]) -> None:
         self._env, self._pins, self._numbers = env, pins, numbers
@@ -55,7 +56,7 @@ class MovePin:
             self._release_later(*pin)
 
     def _release_later(self, partition: PartitionId, name: str) -> None:
-        with contextlib.suppress(RuntimeError):  # this replica stops: the pin ends with the session
+        with contextlib.suppress(RuntimeError):  # the server stops: the pin ends with the session
             self._env.nursery.spawn(self._release(partition, name), name=f"unpin {partition} {name}")
 
     async def _release(self, partition: PartitionId, name: str) -> None:

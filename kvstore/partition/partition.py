@@ -64,7 +64,7 @@ class Partition:
         owns, and nothing moves; `turn_away` takes operations on keys that it does not own."""
         self.id = partition
         self._nursery = env.nursery.child(f"partition {partition}")
-        env = replace(env, nursery=self._nursery)
+        server_env, env = env, replace(env, nursery=self._nursery)
         self._server, self._engine, self._peers = server, engine, peers
         self._replicas = replicas
         turns = turns or Turns()
@@ -95,7 +95,17 @@ class Partition:
         self.mover: Mover | None = None
         if rings is not None:
             means = Means(
-                env, partition, self.state, self._leading, rings, pins, logs, peers, self._source, lambda *_: None
+                env,
+                server_env,
+                partition,
+                self.state,
+                self._leading,
+                rings,
+                pins,
+                logs,
+                peers,
+                self._source,
+                lambda *_: None,
             )
             self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)

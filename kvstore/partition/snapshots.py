@@ -14,7 +14,7 @@ import orjson
 from kvstore.env import Clock
 from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election import Published
-from kvstore.partition.engine import wait_caught_up
+from kvstore.partition.engine import ViewClosed, wait_caught_up
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
 from kvstore.partition.transfer import Export, Import
@@ -57,7 +57,13 @@ class Exports:
         export, _ = self._open.get(number, (None, 0.0))
         if export is None:
             raise InvalidRequest(f"want an open export, got {number!r}: begin again")
-        chunk = export.next_chunk(CHUNK_BYTES)
+        try:
+            chunk = export.next_chunk(CHUNK_BYTES)
+        except ViewClosed:
+            self._close(number)
+            raise InvalidRequest(
+                f"export {number!r} has ended: this replica's state was replaced; begin again"
+            ) from None
         if chunk is None:
             self._close(number)
             self.served += 1

@@ -15,6 +15,7 @@ from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted
 from kvstore.partition import rows
+from kvstore.partition.engine import Cursor
 from kvstore.partition.rows import META_KEY, ORDER, TERRITORY_KEY, Meta, expiry_key, expiry_of, key_of_data, meta_of
 from kvstore.partition.state import State
 from kvstore.partition.territory import Territory
@@ -22,6 +23,8 @@ from kvstore.proto import entry_pb2
 from kvstore.types import Seq
 
 FORMAT = 1
+STEP_ROWS, STEP_BYTES = 64, 64 << 10
+"""Of an export, in memory at a time."""
 
 
 class Export:
@@ -35,18 +38,19 @@ class Export:
         assert meta is not None
         self.meta: Meta = meta_of(meta)
         territory = engine.get(TERRITORY_KEY)
-        # Each iterator holds the rows as they are when it is made: none may be made later.
+        self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
             [] if territory is None else [(TERRITORY_KEY, territory)],
-            engine.iterate(*rows.ALL_DATA),
-            engine.iterate(*rows.ALL_RETRY),
+            _taken(self._view.cursor(*rows.ALL_DATA)),
+            _taken(self._view.cursor(*rows.ALL_RETRY)),
             [(META_KEY, meta)],
         )
         self._crc = 0
         self._ended = False
 
     def next_chunk(self, limit_bytes: int) -> bytes | None:
-        """The next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk."""
+        """The next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk. Raises
+        ViewClosed if the state has been replaced meanwhile."""
         if self._ended:
             return None
         chunk = entry_pb2.Chunk(format=FORMAT)
@@ -67,6 +71,12 @@ class Export:
         """Give the engine its space back."""
         self._ended = True
         self._rows = iter(())
+        self._view.close()
+
+
+def _taken(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+    while (found := cursor.take(STEP_ROWS, STEP_BYTES))[0]:
+        yield from zip(*found, strict=True)
 
 
 class Import:

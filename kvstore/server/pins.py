@@ -108,6 +108,8 @@ class PinKeeper:
                     raise answer
             if len(deadlines) < len(partitions):
                 await asyncio.sleep(AGAIN_S)
+        for partition in partitions:
+            await self._check_kept(partition, asked.pin)
         return data_pb2.RenewResponse(deadline_ms=min(deadlines.values()), partitions=sorted(deadlines))
 
     async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
@@ -157,21 +159,32 @@ class PinKeeper:
             raise NoSuchPin(f"there is no pin {pin!r}")
         return found
 
+    async def _check_kept(self, partition: PartitionId, pin: str) -> None:
+        """Raise NoSuchPin if nobody keeps it any more, although its log is held: replicas forget at the deadline, and
+        when they are started again."""
+        told = await self._tell(partition)
+        kept = {each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.told_of(answer)}
+        if pin not in kept and all(isinstance(answer, bytes) for answer in told.values()):
+            raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
+
     async def _told(self, partition: PartitionId) -> list[tuple[ServerId, Told]]:
         """What each replica that answers keeps."""
+        return [
+            (server, each)
+            for server, answer in (await self._tell(partition)).items()
+            if isinstance(answer, bytes)
+            for each in pinning.told_of(answer)
+        ]
+
+    async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
+        """What the replicas that are up say about what they keep."""
         topology = self._source.topology
         servers = [each for each in topology.ring.partitions[partition].replicas if each in topology.servers]
         body = pinning.encode(Asked())
         work = {
             server: self._source.links.call(server, partition, pinning.TELL, body, CALL_S) for server in sorted(servers)
         }
-        answers = await self._run(work)
-        return [
-            (server, each)
-            for server, answer in answers.items()
-            if isinstance(answer, bytes)
-            for each in pinning.told_of(answer)
-        ]
+        return await self._run(work)
 
     async def _ask_all(
         self, partitions: Iterable[PartitionId], method: str, asked: Asked

@@ -1,5 +1,7 @@
 """A replica takes another's whole state."""
 
+from pathlib import Path
+
 import orjson
 import pytest
 
@@ -7,6 +9,7 @@ from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.partition import snapshots
 from kvstore.partition.election import Published
 from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.engine_rocks import RocksEngine
 from kvstore.partition.snapshots import IDLE_S, Exports, best_sources, install
 from kvstore.partition.state import State
 from kvstore.partition.transfer import Import
@@ -107,6 +110,19 @@ async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: S
         continue
     assert early.seq == before
     assert early.get(b"later") is None
+
+
+async def test_a_state_that_is_replaced_ends_its_exports(source: State, tmp_path: Path) -> None:
+    """They hold the engine's files, which go with it."""
+    replaced = state_over(RocksEngine(str(tmp_path)))
+    replaced.apply(Writer(seed=2).put(old="gone"))
+    exports = Exports(replaced, StillClock())
+    number = orjson.loads(exports.begin())["export"]
+    await install(OneReplica(Exports(source, StillClock())), P1, A, replaced)
+    assert replaced.fingerprint() == source.fingerprint()
+    with pytest.raises(InvalidRequest, match="begin again"):
+        exports.next(number)
+    replaced.engine.close()
 
 
 async def test_an_install_that_breaks_off_leaves_an_empty_state(source: State) -> None:

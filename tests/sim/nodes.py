@@ -167,5 +167,5 @@ class Node:
 def small_journals(knobs: Knobs) -> Iterator[None]:
     """Let all nodes that are composed meanwhile have the bookie that the knobs say."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "BookieConfig", lambda *, name, listen: knobs.bookie(name, listen))
+        patch.setattr(app, "BookieConfig", lambda *, name, listen, **_: knobs.bookie(name, listen))
         yield

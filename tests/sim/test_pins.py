@@ -93,6 +93,11 @@ class Reader:
         found = await self._at(node, lambda served: _keeper(served).pin(request))
         return found if isinstance(found, data_pb2.PinResponse) else None
 
+    async def renew(self, pin: str, ttl_ms: int) -> Any:
+        """What is answered, an error also."""
+        request = data_pb2.RenewRequest(id=pin, ttl_ms=ttl_ms)
+        return await self._at(self._cluster.nodes[0], lambda served: _keeper(served).renew(request))
+
     async def compare(self, pin: str, pinned: data_pb2.PinnedPartition) -> int:
         """Every node gives what the log says, or nothing; how many gave it."""
         position = Position(LedgerId(pinned.ledger), EntryId(pinned.entry))
@@ -214,6 +219,27 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     await asyncio.sleep(25.0)
     assert PartitionId(leaver.partition) not in (await world.read_ring()).partitions
     assert await reader.compare("pin", leaver) == 0
+
+
+async def a_pin_ends_everywhere(world: World, users: Users) -> None:
+    """What is left of it in the metadata store, a leader removes a moment later."""
+    cluster = world.cluster
+    await users.stop()
+    reader = Reader(cluster, cluster.world.fork("pins"))
+    pinned = await reader.pin("pin", ttl_ms=4_000)
+    assert pinned is not None
+    assert isinstance(await reader.renew("pin", 4_000), data_pb2.RenewResponse)
+    partitions = [PartitionId(each.partition) for each in pinned.partitions]
+    for node in cluster.nodes:
+        for partition in partitions:
+            replica = node.replica(partition)
+            assert replica is not None
+            replica.state.held.drop("pin")
+    assert isinstance(await reader.renew("pin", 4_000), NoSuchPin)
+
+
+def test_a_pin_that_nobody_keeps_any_more_is_not_renewed() -> None:
+    play(1, a_pin_ends_everywhere, Knobs(partitions=2), users=1)
 
 
 def test_a_partition_that_has_retired_is_read_at_its_pinned_position_until_that_ends() -> None:
