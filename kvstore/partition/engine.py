@@ -23,10 +23,6 @@ class Batch(Protocol):
         """Remove a key; no error if it is absent."""
         ...
 
-    def delete_range(self, begin: bytes, end: bytes) -> None:
-        """Remove all keys in [begin, end)."""
-        ...
-
 
 class Cursor(Protocol):
     """Rows in a range of a view, taken bit by bit."""
@@ -88,10 +84,6 @@ class Engine(Protocol):
 
     def clear(self) -> None:
         """Remove everything, durably. Blocks for some milliseconds."""
-        ...
-
-    def approximate_bytes(self) -> int:
-        """About how much is stored."""
         ...
 
     def close(self) -> None:

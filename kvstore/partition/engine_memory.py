@@ -18,17 +18,14 @@ class MemoryBatch:
     """Operations in order."""
 
     def __init__(self) -> None:
-        self.operations: list[tuple[bytes, bytes | None, bytes | None]] = []
-        """(key, value, None); (key, None, None) deletes; (begin, None, end) deletes a range."""
+        self.operations: list[tuple[bytes, bytes | None]] = []
+        """(key, value); (key, None) deletes."""
 
     def put(self, key: bytes, value: bytes) -> None:
-        self.operations.append((key, value, None))
+        self.operations.append((key, value))
 
     def delete(self, key: bytes) -> None:
-        self.operations.append((key, None, None))
-
-    def delete_range(self, begin: bytes, end: bytes) -> None:
-        self.operations.append((begin, None, end))
+        self.operations.append((key, None))
 
 
 class MemoryView:
@@ -72,7 +69,6 @@ class MemoryEngine:
 
     def __init__(self, flush_s: float = 0.0) -> None:
         self._rows: SortedDict[bytes, bytes] = SortedDict()
-        self._bytes = 0
         self._unflushed: list[_Undo] = []
         """Per batch since the mark: what undoes it."""
         self._written = 0
@@ -101,29 +97,18 @@ class MemoryEngine:
         assert isinstance(batch, MemoryBatch)
         assert self._open, "written after close"
         undo: _Undo = []
-        for key, value, end in batch.operations:
-            if end is None:
-                self._set(key, value, undo)
-            else:
-                for each in list(self._rows.irange(key, end, inclusive=(True, False))):
-                    self._set(each, None, undo)
+        for key, value in batch.operations:
+            undo.append((key, self._rows.get(key)))
+            self._set(key, value)
         batch.operations = []
         self._unflushed.append(undo)
         self._written += 1
 
-    def _set(self, key: bytes, value: bytes | None, undo: _Undo) -> None:
-        old = self._rows.get(key)
-        undo.append((key, old))
-        self._replace(key, old, value)
-
-    def _replace(self, key: bytes, old: bytes | None, value: bytes | None) -> None:
-        if old is not None:
-            self._bytes -= len(key) + len(old)
+    def _set(self, key: bytes, value: bytes | None) -> None:
         if value is None:
             self._rows.pop(key, None)
         else:
             self._rows[key] = value
-            self._bytes += len(key) + len(value)
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         return iter([(key, self._rows[key]) for key in self._rows.irange(begin, end, inclusive=(True, False))])
@@ -153,10 +138,6 @@ class MemoryEngine:
         self._rows.clear()
         self._unflushed.clear()
         self._flushed = self._written
-        self._bytes = 0
-
-    def approximate_bytes(self) -> int:
-        return self._bytes
 
     def close(self) -> None:
         self._close_views()
@@ -168,7 +149,7 @@ class MemoryEngine:
         self._close_views()
         for undo in reversed(self._unflushed[keep:]):
             for key, old in reversed(undo):
-                self._replace(key, self._rows.get(key), old)
+                self._set(key, old)
         self._unflushed.clear()
         self._flushed = self._written
         self._life += 1

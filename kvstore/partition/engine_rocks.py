@@ -139,10 +139,6 @@ class RocksEngine:
             raise self._failed(error) from error
         self._open()
 
-    def approximate_bytes(self) -> int:
-        names = ("rocksdb.estimate-live-data-size", "rocksdb.cur-size-all-mem-tables")
-        return sum(self._db.property_int_value(name) or 0 for name in names)
-
     def close(self) -> None:
         self._threads.shutdown(wait=True)
         self._close_views()
