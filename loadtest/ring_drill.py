@@ -33,13 +33,12 @@ from loadtest.drill_stage import Report
 from loadtest.ring_load import RingLoad, Span, rate
 from loadtest.ring_spans import Longest, hand_over_rows, longest_waits, quantile
 from loadtest.ring_stage import PROBLEMS, RingStage
+from loadtest.ring_verdict import KEPT_LEAST, READ_WAIT_MAX_S, WRITE_WAIT_MAX_S, Verdict
 from tests.cluster.harness import running_cluster
 
 BASE_S = 8.0
 """Of load before a change: what throughput is compared with."""
 WARM_S = 2.0
-WRITE_WAIT_MAX_S, READ_WAIT_MAX_S = 0.2, 0.05
-KEPT_LEAST = 0.8
 WHOLE = (0, TOKENS - 1)
 FAST_BYTES_PER_S = 32 << 20
 VICTIMS = ("source", "target", "ZooKeeper")
@@ -94,6 +93,7 @@ async def _resize(stage: RingStage, before: int, after: int, base_s: float) -> N
         stage.report.add(f"{name}: seconds for {len(spans)} moves", ended - began, unit="s")
         _report_waits(stage, name, load, spans)
         kept = rate(load.steady, began, ended) / max(1e-9, rate(load.steady, began - base_s, began))
+        stage.verdict.kept.append(kept)
         stage.report.add(f"{name}: throughput of untouched ranges meanwhile, of that before", kept, least=KEPT_LEAST)
         problems = await stage.judge(load)
         for what in PROBLEMS:
@@ -106,6 +106,9 @@ def _report_waits(stage: RingStage, name: str, load: RingLoad, spans: dict[int, 
         stage.say(str(row))
     of_moves = longest_waits(spans, found, load.waits)
     of_others = longest_waits(dict.fromkeys(spans, WHOLE), found, load.steady)
+    stage.verdict.moving += of_moves.values()
+    stage.verdict.untouched += of_others.values()
+    stage.verdict.freezes += [each.freezes for each in found.values()]
     for what, most in (("write", WRITE_WAIT_MAX_S), ("read", READ_WAIT_MAX_S)):
         _report_quantiles(stage, f"{name}: longest {what} wait in a move", what, of_moves, most)
         _report_quantiles(stage, f"{name}: longest {what} wait of untouched keys in the same times", what, of_others)
@@ -178,16 +181,19 @@ SCENARIOS = {"grow": grow, "kills": kills}
 
 def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
     """Run it, print it, write it. False if a promise of safety is broken."""
-    report, began = Report(), time.time()
+    report, verdict, began = Report(), Verdict(), time.time()
     with peers.scratch() as folder:
         try:
             with running_cluster(folder, partitions=course.sizes[0], zookeepers=3) as cluster:
                 stage = RingStage(cluster, report, keys=course.keys, value_bytes=course.value_bytes, seed=seed)
+                stage.verdict = verdict
                 asyncio.run(_play(stage, course, only))
         finally:
             keep_logs(folder, out.parent / "ring-logs")
-            _write(out, report, began, seed)
+            _write(out, report, verdict, began, seed)
     print(as_table([shown(row) for row in report.rows]))
+    if verdict.moving:
+        print(f"\nwithout kills:\n{verdict.text()}\n")
     print(
         f"safety: {'kept' if report.is_safe else 'BROKEN'}; figures: {'all met' if report.is_met else 'some too high'}"
     )
@@ -203,7 +209,7 @@ async def _play(stage: RingStage, course: Course, only: str) -> None:
     stage.say(f"{stage.operations} operations in all")
 
 
-def _write(out: Path, report: Report, began: float, seed: int) -> None:
+def _write(out: Path, report: Report, verdict: Verdict, began: float, seed: int) -> None:
     """Also what there is of a run that broke off. What other drills have written stays."""
     document: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     document["ring"] = {
@@ -212,6 +218,7 @@ def _write(out: Path, report: Report, began: float, seed: int) -> None:
         "seed": seed,
         "took_s": round(time.time() - began),
         "machine": {"cores": os.cpu_count(), "load": [round(each, 1) for each in os.getloadavg()]},
+        "without_kills": verdict.rows(),
         "figures": report.rows,
     }
     out.parent.mkdir(parents=True, exist_ok=True)

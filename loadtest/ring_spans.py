@@ -16,8 +16,10 @@ BEFORE_S, AFTER_S = 0.1, 0.5
 
 
 class HandOver(NamedTuple):
-    """Of one move, by the wall clock: its last freeze, its release, when it was owned, when the ring told."""
+    """Of one move, by the wall clock: its first freeze, its last one, its release, when it was owned, when the ring
+    told."""
 
+    first_frozen: float
     frozen: float
     released: float
     owned: float
@@ -44,12 +46,15 @@ def hand_overs(events: Iterable[Event]) -> dict[int, HandOver]:
         times = seen.setdefault(move, {})
         if what.startswith("frozen at"):
             freezes[move] = freezes.get(move, 0) + 1
+            times.setdefault("first", event.at)
             times["frozen"] = event.at
         for name, words in (("released", "released to"), ("owned", "owns the range"), ("flipped", "the ring is")):
             if what.startswith(words):
                 times.setdefault(name, event.at)
     return {
-        move: HandOver(times["frozen"], times["released"], times["owned"], times["flipped"], freezes[move])
+        move: HandOver(
+            times["first"], times["frozen"], times["released"], times["owned"], times["flipped"], freezes[move]
+        )
         for move, times in seen.items()
         if len(times) == len(HandOver._fields) - 1
     }
@@ -63,7 +68,7 @@ def longest_waits(
 
 
 def _longest(span: Span, hand_over: HandOver, waits: Sequence[Wait]) -> Longest:
-    since, until = hand_over.frozen - BEFORE_S, hand_over.flipped + AFTER_S
+    since, until = hand_over.first_frozen - BEFORE_S, hand_over.flipped + AFTER_S
     met = [
         wait
         for wait in waits

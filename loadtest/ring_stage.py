@@ -23,6 +23,7 @@ from loadtest.drill_spans import read_logs
 from loadtest.drill_stage import Report
 from loadtest.ring_load import RingLoad, Span
 from loadtest.ring_spans import HandOver, hand_overs
+from loadtest.ring_verdict import Verdict
 from tests.cluster.harness import Cluster
 
 LOOK_S = 0.25
@@ -39,7 +40,7 @@ class RingStage:
     """One cluster, what stays in it all the time, and the report."""
 
     def __init__(self, cluster: Cluster, report: Report, *, keys: int, value_bytes: int, seed: int) -> None:
-        self.cluster, self.report = cluster, report
+        self.cluster, self.report, self.verdict = cluster, report, Verdict()
         self.statics = {b"static%d" % each: (b"%d " % each * value_bytes)[:value_bytes] for each in range(keys)}
         self.random = Random(seed)
         self.operations = 0

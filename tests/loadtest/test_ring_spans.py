@@ -44,17 +44,18 @@ def test_a_hand_over_is_told_by_both_nodes_from_its_last_freeze_on_and_an_open_m
     }
 
 
-def test_only_waits_on_the_range_and_at_the_time_count(folder: Path) -> None:
+def test_only_waits_on_the_range_and_from_its_first_freeze_on_count(folder: Path) -> None:
     frozen = at(folder)
     waits = [
-        Wait(frozen + 0.2, 0.15, True, 50),
+        Wait(frozen + 0.2, 0.11, True, 50),
         Wait(frozen + 0.2, 0.19, True, 51),
         Wait(frozen + 0.04, 0.01, False, 40),
-        Wait(frozen - 1.0, 0.9, False, 45),
+        Wait(frozen - 1.0, 0.12, True, 45),
+        Wait(frozen - 3.0, 0.9, False, 45),
         Wait(frozen + 9.0, 0.9, True, 45),
     ]
     found = hand_overs(read_logs(folder))
-    assert longest_waits({7: (40, 50), 8: (0, 9)}, found, waits) == {7: Longest(0.15, 0.01)}
+    assert longest_waits({7: (40, 50), 8: (0, 9)}, found, waits) == {7: Longest(0.12, 0.01)}
     assert longest_waits({7: (0, 9)}, found, waits) == {7: Longest(None, None)}
 
 
