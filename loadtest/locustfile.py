@@ -8,6 +8,7 @@ usage or no cluster.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from argparse import ArgumentParser
@@ -35,6 +36,9 @@ from loadtest.workloads import Draws, Keyspace
 
 __all__ = ["GrpcUser", "RespUser", "TargetShape"]
 
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = (
+    "0"  # else a command that chaos starts may die of gRPC's threads before it runs
+)
 grpc_gevent.init_gevent()
 locust.runners.WORKER_REPORT_INTERVAL = 1.0  # the timeline is drawn by the second
 locust.stats.bucket_response_time = lambda response_time: round(response_time, 1)
