@@ -14,7 +14,7 @@ from kvstore.env import Clock
 from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.partition import queries
 from kvstore.partition.answers import Answers, Reply, lost
-from kvstore.partition.commands import Code, Level, Op, Record, Result, Sink
+from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Code, Level, Op, Record, Result, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
@@ -30,8 +30,6 @@ TURN_BYTES = 4 << 20
 """What is read in one turn of the event loop, once it has been seen that values are large."""
 _GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
 READS = frozenset((_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT))
-_LEVEL_AT = {_GET: 2, _META: 2, _SCAN: 5, _SCAN_TOKENS: 3, _COUNT: 2}
-_SEQ_AT = {_GET: 3, _META: 3, _SCAN: 6}
 _LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
 
 
@@ -99,8 +97,8 @@ class LeaderReads:
             op = read[0]
             code = op[0]
             try:
-                level = op[_LEVEL_AT[code]]
-                seq = op[_SEQ_AT[code]] if code in _SEQ_AT else 0
+                level = op[LEVEL_AT[code]]
+                seq = op[SEQ_AT[code]] if code in SEQ_AT else 0
                 malformed = (code <= _META and op[1].__class__ is not bytes) or seq < 0 or level < 0
             except (LookupError, TypeError):
                 malformed = True

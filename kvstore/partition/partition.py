@@ -14,7 +14,7 @@ from kvstore.partition import pinning, queries, snapshots
 from kvstore.partition.answers import TurnAway
 from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
-from kvstore.partition.commands import Code, Level, Op, Sink
+from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
 from kvstore.partition.handover import Turns
@@ -35,10 +35,6 @@ from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import Logs
-
-_LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
-"""Where a read's level stands in its tuple; the sequence that it wants applied follows, where there is one."""
-_SEQ_AT = {Code.GET: 3, Code.META: 3, Code.SCAN: 6}
 
 
 class Partition:
@@ -243,7 +239,7 @@ class Partition:
         state = self.state
         if self._replica.failure is not None or state.position is None:
             return Unavailable(f"partition {self.id}: this replica has no state: {self._replica.failure or 'not yet'}")
-        at = _SEQ_AT.get(op[0])
+        at = SEQ_AT.get(op[0])
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
@@ -314,6 +310,6 @@ class Partition:
 
 def _level_of(op: Op) -> int:
     """A mutation counts as linearizable."""
-    at = _LEVEL_AT.get(op[0])
+    at = LEVEL_AT.get(op[0])
     level: int = Level.LINEARIZABLE if at is None else op[at]
     return level

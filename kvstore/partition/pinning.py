@@ -66,7 +66,7 @@ encode = msgspec.msgpack.Encoder().encode
 
 
 class Pinning:
-    """Of one replica. `leading` is its leader, None while it does not serve; without `pins` no log is held."""
+    """Of one replica. `leading` is its leader, None while it does not serve."""
 
     def __init__(
         self,

@@ -8,11 +8,9 @@ from sortedcontainers import SortedDict
 
 from kvstore.ring.balance import SLICES_MAX, Balance
 from kvstore.ring.hashing import TOKENS
-from kvstore.ring.placement import place_members, place_replicas
+from kvstore.ring.placement import place_members
 from kvstore.ring.ring import Member, Ring
 from kvstore.types import PartitionId, ServerId
-
-__all__ = ["SLICES_MAX", "new_ring", "place_replicas", "with_partitions"]
 
 
 def new_ring(partitions: Sequence[PartitionId], servers: Mapping[ServerId, str], replicas: int) -> Ring:

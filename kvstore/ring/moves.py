@@ -94,4 +94,4 @@ class Journey:
     moves: int = 0
     tokens: int = 0
     began_ms: int = 0
-    """Wall clock when the first of them was planned."""
+    """Wall clock when the first of them was planned; 0 if nobody told the time."""

@@ -54,7 +54,7 @@ def leave(ring: Ring, leavers: Sequence[PartitionId], *, now_ms: int = 0) -> Rin
         for each in ring.partitions.values()
     }
     moves = {each.id: _given_up(each) if each.target in going else each for each in ring.moves.values()}
-    return settled(_emptied(replace(ring, partitions=partitions, moves=moves), now_ms))
+    return settled(_emptied(replace(ring, partitions=partitions, moves=moves), now_ms=now_ms))
 
 
 def shift(ring: Ring, source: PartitionId, target: PartitionId, size: int, *, now_ms: int = 0) -> Ring:
@@ -95,11 +95,11 @@ def shift_range(ring: Ring, first: int, last: int, target: PartitionId, *, now_m
     return settled(planned(ring, ring.partitions, future, now_ms=now_ms))
 
 
-def settled(ring: Ring, *, now_ms: int = 0) -> Ring:
+def settled(ring: Ring) -> Ring:
     """The same version with members in the state that tokens and moves imply; what leavers own without a move is
     planned to go."""
     if _is_stuck(ring):
-        ring = replace(_emptied(ring, now_ms), version=ring.version)
+        ring = replace(_emptied(ring, now_ms=0), version=ring.version)
     owners, moves = set(ring.tokens.values()), ring.moves.values()
     coming = {move.target for move in moves}
     open_ = coming | {move.source for move in moves}
@@ -179,7 +179,7 @@ def _given_up(move: Move) -> Move:
     return replace(move, state=MoveState.CANCELLING) if move.state is MoveState.COPYING else move
 
 
-def _emptied(ring: Ring, now_ms: int) -> Ring:
+def _emptied(ring: Ring, *, now_ms: int) -> Ring:
     """The next version, in which all that leavers own or are to own is planned to go to those that stay."""
     future = future_owners(ring)
     leavers = [each.id for each in ring.partitions.values() if each.state is PartitionState.LEAVING]

@@ -14,7 +14,7 @@ from operator import itemgetter
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotLeader, Overloaded, StoreError, Unavailable
-from kvstore.partition.commands import Code, Level, Op, Sink
+from kvstore.partition.commands import LEVEL_AT, Code, Level, Op, Sink
 from kvstore.server.astray import WAIT_S, FromPeer, Strays
 from kvstore.server.config import Limits
 from kvstore.server.failures import Failures
@@ -35,14 +35,7 @@ WAITING_BYTES_MAX = 64 << 20
 _ARRIVED = 1 << 60
 """What was refused elsewhere has smaller numbers than what has only arrived: it was here before."""
 
-_GET, _META, _SCAN = int(Code.GET), int(Code.META), int(Code.SCAN)
-_LEVEL_AT = {
-    _GET: 2,
-    _META: 2,
-    _SCAN: 5,
-    int(Code.SCAN_TOKENS): 3,
-    int(Code.COUNT): 2,
-}
+_GET, _META = int(Code.GET), int(Code.META)
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 _FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
 _SEQUENCED = frozenset({_GET, _META})
@@ -236,7 +229,7 @@ class Dispatcher:
     # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _submit_elsewhere(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
-        level_at = _LEVEL_AT.get(op[0])
+        level_at = LEVEL_AT.get(op[0])
         if level_at is not None and op[level_at] in _FOLLOWER_LEVELS:
             if op[level_at] == _SESSION and op[0] in _SEQUENCED and self._may_mean_another(op, ring_version):
                 op = (op[0], op[1], _LINEARIZABLE, 0)
