@@ -65,7 +65,8 @@ class Engine(Protocol):
         ...
 
     def is_behind(self) -> bool:
-        """Whether the disk cannot keep up: to go on writing would soon block the event loop. Cheap to ask."""
+        """Whether the disk cannot keep up, or is full: to go on writing would soon block the event loop, or fail. Cheap
+        to ask."""
         ...
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -79,7 +80,8 @@ class Engine(Protocol):
         ...
 
     def flush(self, done: Callable[[OSError | None], None]) -> None:
-        """Make all that is written durable, off the event loop; then call `done` on it."""
+        """Make all that is written durable, off the event loop; then call `done` on it. An OSError with ENOSPC costs
+        only time: nothing was tried."""
         ...
 
     def clear(self) -> None:

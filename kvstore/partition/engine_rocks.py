@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import repeat
@@ -40,6 +41,8 @@ BEHIND_FILES = 40
 """So many waiting, or files that wait for compaction, and writers are asked to pause."""
 FILES_SLOWDOWN, FILES_STOP = 64, 256
 """Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
+ROOM_BYTES = 128 << 20
+"""What must be free on the disk: a file that finds no room costs the engine, which takes no write from then on."""
 READAHEAD_BYTES = 256 << 10
 BYTES_PER_SYNC = 512 << 10
 """A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
@@ -95,7 +98,12 @@ class RocksEngine:
 
     def is_behind(self) -> bool:
         memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
-        return memtables >= BEHIND_MEMTABLES or int(self._db.property_value(_FILES) or 0) >= BEHIND_FILES
+        files = int(self._db.property_value(_FILES) or 0)
+        return memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES or not self._has_room()
+
+    def _has_room(self) -> bool:
+        disk = os.statvfs(self._path)
+        return disk.f_bavail * disk.f_frsize >= ROOM_BYTES
 
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
@@ -124,6 +132,8 @@ class RocksEngine:
         self._threads.submit(self._flush).add_done_callback(flushed)
 
     def _flush(self) -> OSError | None:
+        if not self._has_room():
+            return OSError(errno.ENOSPC, f"engine {self._path}: less than {ROOM_BYTES} bytes are free")
         try:
             self._db.flush()
         except Exception as error:  # noqa: BLE001

@@ -66,8 +66,7 @@ class Leader:
         self._on_stopped = on_stopped
         self._loop = asyncio.get_running_loop()
         self._gate = ReadGate(config.lease_ms / 1000)
-        self._answers = Answers()
-        self.custody = Custody(state)
+        self._answers, self.custody = Answers(), Custody(state)
         self._reads = LeaderReads(
             state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
         )
@@ -277,8 +276,13 @@ class Leader:
             self._idle.set_result(None)
 
     def _pause(self) -> None:
-        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop."""
-        if self._paused is None:
+        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. Who is
+        about to let go does not wait for that: what is queued is the next leader's."""
+        if self._idle is not None:
+            self._answers.give_all(
+                [(sink, token, NotLeader(self._state.partition)) for _, sink, token in self._queue.take_all()]
+            )
+        elif self._paused is None:
             self._pauses += 1
             self._paused = self._loop.call_later(BEHIND_S, self._resume)
 
@@ -383,7 +387,6 @@ class Leader:
     def _reap(self, keys: list[bytes], sink: Sink) -> None:
         """Log the deletes of keys past their expiry."""
         if self._stopped is not None:  # a scan goes on for some turns after that
-            sink.complete(0, NotLeader(self._state.partition))
-            return
+            return sink.complete(0, NotLeader(self._state.partition))
         self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
         self._wake()

@@ -106,7 +106,7 @@ class Replica:
         """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
         its lease, so that the next need not wait."""
         if hand_over:
-            await self._hand_over_to_any()
+            await self.hand_over_to_any()
             async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
                 try:
                     if self.leader is not None and self._serves():
@@ -152,7 +152,7 @@ class Replica:
                 self._feed(steps.NotTaken())
             self._reread.set()
 
-    async def _hand_over_to_any(self) -> None:
+    async def hand_over_to_any(self) -> None:
         """To the replica that is furthest, or to the next one; it is kept if none takes it."""
         try:
             published = await self._claims.published() if self._serves() else {}

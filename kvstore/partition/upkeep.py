@@ -1,9 +1,11 @@
-"""What a replica does on the side: sync its state to disk now and then; as leader trim the log behind all replicas, and
-hand the lead back to the one that the ring prefers, so that leaders stay spread over the servers."""
+"""What a replica does on the side: sync its state to disk now and then; as leader trim the log behind all replicas,
+hand the lead back to the one that the ring prefers, so that leaders stay spread over the servers, and to any other one
+while this server's disk is full."""
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import zlib
 from collections.abc import Callable
@@ -24,12 +26,14 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often a leader looks whether it is the preferred one."""
+BEHIND_LOOKS = 3
+"""A leader whose engine takes no more at so many looks in a row is of no use."""
 COPIES_MIN = 2
 """Synced states that must hold what is trimmed from the log, on distinct nodes."""
 
 
 class Upkeep:
-    """Three loops of one replica; they end with the nursery."""
+    """Four loops of one replica; they end with the nursery."""
 
     def __init__(
         self,
@@ -51,6 +55,8 @@ class Upkeep:
         self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
         self._env.nursery.spawn(self._trim_now_and_then(), name=f"{self._partition} trim")
         self._env.nursery.spawn(self._lead_back_now_and_then(), name=f"{self._partition} lead back")
+
+        self._env.nursery.spawn(self._hand_over_when_stuck(), name=f"{self._partition} disk")
 
     async def _flush_now_and_then(self) -> None:
         while True:
@@ -81,6 +87,17 @@ class Upkeep:
                 steady.reset()
             elif steady.look(await self._said_by(preferred), self._replica.state.seq, self._now(), spread=spread):
                 await self._hand_over(preferred, steady)
+
+    async def _hand_over_when_stuck(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            is_stuck = self._replica.leading_log is not None and self._replica.state.engine.is_behind()
+            looks = looks + 1 if is_stuck else 0
+            if looks >= BEHIND_LOOKS:
+                log.warning("partition=%s this server's disk is full, or too slow: another is to lead", self._partition)
+                await self._replica.hand_over_to_any()
+                looks = 0
 
     def _preferred_other(self) -> ServerId | None:
         """Who should lead, if this replica does and should not."""
@@ -123,13 +140,17 @@ class Upkeep:
 
 
 async def flush(state: State) -> None:
-    """Sync the state to disk, off the event loop. Raises OSError if the engine could not."""
+    """Sync the state to disk, off the event loop. On a full disk it stays unsynced: the log has all of it. Raises
+    OSError if the engine could not."""
     done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def flushed(error: OSError | None) -> None:
         if done.done():
             return
         if error is None:
+            done.set_result(None)
+        elif error.errno == errno.ENOSPC:
+            log.warning("partition=%s is not synced: %s", state.partition, error)
             done.set_result(None)
         else:
             done.set_exception(error)

@@ -1,0 +1,65 @@
+"""A disk without room costs its server its leads, not its process, and they come back when there is room."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.partition.commands import put
+from tests.sim.engines import SimEngine
+from tests.sim.nodes import Node
+from tests.sim.operations import Status
+from tests.sim.scenarios import P, Stage, knobs, play
+
+pytestmark = pytest.mark.sim
+
+
+class FullEngine(SimEngine):
+    """As an engine on a disk that may be full."""
+
+    is_full = False
+
+    def is_behind(self) -> bool:
+        return self.is_full
+
+    def flush(self, done: Callable[[OSError | None], None]) -> None:
+        if self.is_full:
+            done(OSError(errno.ENOSPC, "no room"))
+        else:
+            super().flush(done)
+
+
+def engine_of(node: Node) -> FullEngine:
+    engine = node.engines._engines[P]
+    engine.__class__ = FullEngine
+    assert isinstance(engine, FullEngine)
+    return engine
+
+
+def test_a_leader_whose_disk_is_full_hands_over_and_leads_again_when_there_is_room() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.until(lambda: stage.cluster.leader(P) is not None)
+        first, asked = stage.leader, stage.others(stage.leader)[0]
+        preferred = stage.cluster.ring.partitions[P].replicas[0]
+        pid = first.sim.process
+        engine = engine_of(first)
+        engine.is_full = True
+        writing = [
+            stage.spawn(stage.ask(put(b"%d" % each, b"queued %d" % each), asked, timeout_s=9.0)) for each in range(20)
+        ]
+        await stage.until(lambda: P in {each for node in stage.others(first) for each in node.leads}, within_s=8.0)
+        assert {(await each).status for each in writing} == {Status.OK}, "what waited goes to the next leader"
+        await asyncio.sleep(5)
+        assert stage.leader is not first, "it is not handed back to where nothing can be written"
+        assert (await stage.put(asked)).status is Status.OK
+        engine.is_full = False
+        if preferred == first.id:
+            await stage.until(lambda: P in first.leads)
+        await stage.put_until_done(asked)
+        assert first.sim.process is pid, "the process has not ended"
+
+    for seed in range(1, 4):
+        play(story, knobs(lead_back_s=1.0), seed)
