@@ -107,7 +107,10 @@ LINES: tuple[tuple[str, Line, float | None], ...] = (
 WIDE = "SET, 1,000 connections, 1 KB, random keys"
 ASYNC = "AsyncClient put, 1,000 in flight, 1 KB"
 EMPTY = "a gRPC server that does nothing: unary Get, 64 in flight"
-REDIS = "Redis, appendfsync always: SET, 50 connections"
+REDIS = "Redis, appendfsync always"
+REDIS_REFERENCE = {("set", 1): 66_500, ("set", 16): 435_000, ("get", 1): 100_000}
+"""(Command, pipeline) → what Redis did per second on the machine for which the targets were set: a target divided by
+it is a target for any machine."""
 ETCD = "etcd, three nodes: put, 1,000 in flight, 1 KB"
 
 
@@ -136,6 +139,10 @@ def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callabl
 
 def _rate(subject: Subject, line: Line, seconds: float) -> float:
     return _redis(subject, line, seconds).per_s
+
+
+def _requests_per_s(line: Line, address: str, requests: int) -> float:
+    return run_line(line, address, requests).per_s
 
 
 def _unary(subject: Subject, method: str, seconds: float) -> float:
@@ -173,8 +180,7 @@ def _beside_peers(ours: dict[str, Measured], runs: int, seconds: float) -> list[
         found.append(_repeat(Measured(EMPTY), runs, lambda: _unary_calls(address, "Get", "empty", seconds)))
     if peers.is_installed("redis-server", "redis-benchmark"):
         with peers.scratch() as folder, peers.redis(folder) as port:
-            address = f"127.0.0.1:{port}"
-            found.append(_repeat(Measured(REDIS), runs, lambda: run_line(Line("set", 50), address, 100_000).per_s))
+            found += _beside_redis(ours, f"127.0.0.1:{port}", runs)
     if peers.is_installed("etcd", "etcdctl"):
         with peers.scratch() as folder, peers.etcd(folder) as addresses:
             stub = _repeat(Measured(f"{ETCD}, a stub client"), runs, lambda: _etcd(addresses, seconds))
@@ -188,6 +194,18 @@ def _beside_peers(ours: dict[str, Measured], runs: int, seconds: float) -> list[
             if name in ours and best:
                 found.append(Measured(f"{name}: times etcd's", "x", 6.0, [ours[name].value / best]))
     return found
+
+
+def _beside_redis(ours: dict[str, Measured], address: str, runs: int) -> Iterator[Measured]:
+    for (command, pipeline), reference in REDIS_REFERENCE.items():
+        name = f"{REDIS}: {command.upper()}, 50 connections, pipeline {pipeline}"
+        line, requests = Line(command, 50, pipeline=pipeline), 100_000 * pipeline
+        redis = _repeat(Measured(name), runs, partial(_requests_per_s, line, address, requests))
+        yield redis
+        for our_name, our_line, target in LINES:
+            if (our_line.command, our_line.pipeline) == (command, pipeline) and target is not None:
+                ratio = ours[our_name].value / redis.value
+                yield Measured(f"{our_name}: times Redis's", "x", round(target / reference, 2), [ratio])
 
 
 def _etcd(addresses: list[str], seconds: float) -> float:
