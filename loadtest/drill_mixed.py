@@ -20,7 +20,7 @@ CALLERS = 4
 REST_S = 0.12
 """Between two operations of a caller, on average."""
 CONNECT_S = 1.0
-TIMEOUTS_S = (0.3, 1.0, 3.0, 8.0)
+TIMEOUTS_S = (0.3, 2.0, 5.0, 8.0)
 TORN = b"torn"
 """What a reader of a pair reports whose halves differ: nobody ever writes it."""
 

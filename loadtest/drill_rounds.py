@@ -138,6 +138,8 @@ async def _judge(stage: Stage, mixed: MixedLoad, title: str) -> None:
     except Violation as error:
         wrong = 1
         stage.say(f"VIOLATION {error}")
+    if wrong or undecided:
+        mixed.history.dump(stage.cluster.local.data_dir / "logs" / f"{title.replace(' ', '-')}.jsonl")
     counts = dict(mixed.history.counts())
     stage.report.add_safety(f"{title}: violations in {len(mixed.history)} operations by Redis", wrong)
     stage.report.add(f"{title}: searches without a verdict", undecided, most=0)

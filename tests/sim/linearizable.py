@@ -76,11 +76,23 @@ def relevant(operations: list[Operation]) -> list[Operation]:
     told = [o for o in operations if o.result is Result.OK or o.condition_failed or (_is_unknown(o) and o.is_write)]
     kinds = {o.kind for o in told}
     if Kind.APPEND in kinds:
-        return told
+        return _with_unseen_suffixes(told)
     seen = {o.value for o in told if o.kind is Kind.GET} | {o.expected for o in told}
     if kinds <= {Kind.PUT, Kind.GET, Kind.DEL}:
         return [o for o in told if not (_is_unseen(o, seen) and o.kind is Kind.PUT)]
     return [replace(o, value=_UNSEEN) if _is_unseen(o, seen) else o for o in told]
+
+
+def _with_unseen_suffixes(told: list[Operation]) -> list[Operation]:
+    """What was appended with an unknown outcome, and stands in no answer, can have been noticed by its length only."""
+    answers = {o.value for o in told if o.kind is Kind.GET} | {o.expected for o in told if o.kind is Kind.SWAP}
+    seen = b"\n".join(each for each in answers if isinstance(each, bytes))
+    return [
+        replace(o, value=b"?" * len(o.value))
+        if o.kind is Kind.APPEND and _is_unknown(o) and isinstance(o.value, bytes) and o.value not in seen
+        else o
+        for o in told
+    ]
 
 
 def _is_unseen(operation: Operation, seen: set[Value]) -> bool:

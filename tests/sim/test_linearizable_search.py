@@ -74,6 +74,11 @@ def test_many_like_operations_of_unknown_outcome_are_no_burden() -> None:
     with pytest.raises(Violation):
         check_search(history_of([*lost, *counted, get(60, 61, 131)]))
     puts = [put(number / 10, inf, b"lost %d" % number) for number in range(60)]
+    added = [append(number / 10, inf, b"%02d," % number) for number in range(60)]
+    known = [append(10 + number, 10.5 + number, b"k,", 3 * 7 + 2 + 2 * number) for number in range(40)]
+    check_search(history_of([*added, *known]))
+    with pytest.raises(Violation):
+        check_search(history_of([*added, *known, get(60, 61, b"59," + b"k," * 40)]))
     refused = [refused_cas(10 + number, 10.5 + number, A) for number in range(20)]
     check_search(history_of([put(-2, -1, A, 1), *puts, *refused, get(60, 61, b"lost 7")]))
     with pytest.raises(Violation):
