@@ -8,7 +8,7 @@
     t                               which tokens the partition owns     (territory.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
-docs/formats.md (Engine rows) has every byte.
+docs/formats.md (State store) has every byte.
 """
 
 from __future__ import annotations
