@@ -81,6 +81,8 @@ class Node:
         """Awaited once, when the node begins to drain."""
         self.door_histograms: Callable[[], Mapping[str, Any]] = dict
         """Of the doors that whoever called `serve` has opened."""
+        self.resident_bytes: Callable[[], int] = lambda: 0
+        """Memory that the process has; who called `serve` knows."""
 
     def not_ready(self) -> list[str]:
         """Why clients should use another server; empty if this one will do. An absent metadata store is no reason."""
@@ -194,7 +196,7 @@ class Node:
             leader = topology.leaders.get(each)
             partitions[each] = f"leader={leader[0] if leader else ''}"
         node = {"node_id": self.config.id, "kvstore_version": VERSION, "ring_version": topology.ring.version}
-        return {"Kvstore": node, "Partitions": partitions}
+        return {"Memory": {"used_memory": self.resident_bytes()}, "Kvstore": node, "Partitions": partitions}
 
     def _led(self, partition: PartitionId) -> bool:
         leader = self.dispatcher.topology.leaders.get(partition)

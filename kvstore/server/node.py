@@ -123,6 +123,7 @@ async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.E
             find_engines=_finds(env),
             doors=_doors,
         ) as node:
+            node.resident_bytes = _resident_bytes
             process.node = node
             process.snapshots = snapshots = LastSnapshot(env, store)
             snapshots.start()
@@ -201,6 +202,11 @@ def _is_from_here(error: BaseException) -> bool:
     package = str(Path(__file__).parent.parent)
     frames = traceback.extract_tb(error.__traceback__)
     return any(frame.filename.startswith(package) for frame in frames)
+
+
+def _resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return pages * resource.getpagesize()
 
 
 def _raise_file_limit() -> None:

@@ -41,8 +41,9 @@ class RespServer:
         self.window = Window()
         self.room = Room(env.clock.now, limits.output_bytes_max)
         self.rounds = Rounds(env.clock.now)
+        self.connections_accepted = 0
         self.connections_refused = 0
-        self._env, self._limits = env, limits
+        self._env, self._limits, self._began = env, limits, env.clock.now()
         self._accept_peer, self._facts = accept_peer, facts
         self._asks = Asks(backend)
         self._nursery = env.nursery.child("resp")
@@ -102,6 +103,7 @@ class RespServer:
             self.connections_refused += 1
             return False
         self._connections[connection] = None
+        self.connections_accepted += 1
         return True
 
     def forget(self, connection: RespConnection) -> None:
@@ -164,10 +166,14 @@ class RespServer:
         return b"".join(lines)
 
     def facts(self) -> Facts:
+        uptime_s = int(self._env.clock.now() - self._began)
+        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": self._port()}
+        clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
+        received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
         own: dict[str, Mapping[str, object]] = {
-            "Server": {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": self._port()},
-            "Clients": {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max},
-            "Stats": {"total_commands_processed": self.commands, "rejected_connections": self.connections_refused},
+            "Server": {**server, "uptime_in_seconds": uptime_s, "uptime_in_days": uptime_s // 86_400},
+            "Clients": {**clients, "blocked_clients": 0},
+            "Stats": {**received, "rejected_connections": self.connections_refused},
             "Replication": {"role": "master", "connected_slaves": 0},
         }
         return {**own, **self._facts()}

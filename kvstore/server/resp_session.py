@@ -4,6 +4,7 @@ Decides only."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
 from typing import Any
 
 from kvstore.errors import StoreError
@@ -189,7 +190,7 @@ def auth(words: list[bytes]) -> bytes:
 
 
 def command(words: list[bytes], protocol: int) -> bytes:
-    """COMMAND and its subcommands: how many there are; no details."""
+    """COMMAND and its subcommands: names and how many words they take; no documentation."""
     match [word.upper() for word in words[1:2]]:
         case [b"COUNT"] if len(words) == 2:
             return replies.number(len(COMMANDS))
@@ -197,10 +198,9 @@ def command(words: list[bytes], protocol: int) -> bytes:
             return replies.mapping({}, protocol)
         case [b"LIST"]:
             return replies.bulks(sorted(name.lower() for name in COMMANDS))
-        case [b"INFO"]:
-            return replies.array([replies.NULL[protocol]] * len(words[2:]))
-        case []:
-            return replies.array(_command_info(name) for name in sorted(COMMANDS))
+        case [] | [b"INFO"]:
+            names = [word.upper() for word in words[2:]] or sorted(COMMANDS)
+            return replies.array(_command_info(name) if name in COMMANDS else replies.NULL[protocol] for name in names)
         case _:
             raise CommandError("ERR unknown subcommand. COMMAND has COUNT, DOCS, INFO and LIST here")
 
@@ -217,8 +217,8 @@ def config(words: list[bytes], protocol: int) -> bytes:
     """CONFIG GET of the settings that tools ask for; nothing can be set."""
     if words[1].upper() != b"GET" or len(words) < 3:
         raise CommandError("ERR CONFIG can only GET here; the node's TOML file holds its settings")
-    wanted = {word.lower() for word in words[2:]}
-    found = {key: value for key, value in _SETTINGS.items() if key in wanted or b"*" in wanted}
+    wanted = [word.lower() for word in words[2:]]
+    found = {key: value for key, value in _SETTINGS.items() if any(fnmatchcase(key, each) for each in wanted)}
     return replies.mapping({key: replies.bulk(value) for key, value in found.items()}, protocol)
 
 

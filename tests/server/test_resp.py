@@ -205,6 +205,16 @@ async def test_a_long_pipeline_is_answered_in_order(client: Any) -> None:
         assert await pipe.execute() == [b"%d" % i for i in range(5000)]
 
 
+async def test_tools_find_the_figures_that_they_show(client: Any) -> None:
+    """redis-cli --stat prints the smallest integer there is for each that is missing."""
+    found = await client.info()
+    wanted = {"uptime_in_seconds", "connected_clients", "blocked_clients", "total_connections_received"}
+    assert wanted | {"total_commands_processed"} <= found.keys()
+    assert found["total_connections_received"] >= found["connected_clients"] >= 1
+    assert len(await client.config_get("append*")) == 2
+    assert (await client.execute_command("COMMAND", "INFO", "get"))["get"]["arity"] == 2
+
+
 async def test_what_clients_ask_about_the_server(client: Any) -> None:
     assert await client.ping() is True
     assert await client.echo("hi") == b"hi"
