@@ -11,6 +11,7 @@ from kvstore.bookie.fencing import Verdict, judge_by_metadata, may_deny
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
+from kvstore.proto.bookkeeper import PACKET_MAX
 from kvstore.types import BookieId, LedgerId, LedgerMetadata
 
 log = logging.getLogger(__name__)
@@ -40,14 +41,28 @@ class Authority(Protocol):
 class Admission:
     """Asks once per ledger, however many wait for the answer."""
 
-    def __init__(self, authority: Authority, bookie: BookieId, nursery: Nursery, statistics: Statistics) -> None:
+    def __init__(
+        self,
+        authority: Authority,
+        bookie: BookieId,
+        nursery: Nursery,
+        statistics: Statistics,
+        *,
+        on_answered: Callable[[], None] = lambda: None,
+    ) -> None:
         self._authority = authority
         self._bookie = bookie
         self._nursery = nursery
         self._statistics = statistics
         self._waiting: dict[int, list[Callable[[LedgerMetadata | Exception | None], None]]] = {}
+        self._on_answered = on_answered
         self._count = 0
         self._bytes = 0
+
+    @property
+    def is_busy(self) -> bool:
+        """The next one might be refused."""
+        return self._count >= WAITING_MAX or self._bytes + PACKET_MAX > WAITING_BYTES_MAX
 
     def ask(self, ledger: int, size: int, judged: Callable[[Verdict], None]) -> bool:
         """Call `judged` with what the metadata says of an ordinary add of `size` bytes. False: too many wait."""
@@ -93,3 +108,4 @@ class Admission:
         self._count -= len(waiting)
         for on_answer in waiting:
             on_answer(answer)
+        self._on_answered()

@@ -1,8 +1,8 @@
 """A bookie's connections: frames in, storage calls, frames out. Fed with bytes by the event loop or the simulator.
 
 Answers leave in the order in which they become ready, gathered into one write per turn of the loop. Who reads no
-answers is not read from either. What recovery sends (recovery adds, fencing reads, priority) passes the limits.
-A connection is answered in the version of the protocol that it speaks.
+answers is not read from either, nor is a client with too many adds under way: it would take a refusal for a fault of
+this bookie, and turn to others. A connection is answered in the version of the protocol that it speaks.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 WRITE_BYTES = 1 << 20
 """Answers gathered in one turn of the loop before they are written."""
 HARD_FACTOR = 4
-"""How far recovery traffic may exceed a connection's limits before the connection is not read for a while."""
+"""How far what recovery reads may exceed a connection's limit before the connection is not read for a while."""
 
 _ADD = int(Operation.ADD_ENTRY)
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
@@ -76,7 +76,7 @@ class BookieConnection:
         self._frames = FrameReader(wire.PAYLOAD_MAX)
         self._answers: Answers = wire
         self._backlog: deque[bytes] = deque()
-        """Requests held back while the client does not read its answers."""
+        """Requests held back while the client does not read its answers, or there is no room for adds."""
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_flush_due = False
@@ -86,7 +86,10 @@ class BookieConnection:
         self._is_named = False
         """The client has said which bookie it means, and it is this one."""
         self._pending = 0
-        self._pending_bytes = 0
+        """Requests under way that are no adds."""
+        self._adds = 0
+        self._add_bytes = 0
+        self._is_serve_due = False
         self._transport: Stream
         self._calls: dict[int, Callable[[int, pb.Request], None]] = {
             Operation.READ_ENTRY: self._read,
@@ -150,22 +153,29 @@ class BookieConnection:
         self._transport.close()
 
     def _serve(self) -> None:
-        """Handle what has arrived, as far as the client takes its answers."""
+        """Handle what has arrived, as far as the client takes its answers and there is room for adds."""
+        self._is_serve_due = False
         backlog = self._backlog
-        while backlog and not self._is_choked and not self._is_closed:
+        while backlog and not (self._is_choked or self._is_closed or self._lacks_room()):
             self._handle(backlog.popleft())
             if self._out_bytes > WRITE_BYTES:
                 self._flush()
         self._update_reading()
 
+    def _lacks_room(self) -> bool:
+        """Whether adds wait at the door; what comes behind them does too, and so keeps its place."""
+        if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
+            return True  # goes on in _added
+        if self._storage.is_busy:
+            self._storage.door.wait(self._serve)
+            return True
+        return False
+
     def _update_reading(self) -> None:
         if self._is_closed:
             return
-        config = self._config
         is_over = (
-            self._is_choked
-            or self._pending > HARD_FACTOR * config.connection_pending_max
-            or self._pending_bytes > HARD_FACTOR * config.connection_bytes_max
+            self._is_choked or bool(self._backlog) or self._pending > HARD_FACTOR * self._config.connection_pending_max
         )
         if is_over != self._is_reading_paused:
             self._is_reading_paused = is_over
@@ -221,8 +231,7 @@ class BookieConnection:
         elif operation == _ADD:
             add = request.add
             is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD
-            is_priority = is_recovery or header.priority > 0
-            self._add(header.txn_id, add.ledger, add.entry, add.master_key, add.body, is_recovery, is_priority)
+            self._add(header.txn_id, add.ledger, add.entry, add.master_key, add.body, is_recovery)
         else:
             call = self._calls.get(operation)
             if call is not None:
@@ -238,43 +247,32 @@ class BookieConnection:
                 return self._is_named
         return True
 
-    def _begin(self, size: int, *, is_priority: bool) -> bool:
-        """Count a request in; False if this connection has too many under way."""
-        if not is_priority and (
-            self._pending >= self._config.connection_pending_max
-            or self._pending_bytes + size > self._config.connection_bytes_max
-        ):
+    def _begin(self, *, is_priority: bool) -> bool:
+        """Count a request that is no add in; False if this connection has too many under way."""
+        if not is_priority and self._pending >= self._config.connection_pending_max:
             self._statistics.refused_overload += 1
             return False
         self._pending += 1
-        self._pending_bytes += size
         return True
 
-    def _end(self, size: int) -> None:
+    def _end(self) -> None:
         self._pending -= 1
-        self._pending_bytes -= size
         if self._is_reading_paused:
             self._update_reading()
 
-    def _add(
-        self,
-        txn: int,
-        ledger: int,
-        entry: int,
-        key: bytes,
-        body: bytes,
-        is_recovery: bool = False,
-        is_priority: bool = False,
-    ) -> None:
+    def _add(self, txn: int, ledger: int, entry: int, key: bytes, body: bytes, is_recovery: bool = False) -> None:
         size = len(body)
-        if not self._begin(size, is_priority=is_priority):
-            self._send(self._answers.encode_add_response(txn, Status.TOO_MANY_REQUESTS, ledger, entry))
-            return
+        self._adds += 1
+        self._add_bytes += size
         done = partial(self._added, txn, ledger, entry, size)
         self._storage.add(ledger, entry, body, key, recovery=is_recovery, done=done)
 
     def _added(self, txn: int, ledger: int, entry: int, size: int, status: Status) -> None:
-        self._end(size)
+        self._adds -= 1
+        self._add_bytes -= size
+        if self._backlog and not self._is_serve_due:
+            self._is_serve_due = True
+            self._loop.call_soon(self._serve)
         self._send(self._answers.encode_add_response(txn, status, ledger, entry))
 
     def _read(self, txn: int, request: pb.Request) -> None:
@@ -284,7 +282,7 @@ class BookieConnection:
         if is_poll and read.entry != LAST_ENTRY:
             self._send(wire.encode_read_response(txn, Status.BAD_REQUEST, read.ledger, read.entry))
             return
-        if not self._begin(0, is_priority=is_fence or request.header.priority > 0):
+        if not self._begin(is_priority=is_fence or request.header.priority > 0):
             self._send(self._answers.encode_read_response(txn, Status.TOO_MANY_REQUESTS, read.ledger, read.entry))
             return
         done = partial(self._have_read, txn, read.ledger, is_fence)
@@ -298,7 +296,7 @@ class BookieConnection:
         self, txn: int, ledger: int, is_fence: bool, status: Status, entry: int, body: bytes | None, lac: int
     ) -> None:
         def answer(status: Status) -> None:
-            self._end(0)
+            self._end()
             max_lac = lac if status is Status.OK and not is_fence else None
             self._send(self._answers.encode_read_response(txn, status, ledger, entry, body, max_lac))
 
@@ -309,14 +307,18 @@ class BookieConnection:
 
         def have_first(status: Status, _entry: int, first: bytes | None, _lac: int) -> None:
             def answer(status: Status) -> None:
-                self._end(0)
-                bodies = [] if first is None else self._storage.read_on(asked.ledger, asked.entry, first, asked.limits)
+                self._end()
+                bodies = (
+                    []
+                    if first is None
+                    else self._storage.reader.read_on(asked.ledger, asked.entry, first, asked.limits)
+                )
                 self._send(version_two.encode_batch_response(asked, status, bodies))
 
             self._when_deniable(status, asked.ledger, answer)
 
         is_fence = asked.fence_key is not None
-        if self._begin(0, is_priority=is_fence or asked.is_priority):
+        if self._begin(is_priority=is_fence or asked.is_priority):
             self._storage.read(asked.ledger, asked.entry, key=asked.fence_key, fence=is_fence, done=have_first)
         else:
             self._send(version_two.encode_batch_response(asked, Status.TOO_MANY_REQUESTS, ()))
@@ -336,13 +338,13 @@ class BookieConnection:
 
     def _write_lac(self, txn: int, request: pb.Request) -> None:
         part = request.write_lac
-        ledger, size = part.ledger, len(part.body)
-        if not self._begin(size, is_priority=request.header.priority > 0):
+        ledger = part.ledger
+        if not self._begin(is_priority=request.header.priority > 0):
             self._send(wire.encode_status(txn, Operation.WRITE_LAC, Status.TOO_MANY_REQUESTS, ledger))
             return
 
         def done(status: Status) -> None:
-            self._end(size)
+            self._end()
             self._send(wire.encode_status(txn, Operation.WRITE_LAC, status, ledger))
 
         self._storage.write_lac(ledger, part.body, part.master_key, done=done)

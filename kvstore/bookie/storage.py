@@ -13,6 +13,7 @@ from typing import Any
 
 from kvstore.bookie.admission import Admission, Authority
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.door import Door
 from kvstore.bookie.fencing import Verdict, judge_add
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal import Group, Journal, JournalFull
@@ -33,6 +34,8 @@ log = logging.getLogger(__name__)
 Done = Callable[[Status], Any]
 KEY_MAX = 64
 LAC_MAX = 1024
+LOCAL_FACTOR = 2
+"""How far the node's own client may go beyond what makes others wait, before its adds are refused."""
 REFUSALS = {
     Verdict.FENCED: Status.FENCED,
     Verdict.WRONG_KEY: Status.UNAUTHORIZED,
@@ -51,7 +54,8 @@ class BookieStorage:
         self.statistics = Statistics()
         self.inventory = Inventory()
         self.bookie = bookie
-        self.admission = Admission(authority, bookie, env.nursery, self.statistics)
+        self.door = Door(lambda: self.is_busy)
+        self.admission = Admission(authority, bookie, env.nursery, self.statistics, on_answered=self.door.let_in)
         self._env = env
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -86,7 +90,7 @@ class BookieStorage:
             on_full=self._full,
             on_rolled=self._rolled,
         )
-        self._reader = Reader(self.inventory, self.journal, self.statistics, poll_ms_max=config.poll_ms_max)
+        self.reader = Reader(self.inventory, self.journal, self.statistics, poll_ms_max=config.poll_ms_max)
         write_again(found, self.journal, self.append_copy)
         await self.synced()
         self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
@@ -109,6 +113,13 @@ class BookieStorage:
         return self.journal.is_full
 
     # Adding
+
+    @property
+    def is_busy(self) -> bool:
+        """So much waits for a sync or for the metadata that who comes from elsewhere should wait at the door. A full
+        disk is no reason: its adds are refused at once."""
+        is_over = self._pending_bytes > self._config.pending_bytes_max or self.admission.is_busy
+        return is_over and not self.journal.is_full
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
         """Store an entry packet. OK once it is on the disk; FENCED, UNAUTHORIZED, READ_ONLY, TOO_MANY_REQUESTS, …"""
@@ -187,7 +198,9 @@ class BookieStorage:
         return found
 
     def _store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, lac: int, done: Done) -> None:
-        if not recovery and (self.journal.is_full or self._pending_bytes > self._config.pending_bytes_max):
+        if not recovery and (
+            self.journal.is_full or self._pending_bytes > LOCAL_FACTOR * self._config.pending_bytes_max
+        ):
             self._refuse_for_now(done)
             return
         index = ledger.index
@@ -224,7 +237,7 @@ class BookieStorage:
 
     def _has(self, ledger: Ledger, entry: int, body: bytes) -> bool:
         place, size = ledger.index.get(entry)
-        return bool(place) and size == len(body) and self._reader.body(ledger.id, entry, place, size) == body
+        return bool(place) and size == len(body) and self.reader.body(ledger.id, entry, place, size) == body
 
     def _synced(self, group: Group) -> None:
         """A group is on the disk: show all its entries, then tell those who sent them."""
@@ -242,6 +255,7 @@ class BookieStorage:
                 add[5](Status.OK)
             except Exception:  # a fault of one client's must not keep the others from their answers
                 log.exception("ledger=%d entry=%d whoever sent it failed", add[0].id, add[1])
+        self.door.let_in()
 
     def _rolled(self, segment: Segment) -> None:
         segment.release()
@@ -256,6 +270,7 @@ class BookieStorage:
             self.statistics.readonly = is_full
             log.warning("bookie=%s is %s", self.bookie, "read-only: the disk is full" if is_full else "writable again")
             self._on_readonly(is_full)
+            self.door.let_in()
 
     def note(self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True) -> None:
         """Append a record about a ledger. Raises JournalFull."""
@@ -285,12 +300,7 @@ class BookieStorage:
         if refusal is not None:
             done(refusal, entry, None, -1)
             return
-        self._reader.read(ledger, entry, done, after_all=fence)
-
-    def read_on(self, ledger: int, entry: int, body: bytes, limits: tuple[int, int]) -> list[bytes]:
-        """`body`, which `entry` has, and the entries after it as far as they are here and on the disk, within `limits`
-        in entries and in bytes."""
-        return self._reader.read_on(ledger, entry, body, limits)
+        self.reader.read(ledger, entry, done, after_all=fence)
 
     def _fence(self, ledger: int, key: bytes | None) -> Status | None:
         """Fence, or say why not. The fence is on the disk once the ledger's `last_group` is."""
@@ -313,15 +323,15 @@ class BookieStorage:
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
         """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
-        self._reader.read_lac(ledger, done=done)
+        self.reader.read_lac(ledger, done=done)
 
     def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> None:
         """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout."""
-        self._reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
+        self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
         """The entries here, as runs (first, count), rising."""
-        self._reader.list_entries(ledger, done=done)
+        self.reader.list_entries(ledger, done=done)
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Done) -> None:
         """Keep an explicit LAC packet. Readers see it at once: it only tells of entries that others have stored."""

@@ -157,14 +157,15 @@ def test_what_waits_for_a_sync_is_bounded_in_bytes(world: SimWorld) -> None:
         shelf = await opened(world, segment_bytes=1 << 20, pending_bytes_max=50_000)
         await shelf.add(L, 0)
         world.node("b1").disk.slow_syncs((1, 1))
-        answers = [shelf.submit(L, entry, b"x" * 1000) for entry in range(1, 101)]
+        answers = [shelf.submit(L, entry, b"x" * 1000) for entry in range(1, 151)]
+        assert shelf.storage.is_busy, "others have been waiting since 50,000 bytes"
         recovery = shelf.submit(L, 200, b"x" * 1000, recovery=True)
         refused = [answer.result() for answer in answers if answer.done()]
         assert set(refused) == {Status.TOO_MANY_REQUESTS}
         assert 45 <= len(refused) <= 55
         assert await recovery is Status.OK
         results = await asyncio.wait_for(collected(answers), 10)
-        assert results.count(Status.OK) == 100 - len(refused)
+        assert results.count(Status.OK) == 150 - len(refused)
         assert shelf.storage._pending_bytes == 0
 
     run(world, scenario())

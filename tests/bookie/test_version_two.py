@@ -184,12 +184,3 @@ def test_what_is_no_request_ends_the_connection(world: SimWorld) -> None:
         assert served.shelf.storage.statistics.bad_requests == 4
 
     serve(world, scenario)
-
-
-def test_adds_beyond_a_connections_limit_are_refused_and_recoverys_are_not(world: SimWorld) -> None:
-    async def scenario(_: Served, peer: Peer) -> None:
-        peer.send(add(0), add(1), add(2), add(3, flags=RECOVERY))
-        codes = [int.from_bytes(answer[4:8], "big") for answer in await peer.answers(4)]
-        assert sorted(codes) == [0, 0, 0, 106]
-
-    serve(world, scenario, connection_pending_max=2)
