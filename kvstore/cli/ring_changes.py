@@ -30,6 +30,8 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would mo
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all moves are through; show how far they are.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Partition ids.")]
 LOOK_S = 0.5
+COUNT_MAX, MIB_PER_S_MAX = 1_000, 1 << 20
+"""What is more is a slip of the hand."""
 
 
 def register_changes(ring: typer.Typer) -> None:
@@ -40,10 +42,10 @@ def register_changes(ring: typer.Typer) -> None:
 
 def plan(
     add: Annotated[list[str] | None, typer.Option(help="Show what adding this partition would do.")] = None,
-    add_count: Annotated[int, typer.Option(help="The same for so many new partitions.", min=0)] = 0,
+    add_count: Annotated[int, typer.Option(help="The same for so many new partitions.", min=0, max=COUNT_MAX)] = 0,
     remove: Annotated[list[str] | None, typer.Option(help="Show what removing this partition would do.")] = None,
     replicas: Annotated[
-        int, typer.Option(help="Replicas of each new partition; 0: as many as others have.", min=0)
+        int, typer.Option(help="Replicas of each new partition; 0: as many as others have.", min=0, max=COUNT_MAX)
     ] = 0,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -74,8 +76,12 @@ def plan(
 
 def add(
     partitions: Ids = None,
-    count: Annotated[int, typer.Option(help="Add so many under the next free names instead.", min=0)] = 0,
-    replicas: Annotated[int, typer.Option(help="Replicas of each; 0: as many as others have.", min=0)] = 0,
+    count: Annotated[
+        int, typer.Option(help="Add so many under the next free names instead.", min=0, max=COUNT_MAX)
+    ] = 0,
+    replicas: Annotated[
+        int, typer.Option(help="Replicas of each; 0: as many as others have.", min=0, max=COUNT_MAX)
+    ] = 0,
     dry_run: DryRun = False,
     wait: Wait = False,
     data_dir: DataDir = Path("data"),
@@ -128,7 +134,9 @@ def move(
     """Move a part of the ring to another partition."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    if (source is None) == (first is None or last is None):
+    by_share = source is not None and first is None and last is None
+    by_range = source is None and first is not None and last is not None and not share
+    if not (by_share or by_range):
         raise ConfigError("want --source and --share, or --first and --last")
     request = ChangeRingRequest(
         action=ChangeRingRequest.MOVE,
@@ -174,7 +182,9 @@ def resume(
 
 
 def cancel(
-    moves: Annotated[list[int] | None, typer.Argument(help="Ids of moves; none: all that can be cancelled.")] = None,
+    moves: Annotated[
+        list[int] | None, typer.Argument(help="Ids of moves; none: all that can be cancelled.", min=1, max=2**63)
+    ] = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -189,7 +199,9 @@ def cancel(
 
 def throttle(
     mib_per_s: Annotated[float | None, typer.Option(help="What each target may copy; 0: no limit.", min=0)] = None,
-    parallel: Annotated[int | None, typer.Option(help="Moves that each target copies at once.", min=1)] = None,
+    parallel: Annotated[
+        int | None, typer.Option(help="Moves that each target copies at once.", min=1, max=COUNT_MAX)
+    ] = None,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -200,6 +212,8 @@ def throttle(
 
     if mib_per_s is None and parallel is None:
         raise ConfigError("want --mib-per-s, --parallel or both")
+    if mib_per_s is not None and not 0 <= mib_per_s <= MIB_PER_S_MAX:  # also what is no number
+        raise ConfigError(f"want --mib-per-s from 0 to {MIB_PER_S_MAX}, got {mib_per_s}")
     bytes_per_s = None if mib_per_s is None else round(mib_per_s * (1 << 20))
     request = ChangeRingRequest(action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel)
     _steer(request, data_dir, zookeeper, server, json=json)

@@ -15,6 +15,8 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
 _NUMBERED = re.compile(r"p(\d{1,9})")
 _Action = admin_pb2.ChangeRingRequest
 _GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
+PARTITIONS_MAX = 1_000
+"""In a ring: what plans, znodes and clients are made for."""
 
 Request = admin_pb2.ChangeRingRequest
 Servers = Mapping[ServerId, str]
@@ -51,7 +53,10 @@ def _changed(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Rin
 
 
 def _add(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
-    names = [PartitionId(each) for each in request.partitions] or next_ids(ring, request.count or 1)
+    count = len(request.partitions) or request.count or 1
+    if len(ring.partitions) + count > PARTITIONS_MAX:
+        raise ValueError(f"want at most {PARTITIONS_MAX} partitions, got {count} beside {len(ring.partitions)}")
+    names = [PartitionId(each) for each in request.partitions] or next_ids(ring, count)
     for name in names:
         if not _ID.fullmatch(name):
             raise ValueError(f"want lower-case letters, digits and dashes, at most 63, got {name!r}")
@@ -78,7 +83,10 @@ def _cancel(ring: Ring, request: Request) -> Ring:
             raise ValueError(f"move {id} is not under way: it is done, was cancelled, or never was")
         if request.moves and ring.moves[id].state is MoveState.FLIPPED:
             raise ValueError(f"move {id} is through: {ring.moves[id].target} owns the range; move it back instead")
-    return steps.cancel(ring, wanted)
+    after = steps.cancel(ring, wanted)
+    if after is ring and not any(move.state is MoveState.CANCELLING for move in ring.moves.values()):
+        raise ValueError("no move is open that could be given up")
+    return after
 
 
 def _pace(pace: Pace, request: Request) -> Pace:

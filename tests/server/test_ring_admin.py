@@ -254,3 +254,49 @@ def test_new_names_follow_the_largest_that_was_ever_used() -> None:
     assert proposal.next_ids(ring, 2) == ["p8", "p9"]
     ring = settle(plan.leave(ring, [PartitionId("p7")]))
     assert proposal.next_ids(ring, 1) == ["p8"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "why"),
+    [
+        ({"action": Action.ADD, "partitions": ["p1"]}, "p1 is or was in the ring"),
+        ({"action": Action.ADD, "partitions": ["p4", "p4"]}, "want each partition once"),
+        ({"action": Action.ADD, "partitions": ["P 4"]}, "want lower-case letters"),
+        ({"action": Action.ADD, "count": 1_000_000_000}, "want at most 1000 partitions, got 1000000000 beside 3"),
+        ({"action": Action.ADD, "count": 1, "replicas": 9}, "want 1 to 3 replicas"),
+        ({"action": Action.REMOVE}, "want the partitions to remove"),
+        ({"action": Action.REMOVE, "partitions": ["p9"]}, "got p9"),
+        ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3"]}, "want at least one partition to stay"),
+        ({"action": Action.REMOVE, "partitions": ["p1", "p2", "p3", "p4"]}, "got p4"),
+        ({"action": Action.MOVE, "source": "p1", "target": "p1", "share": 0.1}, "want another target"),
+        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": 0.9}, "tokens of p1 to move"),
+        ({"action": Action.MOVE, "source": "p1", "target": "p9", "share": 0.1}, "got p9"),
+        ({"action": Action.MOVE, "target": "p2", "first": 9, "last": 3}, "want first <= last"),
+        ({"action": Action.CANCEL}, "no move is open"),
+        ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not under way"),
+        ({"action": Action.THROTTLE, "parallel": 0}, "parallel >= 1"),
+    ],
+)
+async def test_what_makes_no_sense_is_refused_in_one_line_and_changes_nothing(
+    admin: RingAdmin, node: Node, asked: dict[str, Any], why: str
+) -> None:
+    before = node.ring
+    for dry_run in (True, False):
+        with pytest.raises(InvalidRequest, match=why) as refused:
+            await admin.change(Action(**asked, dry_run=dry_run))
+        assert "\n" not in str(refused.value)
+    assert node.ring is before
+
+
+async def test_of_two_operators_who_add_at_once_each_gets_names_of_its_own(admin: RingAdmin, node: Node) -> None:
+    await asyncio.gather(*(admin.change(Action(action=Action.ADD, count=1)) for _ in range(2)))
+    assert {"p4", "p5"} < set(node.ring.partitions)
+    given = await asyncio.gather(
+        *(admin.change(Action(action=Action.ADD, partitions=["extra"])) for _ in range(2)), return_exceptions=True
+    )
+    assert sum(isinstance(each, InvalidRequest) for each in given) == 1
+
+
+async def test_to_copy_without_limit_is_said_by_zero(admin: RingAdmin, node: Node) -> None:
+    await admin.change(Action(action=Action.THROTTLE, bytes_per_s=0))
+    assert node.ring.pace.bytes_per_s == 0
