@@ -24,16 +24,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
 from kvstore.ring import TOKENS
 from loadtest import peers
 from loadtest.drill import keep_logs, shown
 from loadtest.drill_stage import Report
-from loadtest.ring_load import RingLoad, Span, rate
+from loadtest.ring_load import REST_S, RingLoad, Span, rate
 from loadtest.ring_spans import Longest, hand_over_rows, longest_waits, quantile
 from loadtest.ring_stage import PROBLEMS, RingStage
-from loadtest.ring_verdict import KEPT_LEAST, READ_WAIT_MAX_S, WRITE_WAIT_MAX_S, Verdict
+from loadtest.ring_verdict import KEPT_LEAST, READ_WAIT_MAX_S, WRITE_WAIT_MAX_S, Load, Verdict
 from tests.cluster.harness import running_cluster
 
 BASE_S = 8.0
@@ -55,6 +57,8 @@ class Course:
     keys: int = 20_000
     value_bytes: int = 200
     base_s: float = BASE_S
+    rest_s: float = REST_S
+    """Of each caller between two operations, in the mean."""
     round_s: float = 25.0
     """About how long the moves of a round with kills are made to take: some must be open when the kills come."""
 
@@ -65,16 +69,17 @@ QUICK = Course(sizes=(1, 3, 5, 2), rounds=3, keys=3_000, base_s=3.0)
 async def grow(stage: RingStage, course: Course) -> None:
     """From one size to the next, without kills."""
     for before, after in zip(course.sizes, course.sizes[1:], strict=False):
-        await _resize(stage, before, after, course.base_s)
+        await _resize(stage, before, after, course)
 
 
-async def _resize(stage: RingStage, before: int, after: int, base_s: float) -> None:
+async def _resize(stage: RingStage, before: int, after: int, course: Course) -> None:
+    base_s = course.base_s
     name = f"{before} to {after} partitions"
     there = await stage.partitions()
     words = ["add", "--count", str(after - before)] if after > before else ["remove", *there[: before - after]]
     planned = await stage.plan(*words)
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, stage.random.getrandbits(32))
+        load = RingLoad(client, stage.statics, stage.random.getrandbits(32), rest_s=course.rest_s)
         load.aim(planned)
         await load.start()
         try:
@@ -83,9 +88,10 @@ async def _resize(stage: RingStage, before: int, after: int, base_s: float) -> N
             gc.freeze()  # else collections of what is recorded would be waits of the store
             await asyncio.sleep(base_s)
             began = time.time()
+            psutil.cpu_percent()
             done = await stage.change(*words)
             await stage.moved(load)
-            ended = time.time()
+            ended, busy = time.time(), psutil.cpu_percent() / 100
             await stage.retired()
         finally:
             await load.stop()
@@ -93,7 +99,8 @@ async def _resize(stage: RingStage, before: int, after: int, base_s: float) -> N
         stage.report.add(f"{name}: seconds for {len(spans)} moves", ended - began, unit="s")
         _report_waits(stage, name, load, spans)
         kept = rate(load.steady, began, ended) / max(1e-9, rate(load.steady, began - base_s, began))
-        stage.verdict.kept.append(kept)
+        per_s = rate(load.steady, began, ended) + rate(load.waits, began, ended)
+        stage.verdict.changes.append(Load(kept, per_s, busy))
         stage.report.add(f"{name}: throughput of untouched ranges meanwhile, of that before", kept, least=KEPT_LEAST)
         problems = await stage.judge(load)
         for what in PROBLEMS:
@@ -149,7 +156,7 @@ async def _round(stage: RingStage, course: Course, words: Sequence[str]) -> Coun
     targets = 1 if words[0] == "add" else KILLED_AT
     await stage.throttle(course.keys * course.value_bytes / KILLED_AT / targets / course.round_s)
     async with AsyncClient(stage.cluster.url) as client:
-        load = RingLoad(client, stage.statics, stage.random.getrandbits(32))
+        load = RingLoad(client, stage.statics, stage.random.getrandbits(32), rest_s=course.rest_s)
         load.aim(planned)
         await load.start()
         try:
@@ -230,12 +237,14 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="1 to 3, 5 and 2 partitions, and 3 rounds")
     parser.add_argument("--rounds", type=int, help="changes with kills")
     parser.add_argument("--keys", type=int, help="that are there all the time")
+    parser.add_argument("--rest-ms", type=float, help="of each caller between two operations, in the mean")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="only scenarios whose name holds this: grow, kills")
     parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
     arguments = parser.parse_args()
     course = QUICK if arguments.quick else Course()
-    given = {"rounds": arguments.rounds, "keys": arguments.keys}
+    rest_s = None if arguments.rest_ms is None else arguments.rest_ms / 1_000
+    given = {"rounds": arguments.rounds, "keys": arguments.keys, "rest_s": rest_s}
     course = replace(course, **{name: value for name, value in given.items() if value is not None})
     sys.exit(0 if run_drill(course=course, only=arguments.only, out=arguments.out, seed=arguments.seed) else 1)
 

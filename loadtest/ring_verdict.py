@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from loadtest.ring_spans import Longest, quantile
 
@@ -13,6 +13,17 @@ WRITE_WAIT_MAX_S, READ_WAIT_MAX_S = 0.2, 0.05
 """The longest of any key in a move, p99.9 over the moves."""
 KEPT_LEAST = 0.8
 """Of the throughput of ranges that do not move, while others do."""
+
+
+class Load(NamedTuple):
+    """Of one change, while ranges move."""
+
+    kept: float
+    """Throughput of untouched ranges, of that before."""
+    per_s: float
+    """Operations."""
+    busy: float
+    """Which part of all processors' time was used, by whomever."""
 
 
 @dataclass
@@ -23,15 +34,14 @@ class Verdict:
     """Of each move."""
     untouched: list[Longest] = field(default_factory=list)
     """Of keys that do not move, in the times of the same moves: what the machine adds."""
-    kept: list[float] = field(default_factory=list)
-    """Of each change."""
     freezes: list[int] = field(default_factory=list)
     """Of each move: more than one, if the first took too long."""
+    changes: list[Load] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each figure that is wanted."""
         rows = [self._waits("write", WRITE_WAIT_MAX_S), self._waits("read", READ_WAIT_MAX_S)]
-        least = min(self.kept, default=0.0)
+        least = min((each.kept for each in self.changes), default=0.0)
         throughput = {"what": "throughput of untouched ranges, of that before; the least of the changes"}
         return [*rows, throughput | {"figure": f"{least:.2f}", **_judged(least >= KEPT_LEAST, f">= {KEPT_LEAST:g}")}]
 
@@ -42,11 +52,13 @@ class Verdict:
     def text(self) -> str:
         """For people."""
         again = sum(count - 1 for count in self.freezes)
-        lines = [
-            f"{each['verdict']}  {each['what']}: {each['figure']} (wanted {each['wanted']})" for each in self.rows()
-        ]
+        rates = ", ".join(f"{each.per_s:.0f}/s with {100 * each.busy:.0f} %" for each in self.changes)
         return "\n".join(
-            [*lines, f"      {len(self.freezes)} moves; {again} freezes ended before the release and were tried again"]
+            [
+                *(f"{row['verdict']}  {row['what']}: {row['figure']} (wanted {row['wanted']})" for row in self.rows()),
+                f"      {len(self.freezes)} moves; {again} freezes ended before the release and were tried again",
+                f"      operations, and processors busy, change by change: {rates}",
+            ]
         )
 
     def _waits(self, kind: str, most_s: float) -> dict[str, Any]:
