@@ -189,9 +189,6 @@ class LeaderLog(Protocol):
 class LogReader(Protocol):
     """Reads a partition's log in order without fencing: closed ledgers to their end, the open one up to its LAC."""
 
-    @property
-    def next_position(self) -> Position: ...
-
     async def read(self, wait_ms: int) -> Sequence[LogEntry]:
         """The next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none yet;
         empty at timeout. Raises NoSuchLedger when the position was trimmed, BookieError when too few bookies answer

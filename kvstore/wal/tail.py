@@ -83,13 +83,6 @@ class TailReader:
         self._polls = 0
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._tell)]
 
-    @property
-    def next_position(self) -> Position:
-        """Where reading goes on."""
-        if self._reader is None:
-            return Position(self._after.ledger, EntryId(self._after.entry + 1))
-        return Position(self._reader.metadata.ledger, self._next)
-
     async def read(self, wait_ms: int) -> Sequence[LogEntry]:
         """The next entries; see LogReader."""
         deadline = self._ports.clock.now() + wait_ms / 1000

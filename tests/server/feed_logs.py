@@ -163,10 +163,6 @@ class MemoryReader:
     def __init__(self, logs: MemoryLogs, log: MemoryLog, after: Position, batch_bytes: int) -> None:
         self._logs, self._log, self._after, self._batch_bytes = logs, log, after, batch_bytes
 
-    @property
-    def next_position(self) -> Position:
-        return Position(self._after.ledger, EntryId(self._after.entry + 1))
-
     async def read(self, wait_ms: int) -> Sequence[LogEntry]:
         while not (found := self._some()):
             await self._log.news.wait()
