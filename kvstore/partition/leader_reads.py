@@ -24,7 +24,7 @@ from kvstore.partition.state import State
 
 Read = tuple[Op, Sink, int]
 
-AT_ONCE, AT_ONCE_LARGE = 256, 8
+AT_ONCE, AT_ONCE_LARGE = 32, 8
 """Reads before their size is looked at; the second while values are large."""
 TURN_BYTES = 4 << 20
 """What is read in one turn of the event loop, once it has been seen that values are large."""

@@ -31,8 +31,8 @@ class Limits:
 
     connections_max: int = 10_000
     """RESP connections; one more is closed with an error."""
-    output_bytes_max: int = 256 << 20
-    """Replies that RESP clients have not read yet, over all connections."""
+    output_bytes_max: int = 128 << 20
+    """Replies that RESP connections hold, and room reserved for others; over all of them."""
     waiting_max: int = 10_000
     """Operations that wait because their partition's leader is not known."""
     forwarded_max: int = 20_000

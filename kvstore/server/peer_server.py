@@ -20,6 +20,8 @@ from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
 
+LINKS_MAX = 256
+"""Connections that began as another server's."""
 CALLS_MAX = 128
 """Calls from one server that are being answered at once."""
 OUTPUT_HIGH_BYTES = 4 << 20
@@ -67,6 +69,8 @@ class PeerServer:
             raise CommandError(f"ERR peer version: want {frames.VERSION}, got {version[:32]}")
         if wanted != self._server:
             raise CommandError(f"ERR this is server {self._server}, not {wanted[:64]}")
+        if len(self._sessions) >= LINKS_MAX:
+            raise CommandError(f"ERR max number of links reached: {LINKS_MAX}")
         session = PeerSession(self, ServerId(other), stream)
         self._sessions[session] = None
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)

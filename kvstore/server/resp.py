@@ -13,6 +13,7 @@ from kvstore.ring.ring import Ring
 from kvstore.server.ask import Asks
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
+from kvstore.server.resp_admission import SERVERS_MAX, Admission
 from kvstore.server.resp_connection import RespConnection
 from kvstore.server.resp_room import LOOK_S, Holder, Room
 from kvstore.server.resp_rounds import Rounds
@@ -97,14 +98,14 @@ class RespServer:
         self._last_id += 1
         return self._last_id
 
-    def admit(self, connection: RespConnection) -> bool:
-        """Whether there is room for one more."""
-        if len(self._connections) >= self._limits.connections_max:
-            self.connections_refused += 1
-            return False
+    def admit(self, connection: RespConnection) -> Admission:
+        """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
+        above = len(self._connections) - self._limits.connections_max
+        if above >= SERVERS_MAX:
+            return Admission.NO
         self._connections[connection] = None
         self.connections_accepted += 1
-        return True
+        return Admission.YES if above < 0 else Admission.IF_SERVER
 
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)

@@ -16,10 +16,11 @@ from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.commands import Code
 from kvstore.server import resp_replies as replies
 from kvstore.server import resp_specials as specials
+from kvstore.server.resp_admission import REFUSAL, Admission, Trial
 from kvstore.server.resp_commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
 from kvstore.server.resp_gather import Gather
 from kvstore.server.resp_hazards import Hazards
-from kvstore.server.resp_outbox import FORMAT_BITS, IN_FLIGHT_MAX, Outbox
+from kvstore.server.resp_outbox import FORMAT_BITS, Outbox
 from kvstore.server.resp_parser import Command, Parser, Unfit
 from kvstore.server.resp_replies import FORMATS, Fmt
 from kvstore.server.resp_rounds import Timed
@@ -60,6 +61,8 @@ class RespConnection(Outbox):
         """No more commands are begun."""
         self._is_ended = False
         """The client sends no more."""
+        self._trial: Trial | None = None
+        """Until it shows that it is another server's, if it has to."""
         self._peer: StreamHandler | None = None
         """Who has taken the connection over, if it is another server's."""
 
@@ -67,16 +70,21 @@ class RespConnection(Outbox):
 
     def connection_made(self, transport: Stream) -> None:
         self._stream = transport
-        if not self.server.admit(self):
-            self._is_closing = True
-            transport.write(b"-ERR max number of clients reached\r\n")
-            transport.close()
-            return
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        match self.server.admit(self):
+            case Admission.IF_SERVER:
+                self._trial = Trial(self._turn_away)
+            case Admission.NO:
+                self._turn_away()
 
     def data_received(self, data: bytes) -> None:
         if self._peer is not None:
             return self._peer.data_received(data)
+        if self._trial is not None:
+            is_server = self._trial.is_server(data)
+            self._end_trial()
+            if not is_server:
+                self._turn_away()
         if self._is_closing:
             return
         commands = self._parser.parse(data)
@@ -91,6 +99,18 @@ class RespConnection(Outbox):
         queued = len(data) + QUEUED_BYTES * len(self._queue) if self._queue else 0
         self.server.note_input(self, self._parser.buffered + queued)
 
+    def _turn_away(self) -> None:
+        self._end_trial()
+        self._is_closing = True
+        self.server.connections_refused += 1
+        self._stream.write(REFUSAL)
+        self._stream.close()
+
+    def _end_trial(self) -> None:
+        if self._trial is not None:
+            self._trial.end()
+            self._trial = None
+
     def eof_received(self) -> bool | None:
         """The client sends no more; what it still waits for is answered first."""
         if self._peer is not None:
@@ -104,6 +124,7 @@ class RespConnection(Outbox):
         self._let_go()
         self._send()
         self.server.forget(self)
+        self._end_trial()
         if self._peer is not None:
             self._peer.connection_lost(exc)
 
@@ -235,16 +256,6 @@ class RespConnection(Outbox):
             or self._answered < self._again.below
         )
 
-    def _in_flight(self) -> int:
-        return self._issued - self._answered
-
-    def _next_number(self) -> int:
-        self._issued += 1
-        return self._issued - 1
-
-    def reply(self, data: bytes) -> None:
-        self.answer(self._next_number(), data)
-
     # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
 
     def _is_stalled(self) -> bool:
@@ -272,7 +283,7 @@ class RespConnection(Outbox):
         if self._answered < self._again.below:
             return
         self._hazards.answered(self._issued, self._answered)
-        self._in_flight_max = min(self._in_flight_max + self._in_flight_max // 4 + 1, IN_FLIGHT_MAX)
+        self._widen()
         self._resume_below = None
         queue, self._queue = self._queue, deque()
         self._run(queue)

@@ -23,8 +23,9 @@ if TYPE_CHECKING:
     from kvstore.env import Stream
     from kvstore.server.resp import RespServer
 
-IN_FLIGHT_MAX = 1024
-"""Commands of one connection that are not answered yet; what comes after them stays unread."""
+IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
+"""Commands of one connection that are not answered yet; what comes after them stays unread. A connection begins with
+the first and may soon have the second, unless its replies are large."""
 HELD_BYTES_MAX = 8 << 20
 """Of large replies that one connection holds. A single one may be larger."""
 RESERVED_BYTES_MAX = 16 << 20
@@ -54,8 +55,7 @@ class Outbox:
         self._early: dict[int, bytes] = {}
         """Replies that came before their turn."""
         self._again = Again()
-        self._in_flight_max = IN_FLIGHT_MAX
-        """Less after replies that were too large together."""
+        self._in_flight_max = IN_FLIGHT_FIRST
         self._unchecked = SMALL_BYTES
         """Replies up to this size are kept without a look at what is held."""
         self._held = 0
@@ -94,6 +94,22 @@ class Outbox:
                 self._release()
         else:
             self._early[number] = reply
+
+    def reply(self, data: bytes) -> None:
+        """Answer a command that has not begun."""
+        self.answer(self._next_number(), data)
+
+    def _in_flight(self) -> int:
+        return self._issued - self._answered
+
+    def _next_number(self) -> int:
+        self._issued += 1
+        return self._issued - 1
+
+    def _widen(self) -> None:
+        """All that was begun fitted: more may be in flight, cautiously if there was once too much."""
+        now = self._in_flight_max
+        self._in_flight_max = min(now + (now if not self._again.below else now // 4 + 1), IN_FLIGHT_MAX)
 
     def _release(self) -> None:
         while (reply := self._early.pop(self._answered, None)) is not None:

@@ -1,0 +1,36 @@
+"""Who is let in on the Redis port when it has as many clients as it may: other servers, which speak over it too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum, auto
+
+SERVERS_MAX = 64
+"""Connections beyond the limit of clients that are looked at together."""
+TRIAL_S = 0.1
+"""How long one of them may take to show that it is another server's."""
+REFUSAL = b"-ERR max number of clients reached\r\n"
+_GREETING = b"*4\r\n$12\r\nKVSTORE.PEER\r\n"
+
+
+class Admission(Enum):
+    """What a new connection may be."""
+
+    YES = auto()
+    IF_SERVER = auto()
+    NO = auto()
+
+
+class Trial:
+    """Of one connection, until its first bytes or its end. `turn_away` is called if there are none in time."""
+
+    def __init__(self, turn_away: Callable[[], None]) -> None:
+        self._timer = asyncio.get_running_loop().call_later(TRIAL_S, turn_away)
+
+    def is_server(self, data: bytes) -> bool:
+        """Whether a connection that begins with `data` is another server's."""
+        return data.startswith(_GREETING)
+
+    def end(self) -> None:
+        self._timer.cancel()
