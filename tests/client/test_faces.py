@@ -1,0 +1,32 @@
+"""The two clients are one interface: the same calls, with the same parameters and the same sentences."""
+
+import inspect
+
+import pytest
+
+from kvstore.client import AsyncClient, AsyncWatch, Client, Watch
+
+FACES = [(AsyncClient, Client), (AsyncWatch, Watch)]
+
+
+def calls_of(face: type) -> dict[str, object]:
+    return {name: each for name, each in vars(face).items() if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(("waits", "blocks"), FACES)
+def test_both_faces_have_the_same_calls(waits: type, blocks: type) -> None:
+    assert calls_of(waits).keys() == calls_of(blocks).keys()
+
+
+@pytest.mark.parametrize(("waits", "blocks"), FACES)
+def test_a_call_has_the_same_parameters_and_the_same_sentence(waits: type, blocks: type) -> None:
+    different = []
+    for name, call in calls_of(waits).items():
+        twin = calls_of(blocks)[name]
+        if inspect.getdoc(call) != inspect.getdoc(twin):
+            different.append(f"{name}: sentences")
+        if inspect.isfunction(call) and inspect.isfunction(twin):
+            parameters, others = (list(inspect.signature(each).parameters.values()) for each in (call, twin))
+            if parameters != others:
+                different.append(f"{name}: parameters")
+    assert different == []
