@@ -6,9 +6,14 @@ See README.md beside this file. Exit codes: 0 as it must be, 1 not so (the repor
 usage or no cluster.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import os
+
+os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
+"""Read once, when gRPC is imported. With fork support one in fifteen of the commands that chaos starts died at birth."""
+
 import sys
 import time
 from argparse import ArgumentParser
@@ -36,9 +41,6 @@ from loadtest.workloads import Draws, Keyspace
 
 __all__ = ["GrpcUser", "RespUser", "TargetShape"]
 
-os.environ["GRPC_ENABLE_FORK_SUPPORT"] = (
-    "0"  # else a command that chaos starts may die of gRPC's threads before it runs
-)
 grpc_gevent.init_gevent()
 locust.runners.WORKER_REPORT_INTERVAL = 1.0  # the timeline is drawn by the second
 locust.stats.bucket_response_time = lambda response_time: round(response_time, 1)

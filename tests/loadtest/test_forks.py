@@ -1,0 +1,37 @@
+"""Processes that a load test starts while gRPC calls are under way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.conftest import ROOT
+
+STARTS = 80
+SCRIPT = f"""
+import locust  # makes the standard library cooperative, as `locust -f` does
+import loadtest.locustfile
+import gevent, grpc, os, subprocess, sys
+
+def call(channel):
+    while True:
+        try:
+            channel.unary_unary("/a/b")(b"", timeout=0.05)
+        except grpc.RpcError:
+            pass
+
+for _ in range(15):
+    gevent.spawn(call, grpc.insecure_channel("127.0.0.1:9"))
+gevent.sleep(0.5)
+command = [sys.executable, "-S", "-c", ""]
+print(sum(subprocess.run(command, capture_output=True).returncode != 0 for _ in range({STARTS})), flush=True)
+os._exit(0)
+"""
+
+
+def test_a_command_that_is_started_beside_grpc_calls_runs() -> None:
+    """gRPC's fork handlers start its threads in the child, which die when gevent closes what they poll."""
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["0"], done.stderr[-2000:]
