@@ -90,23 +90,25 @@ class Partition:
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self.mover: Mover | None = None
         if rings is not None:
-            means = Means(
-                env,
-                server_env,
-                partition,
-                self.state,
-                self._leading,
-                rings,
-                pins,
-                logs,
-                peers,
-                self._source,
-                lambda *_: None,
-            )
-            self.mover = Mover(means)
+            self.mover = Mover(self._means(env, server_env, rings, pins, logs))
         self._exports = snapshots.Exports(self.state, env.clock)
         self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas, turns)
         self._answers: list[tuple[Sink, int, Any]] = []
+
+    def _means(self, env: Env, server_env: Env, rings: Rings, pins: Pins, logs: Logs) -> Means:
+        return Means(
+            env,
+            server_env,
+            self.id,
+            self.state,
+            self._leading,
+            rings,
+            pins,
+            logs,
+            self._peers,
+            self._source,
+            lambda *_: None,
+        )
 
     async def start(self) -> None:
         """Begin to follow the log and to take part in elections."""
