@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 
 os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
-"""Read once, when gRPC is imported. With fork support one in fifteen of the commands that chaos starts died at birth."""
+"""Read once, when gRPC is imported. With fork support one in fifteen of the commands of a chaos run died at birth."""
 
 import sys
 import time
