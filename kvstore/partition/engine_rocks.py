@@ -108,8 +108,20 @@ class RocksEngine:
     def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
         options = ReadOptions()
         options.set_iterate_upper_bound(end)
-        rows: Any = self._db.items(from_key=begin, read_opt=options)
-        return iter(rows)
+        iterator = self._db.iter(options)
+        iterator.seek(begin)
+        return self._rows(iterator)
+
+    def _rows(self, iterator: Any) -> Iterator[tuple[bytes, bytes]]:
+        """The library's own `items` ends at a damaged block as if there were no more rows."""
+        valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
+        while valid():
+            yield key_of(), value_of()
+            step()
+        try:
+            iterator.status()
+        except Exception as error:
+            raise self._failed(error) from error
 
     def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> RocksView:
         try:

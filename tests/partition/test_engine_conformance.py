@@ -4,6 +4,7 @@ import asyncio
 import errno
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -284,3 +285,25 @@ async def test_a_flush_that_a_crash_interrupts_is_never_done() -> None:
     assert told == []
     engine.crash()
     assert contents(engine) == [(b"b", b"1")]
+
+
+async def test_a_damaged_block_is_an_error_to_every_read_and_never_the_end(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    rows = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2000)]
+    write(engine, *rows)
+    await flushed(engine)
+    engine.close()
+    (file,) = tmp_path.glob("*.sst")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    engine = RocksEngine(str(tmp_path))
+    with pytest.raises(OSError, match="checksum mismatch"):
+        list(engine.iterate(b"k", b"l"))
+    with pytest.raises(OSError, match="checksum mismatch"):
+        engine.multi_get([key for key, _ in rows])
+    cursor = engine.view([(b"k", b"l")]).cursor(b"k", b"l")
+    with pytest.raises(OSError, match="checksum mismatch"):
+        list(iter(lambda: cursor.take(1000, 1 << 20)[0], []))
+    assert list(engine.iterate(b"k", b"k0100")) == rows[:100], "what is not damaged is given"
+    engine.close()
