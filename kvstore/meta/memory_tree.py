@@ -32,8 +32,7 @@ class Node:
         )
 
     def stat(self) -> Stat:
-        changes = 2 * self.births - len(self.children)
-        return Stat(self.version, self.created, self.owner, self.modified_ms, changes)
+        return Stat(self.version, self.created, self.owner, self.modified_ms)
 
 
 ROOT = Node(b"", created=0, owner=0, modified_ms=0)

@@ -32,8 +32,6 @@ class Stat(NamedTuple):
     """Session id of an ephemeral's owner; 0 if persistent."""
     modified_ms: int
     """Wall clock of the last change, in milliseconds."""
-    children_version: int
-    """Rises with each child created or deleted (cversion)."""
 
 
 class SessionState(Enum):

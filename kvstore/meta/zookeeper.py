@@ -250,7 +250,7 @@ def _settle(answered: asyncio.Future[Any], answer: Any) -> None:
 
 
 def _stat(stat: Any) -> Stat:
-    return Stat(stat.version, stat.czxid, stat.ephemeralOwner, stat.mtime, stat.cversion)
+    return Stat(stat.version, stat.czxid, stat.ephemeralOwner, stat.mtime)
 
 
 def _is_error(result: Any) -> bool:
