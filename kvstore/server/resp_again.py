@@ -25,7 +25,7 @@ Read = bytes | Single | Several
 class Again:
     """Numbers are the connection's own count of its commands."""
 
-    __slots__ = ("below", "current", "numbers", "reads")
+    __slots__ = ("below", "current", "numbers", "reads", "size")
 
     def __init__(self) -> None:
         self.reads: dict[int, Read] = {}
@@ -36,6 +36,8 @@ class Again:
         """Reads before this number are put off as they come, unless it is their turn."""
         self.current = -1
         """The last one that was begun again."""
+        self.size = 0
+        """What it may take at most."""
 
     def note(self, found: Single | Several, number: int) -> None:
         """Command `number` has begun."""

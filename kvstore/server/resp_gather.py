@@ -81,11 +81,16 @@ class Gather:
                 self._counted += len(record[0])
             else:
                 self._results.clear()
+                self._uncount()
         return record
+
+    def _uncount(self) -> None:
+        self._connection.gathered(self._counted)
+        self._counted = 0
 
     def _end(self) -> None:
         connection, number = self._connection, self._number
-        connection.gathered(self._counted)
+        self._uncount()
         if self._bytes > REPLY_BYTES_MAX:
             connection.answer(number, failure(_too_large()))
         elif not self._results:

@@ -145,7 +145,7 @@ class Outbox:
         """Count in so many bytes of a reply, if there is room."""
         self._held += size
         if self._held > HELD_BYTES_MAX:
-            self._held = self._gathered + sum(map(len, self._early.values())) + sum(map(len, self._out))
+            self._held = self._unsent_bytes()
             held = self._held + self._stream.get_write_buffer_size()
             if held and held + size > HELD_BYTES_MAX:
                 return False
@@ -167,7 +167,11 @@ class Outbox:
         """Replies that the socket has not taken, and what is reserved for others."""
         if self._is_lost:
             return 0
-        return self._held + self._reserved + self._stream.get_write_buffer_size()
+        again = self._again.size if self._again.current >= self._answered else 0
+        return self._unsent_bytes() + self._reserved + again + self._stream.get_write_buffer_size()
+
+    def _unsent_bytes(self) -> int:
+        return self._gathered + sum(map(len, self._early.values())) + sum(map(len, self._out))
 
     def read_again(self) -> None:
         """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""
@@ -179,13 +183,12 @@ class Outbox:
         if not (self._is_refused or self.server.room.take(self, size)):
             return self.server.wait_for_room(self, size)
         again.numbers.discard(number)
-        again.current = number
+        again.current, again.size = number, size
         if self._is_refused:
             self._is_refused = False
             self.answer(number, replies.failure(_NO_ROOM))
             self.flush()
             return
-        self._held = size
         if isinstance(read, Several):
             Gather(self, number, read, is_reserved=True).submit()
         else:

@@ -15,7 +15,10 @@ SMALL_BYTES = 4 << 10
 """Replies up to this size are not counted before their client is slow: IN_FLIGHT_MAX of them are little."""
 LOOK_S = 0.02
 """Between two looks at what connections still hold; in between only what comes is counted."""
-PATIENCE_S = 2.0
+SINGLE_BYTES = 2 << 20
+"""Of a command with one value. What takes more has three quarters of the room, so that all of it never goes to a few
+clients that ask for much and read slowly."""
+PATIENCE_S = 1.0
 REFUSE_S = 6.0
 """Who has waited so long for room gets an error for the one command that waits."""
 
@@ -64,11 +67,11 @@ class Room:
 
     def take(self, holder: Holder, size: int) -> bool:
         """Count `size` bytes in. False: there is no room. Somebody alone always has it."""
-        if self.bytes + size > self._bytes_max and self.bytes:
+        if not self._fits(size):
             now = self._now()
             if now - self._counted_at >= LOOK_S:
                 self._count(now)
-            if self.bytes + size > self._bytes_max and self.bytes:
+            if not self._fits(size):
                 return False
         self._holders[holder] = None
         self.bytes += size
@@ -100,9 +103,11 @@ class Room:
         for holder, (size, since) in list(self._waiting.items()):
             if now - since > PATIENCE_S:
                 self._close(now - PATIENCE_S, size)
-            is_room = not self.bytes or self.bytes + size <= self._bytes_max
+            is_room = self._fits(size)
             if not is_room and now - since < REFUSE_S:
-                return
+                if size <= SINGLE_BYTES:
+                    return
+                continue
             if self._waiting.pop(holder, None) is None:
                 continue
             if is_room:
@@ -110,6 +115,10 @@ class Room:
             else:
                 self.refused += 1
                 holder.refuse()
+
+    def _fits(self, size: int) -> bool:
+        most = self._bytes_max if size <= SINGLE_BYTES else self._bytes_max * 3 // 4
+        return not self.bytes or self.bytes + size <= most
 
     def _count(self, now: float) -> None:
         self._counted_at = now
@@ -121,7 +130,7 @@ class Room:
         """End those who have read too little since `before`, the largest first, until there is room for `size`."""
         slow = [each for each in self._holders if (since := each.full_since) is not None and since <= before]
         for each in sorted(slow, key=lambda each: each.held_bytes, reverse=True):
-            if self.bytes + size <= self._bytes_max:
+            if self._fits(size):
                 return
             self.bytes -= each.held_bytes
             self.closed += 1
