@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
@@ -98,6 +99,7 @@ class OpenLog:
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=Pins(store, lists), clock=ports.clock)
         self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")
+        nursery.spawn(self._notice_standstill(), name=f"{partition} standstill")
         nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
     @property
@@ -230,13 +232,11 @@ class OpenLog:
     # Upkeep.
 
     async def _keep(self) -> None:
-        """Until the log is lost: roll when it is time, notice a standstill."""
+        """Until the log is lost: roll when it is time."""
         while self.lost is None:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(self._config.check_every_s):
                     await self._wake.wait()
-            except TimeoutError:
-                self._check_progress()
             self._wake.clear()
             try:
                 await self._settle_first_seq()
@@ -249,11 +249,18 @@ class OpenLog:
                 self._lose(error)
         await self._nursery.close()
 
-    def _check_progress(self) -> None:
-        handle = self._handle
-        handle.look_for_spares()
-        if handle.writer.unconfirmed and self._ports.clock.now() - handle.progress_at > STALL_MAX_S:
-            self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))
+    async def _notice_standstill(self) -> None:
+        """Also during a roll, which waits for the former ledger. By looks, not by the clock: what has come while this
+        process stood still is read first."""
+        step_s, stalled_s, seen_at = self._config.check_every_s, 0.0, 0.0
+        while self.lost is None:
+            await asyncio.sleep(step_s)
+            handle = self._handle
+            handle.look_for_spares()
+            is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
+            stalled_s, seen_at = stalled_s + step_s if is_stalled else 0.0, handle.progress_at
+            if stalled_s >= STALL_MAX_S:
+                self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))
 
     def _roll_reason(self) -> str:
         config, writer = self._config, self._handle.writer

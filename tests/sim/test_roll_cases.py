@@ -15,6 +15,7 @@ from kvstore.errors import (
 )
 from kvstore.types import LedgerId, LedgerState, Quorum, Seq
 from kvstore.wal.config import LogConfig
+from kvstore.wal.leader_log import STALL_MAX_S
 from tests.sim.bench import B1, B2, B3, Bench, FrozenStore, run
 from tests.sim.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 
@@ -68,6 +69,25 @@ def test_entries_go_to_the_next_ledger_only_when_all_before_are_acknowledged() -
         await writer.append(2)
         assert len(writer.entries.confirmed) == 12
         assert await read_all(bench.logs(), 12) == numbers(1, 12)
+
+    run(case)
+
+
+def test_a_leader_that_finds_no_ack_quorum_while_it_rolls_gives_its_log_up_too() -> None:
+    """It waits for the last entries of the former ledger; as long as it did, nobody else would lead."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(4)
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        await writer.append(4, gap_s=0)
+        await asyncio.sleep(1)
+        assert len(writer.log.listed.ledgers) == 2, "the roll has begun"
+        assert writer.log.lost is None
+        await asyncio.sleep(STALL_MAX_S + 0.5)
+        assert isinstance(writer.log.lost, NotEnoughBookies)
+        assert len(writer.entries.errors) == 4
 
     run(case)
 
