@@ -28,6 +28,9 @@ from kvstore.rpc.status import from_rpc_error
 GRACE_S = 0.5
 """How much longer than a frame's own time its call may take before the server counts as silent."""
 
+Sent = tuple[Any, dict[int, Operation]]
+"""A call under way, None if it could not begin, and its operations by number."""
+
 
 class Waiter:
     """A caller who waits: for an answer, or for the baton."""
@@ -201,7 +204,3 @@ class BlockingLink:
             is_done = self.is_broken
         if is_done:
             self._channel.close()
-
-
-Sent = tuple[Any, dict[int, Operation]]
-"""A call under way, None if it could not begin, and its operations by number."""

@@ -135,18 +135,12 @@ def lost(operation: Operation, why: str) -> StoreError:
     return Unavailable(f"{why}; nothing was sent" if not operation.is_sent else why)
 
 
-class Pace:
-    """When to try again."""
+def pauses(random: Random) -> Iterator[float]:
+    """Seconds before each further attempt of one operation, if nothing is learnt meanwhile."""
+    yield 0.0
+    yield from delays(random, first_s=0.02, cap_s=0.25)
 
-    def __init__(self, random: Random) -> None:
-        self._random = random
 
-    def pauses(self) -> Iterator[float]:
-        """Seconds before each further attempt of one operation, if nothing is learnt meanwhile."""
-        yield 0.0
-        yield from delays(self._random, first_s=0.02, cap_s=0.25)
-
-    @staticmethod
-    def is_hint(error: StoreError) -> bool:
-        """Whether the error names where to go, so that there is nothing to wait for."""
-        return isinstance(error, NotLeader) and bool(error.address)
+def is_hint(error: StoreError) -> bool:
+    """Whether the error names where to go, so that there is nothing to wait for."""
+    return isinstance(error, NotLeader) and bool(error.address)

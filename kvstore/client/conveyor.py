@@ -8,7 +8,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from kvstore.client.calls import Nobody, Pace, failed_for_good, too_late
+from kvstore.client.calls import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import LATE, Link, State
 from kvstore.client.links import Links
@@ -35,7 +35,6 @@ class Conveyor:
             env, config, self.routing, changed=self._on_change, heard=self._on_answers, tokens=self.seen.tokens
         )
         self._room: deque[asyncio.Future[None]] = deque()
-        self._pace = Pace(env.random)
         self._changed = asyncio.Event()
         """Set, and replaced, when there may be another way to go."""
         self._refreshing: set[str] = set()
@@ -45,7 +44,7 @@ class Conveyor:
     async def open(self) -> None:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
         deadline = self.env.clock.now() + self._config.timeout_s
-        pauses = self._pace.pauses()
+        waits = pauses(self.env.random)
         failure: Unavailable = Nobody()
         while not self.routing.is_known:
             found = await self._ask_anybody()
@@ -54,7 +53,7 @@ class Conveyor:
                 left = deadline - self.env.clock.now()
                 if left <= 0:
                     raise Unavailable(str(failure))
-                await asyncio.sleep(min(next(pauses), left))
+                await asyncio.sleep(min(next(waits), left))
         self.env.nursery.spawn(self._tick(), name="deadlines")
         self.env.nursery.spawn(self._follow(), name="topology")
 
@@ -143,7 +142,7 @@ class Conveyor:
 
     async def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
         """Try again until there is an answer that is no error, or an error that is final. Raises it."""
-        pauses = self._pace.pauses()
+        waits = pauses(self.env.random)
         last: StoreError | None = None
         while True:
             self._counts[f"failed_{type(error).__name__}"] += 1
@@ -155,7 +154,7 @@ class Conveyor:
                 raise too_late(operation, last if error is LATE else error, timeout_s)
             last = error
             self._learn_from(operation, error)
-            await self._wait_change(0.0 if self._pace.is_hint(error) else min(next(pauses), left))
+            await self._wait_change(0.0 if is_hint(error) else min(next(waits), left))
             operation.attempts += 1
             self._counts["retries"] += 1
             self.routing.redirect(operation)

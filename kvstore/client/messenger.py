@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from kvstore.client.blocking import BlockingLink
-from kvstore.client.calls import Nobody, Pace, failed_for_good, too_late
+from kvstore.client.calls import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.config import ClientConfig
 from kvstore.client.operations import Operation, decode
 from kvstore.client.rests import Rests
@@ -38,7 +38,6 @@ class Messenger:
         self._room = threading.Condition(self._lock)
         self._links: dict[str, BlockingLink] = {}
         self._rests = Rests()
-        self._pace = Pace(env.random)
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._is_reading = False
@@ -52,14 +51,14 @@ class Messenger:
     def open(self) -> None:
         """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
         deadline = self.env.clock.now() + self._config.timeout_s
-        pauses = self._pace.pauses()
+        waits = pauses(self.env.random)
         failure: Unavailable = Nobody()
         while (found := self._read_topology()) is not None:
             failure = failure if isinstance(found, Nobody) else found
             left = deadline - self.env.clock.now()
             if left <= 0:
                 raise Unavailable(str(failure))
-            self._pause(min(next(pauses), left))
+            self._pause(min(next(waits), left))
 
     def close(self) -> None:
         with self._lock:
@@ -152,7 +151,7 @@ class Messenger:
 
     def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
         """Try again until there is an answer that is no error, or an error that is final. Raises it."""
-        pauses = self._pace.pauses()
+        waits = pauses(self.env.random)
         while True:
             left = operation.deadline - self.env.clock.now()
             with self._lock:
@@ -163,8 +162,8 @@ class Messenger:
                 raise final
             if left <= 0 or self.is_closed:
                 raise too_late(operation, error, timeout_s)
-            if not self._pace.is_hint(error):
-                self._pause(min(next(pauses), left))
+            if not is_hint(error):
+                self._pause(min(next(waits), left))
                 self._read_topology()
             operation.attempts += 1
             with self._lock:

@@ -54,13 +54,16 @@ class Operation:
         self.numbering: Numbering
         """Set by its `begin`."""
         self.sequence = 0
+        """Of its request id; 0: a read has none."""
         self.seen_ms = 0
+        """The leader's time that it carries."""
         self.attempts = 0
         self.is_sent = False
         """The present attempt has left the client."""
         self.is_unknown = False
         """An earlier attempt may have been carried out."""
         self.deadline = 0.0
+        """Of all attempts together, by the boot-time clock."""
         self.waiter: Any = None
         """Future or lock of the caller; the face that uses it knows which."""
 

@@ -103,6 +103,16 @@ class Logged:
         """There is nobody to send to."""
 
 
+class Nobody:
+    """The sink of an operation whose result is nobody's concern."""
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        """Nobody waits for it."""
+
+    def flush(self) -> None:
+        """There is nobody to send to."""
+
+
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
     """What to answer when an entry in flight was lost from sight: what it would have done may be done. What it had
     refused is not done in any case."""

@@ -96,13 +96,3 @@ class Others:
             return _Heard.REFUSED
         except StoreError:
             return _Heard.SILENT
-
-
-class Nobody:
-    """The sink of an operation whose result is nobody's concern."""
-
-    def complete(self, token: int, result: object) -> None:
-        """Nobody waits for it."""
-
-    def flush(self) -> None:
-        """There is nobody to send to."""

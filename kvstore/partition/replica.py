@@ -11,13 +11,14 @@ from typing import assert_never
 from kvstore.env import Env, Task
 from kvstore.errors import InvalidRequest, MetadataError, StoreError, Unavailable
 from kvstore.partition import steps
+from kvstore.partition.answers import Nobody
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Level, get
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import RANK_DELAY_S, LeaderRecord, Published, furthest, rank_of
 from kvstore.partition.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.leader import Leader
-from kvstore.partition.others import HOLD_S, Nobody, Others
+from kvstore.partition.others import HOLD_S, Others
 from kvstore.partition.owner import Owner, Role
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State

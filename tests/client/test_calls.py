@@ -11,9 +11,10 @@ from kvstore.client.calls import (
     IN_FLIGHT_MAX,
     Nobody,
     Numbering,
-    Pace,
     failed_for_good,
+    is_hint,
     lost,
+    pauses,
     too_late,
 )
 from kvstore.client.operations import Operation
@@ -212,13 +213,13 @@ def test_a_lost_connection_leaves_unknown_only_what_was_sent() -> None:
 
 
 def test_the_first_retry_is_at_once_and_the_others_wait_within_a_bound() -> None:
-    pauses = list(itertools.islice(Pace(Random(1)).pauses(), 20))
-    assert pauses[0] == 0
-    assert all(0 <= pause <= 0.25 for pause in pauses)
-    assert max(pauses) > 0.1
+    waits = list(itertools.islice(pauses(Random(1)), 20))
+    assert waits[0] == 0
+    assert all(0 <= each <= 0.25 for each in waits)
+    assert max(waits) > 0.1
 
 
 def test_only_a_named_leader_needs_no_pause() -> None:
-    assert Pace.is_hint(NotLeader("p1", "n2", "host2:1"))
-    assert not Pace.is_hint(NotLeader("p1"))
-    assert not Pace.is_hint(Overloaded(""))
+    assert is_hint(NotLeader("p1", "n2", "host2:1"))
+    assert not is_hint(NotLeader("p1"))
+    assert not is_hint(Overloaded(""))
