@@ -51,15 +51,30 @@ BYTES_PER_SYNC = 512 << 10
 _FILES = "rocksdb.num-files-at-level0"
 
 
+class EngineDamaged(OSError):
+    """The files hold other bytes than were written."""
+
+
 class RocksEngine:
     """A directory of RocksDB files. Calls are made on the event loop, except the flush, which has a thread."""
 
-    def __init__(self, path: str, *, write_buffer_bytes: int = 16 << 20, block_cache_bytes: int = 32 << 20) -> None:
+    def __init__(
+        self,
+        path: str,
+        *,
+        write_buffer_bytes: int = 16 << 20,
+        block_cache_bytes: int = 32 << 20,
+        on_damage: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        """Raises OSError; EngineDamaged if the files are damaged. Damage that is found later is told to `on_damage` as
+        well, in any thread."""
         self._path = path
+        self._on_damage: Callable[[str], None] = lambda _: None
         self._options = _options(write_buffer_bytes, block_cache_bytes)
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
         self._views: dict[RocksView, None] = {}
         self._open()
+        self._on_damage = on_damage
 
     def _open(self) -> None:
         try:
@@ -71,7 +86,11 @@ class RocksEngine:
         self._db.set_write_options(write_options)
 
     def _failed(self, error: Exception) -> OSError:
-        return OSError(errno.EIO, f"engine {self._path}: {error}")
+        text = f"engine {self._path}: {error}"
+        if not str(error).startswith("Corruption"):
+            return OSError(errno.EIO, text)
+        self._on_damage(text)
+        return EngineDamaged(errno.EIO, text)
 
     def get(self, key: bytes) -> bytes | None:
         try:
@@ -125,7 +144,7 @@ class RocksEngine:
 
     def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> RocksView:
         try:
-            return RocksView(self._db, ranges, self._views)
+            return RocksView(self._db, ranges, self._views, self._failed)
         except Exception as error:
             raise self._failed(error) from error
 
@@ -171,8 +190,14 @@ class RocksView:
     """One iterator for each range, made when the view is: an iterator shows what was there then, wherever it is moved
     later, and holds the files for it. The library's snapshots do not do this: iterators over them show later writes."""
 
-    def __init__(self, db: Rdict, ranges: Sequence[tuple[bytes, bytes]], views: dict[RocksView, None]) -> None:
-        self._views = views
+    def __init__(
+        self,
+        db: Rdict,
+        ranges: Sequence[tuple[bytes, bytes]],
+        views: dict[RocksView, None],
+        failed: Callable[[Exception], OSError],
+    ) -> None:
+        self._views, self._failed = views, failed
         self._ranges = [(begin, end, _iterator(db, end)) for begin, end in ranges]
         self._users: dict[int, RocksCursor] = {}
         """Per iterator: for whom it stands where it does."""
@@ -197,6 +222,13 @@ class RocksView:
             self._users[number] = user
         return iterator
 
+    def check(self, iterator: Any) -> None:
+        """Raise OSError if the iterator has not ended but failed."""
+        try:
+            iterator.status()
+        except Exception as error:
+            raise self._failed(error) from error
+
     def close(self) -> None:
         self._is_closed = True
         self._ranges.clear()
@@ -218,7 +250,7 @@ class RocksCursor:
         add_key, add_value, end, size = keys.append, values.append, self._end, 0
         for _ in repeat(None, rows_max):
             if not valid():
-                _check(iterator)
+                self._view.check(iterator)
                 break
             key = key_of()
             if key >= end:
@@ -233,14 +265,6 @@ class RocksCursor:
         if keys:
             self._at = keys[-1] + b"\x00"
         return keys, values
-
-
-def _check(iterator: Any) -> None:
-    """Raise OSError if the iterator has not ended but failed."""
-    try:
-        iterator.status()
-    except Exception as error:
-        raise OSError(errno.EIO, f"a view cannot be read: {error}") from error
 
 
 def _iterator(db: Rdict, end: bytes) -> Any:

@@ -8,10 +8,8 @@ import logging
 import logging.handlers
 import os
 import resource
-import shutil
 import signal
 import traceback
-from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -23,14 +21,12 @@ from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.partition.engine import Engine
-from kvstore.partition.engine_rocks import RocksEngine
 from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.engines import Engines
 from kvstore.server.grpc_door import GrpcDoor
 from kvstore.server.http import HttpDoor
 from kvstore.server.last_snapshot import LastSnapshot
-from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -113,14 +109,15 @@ async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.E
     if store is None:
         return
     loop = asyncio.get_running_loop()
+    engines = Engines(env.disk, config.partition, end_process)
     try:
         async with serve(
             config,
             env=env,
             store=store,
-            open_engine=_engines(config, env),
-            drop_engine=_drops(env),
-            find_engines=_finds(env),
+            open_engine=engines.open,
+            drop_engine=engines.drop,
+            find_engines=engines.find,
             doors=_doors,
         ) as node:
             node.resident_bytes = _resident_bytes
@@ -153,33 +150,6 @@ async def _doors(node: Node, stack: AsyncExitStack) -> None:
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms
     node.on_draining.append(lambda: door.set_serving(False))
-
-
-def _engines(config: NodeConfig, env: Env) -> Any:
-    def open_engine(partition: PartitionId) -> Engine:
-        path = f"partitions/{partition}/engine"
-        env.disk.mkdir(path)
-        return RocksEngine(
-            env.disk.real_path(path),
-            write_buffer_bytes=config.partition.write_buffer_bytes,
-            block_cache_bytes=config.partition.block_cache_bytes,
-        )
-
-    return open_engine
-
-
-def _drops(env: Env) -> Callable[[PartitionId], None]:
-    def drop_engine(partition: PartitionId) -> None:
-        shutil.rmtree(env.disk.real_path(f"partitions/{partition}"), ignore_errors=True)
-
-    return drop_engine
-
-
-def _finds(env: Env) -> Callable[[], list[PartitionId]]:
-    def find_engines() -> list[PartitionId]:
-        return [PartitionId(name) for name in env.disk.list("partitions")]
-
-    return find_engines
 
 
 def _task_failed(name: str, error: BaseException) -> None:

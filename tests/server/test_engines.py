@@ -1,0 +1,89 @@
+"""A state that is damaged on this disk is not served, and does not keep the node from starting."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvstore.env.disk import DirectoryDisk
+from kvstore.errors import ConfigError
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine import Engine
+from kvstore.server.engines import Engines
+from kvstore.types import PartitionId
+
+P1 = PartitionId("p1")
+ROWS = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2000)]
+
+
+class Node:
+    """The engines of one directory, and what they end the process for."""
+
+    def __init__(self, path: Path) -> None:
+        self.home = path / "partitions" / "p1"
+        self.ends: list[str] = []
+        self.engines = Engines(DirectoryDisk(path), PartitionConfig(), self.ends.append)
+
+    async def write(self) -> None:
+        engine = self.engines.open(P1)
+        batch = engine.batch()
+        for key, value in ROWS:
+            batch.put(key, value)
+        engine.write(batch)
+        done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+        engine.flush(done.set_result)
+        assert await done is None
+        engine.close()
+
+    def damage(self, pattern: str) -> None:
+        (path,) = self.home.glob(f"engine/{pattern}")
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+
+
+def contents(engine: Engine) -> list[tuple[bytes, bytes]]:
+    found = list(engine.iterate(b"", b"\xff"))
+    engine.close()
+    return found
+
+
+async def test_a_state_that_cannot_be_opened_is_set_aside_once_and_begun_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    node.damage("MANIFEST-*")
+    before = sorted(each.name for each in node.home.glob("engine/*.sst"))
+    assert contents(node.engines.open(P1)) == []
+    assert sorted(each.name for each in node.home.glob("engine.damaged/*.sst")) == before
+    assert contents(node.engines.open(P1)) == []
+    node.damage("MANIFEST-*")
+    with pytest.raises(ConfigError, match=r"partition p1: .* remove .*engine\.damaged"):
+        node.engines.open(P1)
+    assert node.ends == []
+
+
+async def test_damage_that_a_read_meets_ends_the_process_and_the_next_start_begins_anew(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    node.damage("*.sst")
+    engine = node.engines.open(P1)
+    assert engine.get(ROWS[0][0]) == ROWS[0][1]
+    with pytest.raises(OSError, match="checksum mismatch"):
+        list(engine.iterate(b"", b"\xff"))
+    engine.close()
+    assert "partition p1: the state on this disk is damaged" in node.ends[0]
+    assert contents(node.engines.open(P1)) == []
+    assert not (node.home / "DAMAGED").exists()
+    assert list(node.home.glob("engine.damaged/*.sst"))
+
+
+async def test_a_state_that_is_well_is_left_alone(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    assert contents(node.engines.open(P1)) == ROWS
+    assert node.engines.find() == [P1]
+    node.engines.drop(P1)
+    assert node.engines.find() == []
