@@ -45,8 +45,9 @@ log = logging.getLogger(__name__)
 IN_FLIGHT_MAX = 1_000
 """Entries that may wait for their acknowledgement or for the end of a roll. A leader that keeps a few in flight never
 gets there."""
-STALL_MAX_S = 10.0
-"""A leader whose entries have found no ack quorum for so long gives up its log: another may reach the bookies."""
+STALL_MAX_S = 6.0
+"""A leader whose entries have found no ack quorum for so long gives up its log: another may reach the bookies. Clients
+have been refused by then."""
 CLOSE_RETRY_S = 0.5
 
 

@@ -190,7 +190,7 @@ def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
         await writer.append(2)
         bench.bookies.stop(B2, B3)
         await writer.append(3)
-        await asyncio.sleep(9)
+        await asyncio.sleep(STALL_MAX_S - 1)
         assert writer.log.lost is None
         await asyncio.sleep(2)
         assert isinstance(writer.log.lost, NotEnoughBookies)
