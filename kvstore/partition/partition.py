@@ -137,6 +137,10 @@ class Partition:
         """Whether a state at a pinned position is kept here."""
         return bool(self._pinning.held())
 
+    async def end_given_back_pins(self) -> None:
+        """After `stop`, now and then: keep no longer what nobody wants any more. Raises MetadataError."""
+        await self._pinning.end_given_back()
+
     def let_go(self) -> None:
         """Give up the state, and what is kept of it."""
         self.state.held.close()

@@ -118,6 +118,14 @@ class Pinning:
         self._state.held.expire(self._env.clock.wall_ms())
         return self._state.held.all
 
+    async def end_given_back(self) -> None:
+        """For a replica that has left: no MARK of a pin's end comes to it any more, but what held the log for the pin
+        goes with it. Raises MetadataError."""
+        kept = {held.pin for held in self.held()}
+        if kept:
+            for pin in sorted(kept - await self._pins.names(self._partition)):
+                self._state.held.drop(pin)
+
     def _lead(self) -> Leader:
         leader = self._leading()
         if leader is None:

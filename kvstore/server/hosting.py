@@ -30,6 +30,8 @@ OpenEngine = Callable[[PartitionId], Engine]
 DropEngine = Callable[[PartitionId], None]
 FindEngines = Callable[[], list[PartitionId]]
 LEFT_S = 1.0
+BREATH_S = 0.03
+"""Between two replicas that begin where others answer: to open an engine stops the event loop for some 10 ms."""
 
 
 class Hosting:
@@ -122,6 +124,8 @@ class Hosting:
             if partition not in self._hosted:
                 self._drop(partition)
                 await self._begin(partition)
+                if self.leads:
+                    await asyncio.sleep(BREATH_S)
 
     async def _drop_strangers(self) -> None:
         """Drop states whose replicas went elsewhere while this server was down. What the ring has never heard of is not
@@ -141,6 +145,11 @@ class Hosting:
     async def _drop_left_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(LEFT_S)
+            for partition, replica in sorted(self._leaving.items()):
+                try:
+                    await replica.end_given_back_pins()
+                except MetadataError as error:
+                    log.info("partition=%s pins that were given back are not known: %r", partition, error)
             self._drop_left()
 
     def _drop_left(self) -> None:

@@ -87,6 +87,15 @@ class Pins:
                     found.append((name, codec.decode(Pin, data, what=path)))
         return found
 
+    async def names(self, partition: PartitionId) -> set[str]:
+        """Of the pins that are there, none missing that was there before the call."""
+        directory = paths.partition_pins(partition)
+        await self._store.sync(directory)
+        try:
+            return set(await self._store.children(directory))
+        except NoSuchNode:
+            return set()
+
     async def release(self, partition: PartitionId, name: str) -> None:
         """Hold nothing any more; no error if the pin is gone."""
         await until_known(lambda: self._release(paths.partition_pin(partition, name)))
