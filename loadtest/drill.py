@@ -16,6 +16,7 @@ import asyncio
 import json
 import os
 import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -55,6 +56,7 @@ def run_nemesis(*, seed: int, minutes: float, only: str, out: Path) -> bool:
     if not drill_net.is_possible():
         print("this drill makes networks: it needs Linux, root, and iproute2 (ip, tc)", file=sys.stderr)
         sys.exit(2)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # networks and file systems would stay
     report, began = Report(), time.time()
     with peers.scratch() as folder:
         try:
