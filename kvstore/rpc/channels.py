@@ -15,6 +15,8 @@ TIMEOUT_DEFAULT_MS = 5_000
 TIMEOUT_MAX_MS = 30_000
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+CONNECTIONS_MAX = 4_096
+"""Of one server; one more is closed at once."""
 CONCURRENT_CALLS_MAX = 4_096
 """Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
 
@@ -74,7 +76,8 @@ def open_aio_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
 
 def server_options() -> Options:
     """Of a server. Without SO_REUSEPORT a port that is taken is an error instead of a shared port."""
-    return (*sizes(), *keepalive(server=True), ("grpc.so_reuseport", 0))
+    connections = ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX)
+    return (*sizes(), *keepalive(server=True), connections, ("grpc.so_reuseport", 0))
 
 
 def timeout_s(timeout_ms: int) -> float:

@@ -29,7 +29,8 @@ from kvstore.server.frames import (
     request_id,
 )
 from kvstore.server.scan import scan_pages
-from kvstore.server.session import UNARY_BYTES_MAX, Session, progress_of
+from kvstore.server.scan_places import ScanPlaces
+from kvstore.server.session import UNARY_BYTES_MAX, Session, Unsent, progress_of
 from kvstore.server.topology import Topologies
 from kvstore.server.watch import send_watch
 
@@ -76,6 +77,8 @@ class KV(kv_pb2_grpc.KVServicer):
         """Without `feeds` there is nothing to watch."""
         self._env, self._backend, self._feeds = env, backend, feeds
         self._calls = Calls(backend)
+        self._scans = ScanPlaces(env.clock.now)
+        self._unsent = Unsent()
         self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
         self._topologies = Topologies(backend, env.clock, server)
@@ -159,7 +162,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = Session(self._backend, self._env.clock, took=self.histograms["Session"])
+        session = Session(self._backend, self._env.clock, unsent=self._unsent, took=self.histograms["Session"])
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
@@ -172,11 +175,14 @@ class KV(kv_pb2_grpc.KVServicer):
             session.close()
             sending.cancel()
 
-    async def Scan(self, request: kv_pb2.ScanRequest, context: Context) -> AsyncIterator[kv_pb2.ScanResponse]:
+    async def Scan(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
+        self, request: kv_pb2.ScanRequest, context: Context
+    ) -> None:
         try:
             check_level(request.level)
-            async for page in scan_pages(self._backend, self._calls, request):
-                yield page
+            async with self._scans.place() as place:
+                async for page in scan_pages(self._backend, self._calls, request):
+                    await place.wait_read(context.write(page))
         except StoreError as error:
             await abort(context, error)
 

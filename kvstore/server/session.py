@@ -26,6 +26,9 @@ OPEN_BYTES_MAX = 16 << 20
 """The same for the bytes of their frames."""
 UNSENT_BYTES_MAX = 16 << 20
 """Of answers that wait to be sent. Beyond this reads are refused: they can be asked again."""
+UNSENT_TOGETHER_BYTES_MAX = 256 << 20
+"""The same of all streams: each may have an eighth of what the others leave, so that many slow readers never leave
+nothing; one value it may always have."""
 UNARY_BYTES_MAX = 2 << 20
 """The same for a unary frame, whose answers are one message."""
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
@@ -35,16 +38,38 @@ _KEYLESS = frozenset({Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE
 _READS = frozenset({Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT})
 
 
+class Unsent:
+    """What the streams of a server have to send. Without its own argument a Session is alone."""
+
+    def __init__(self, bytes_max: int = UNSENT_TOGETHER_BYTES_MAX) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+
+    @property
+    def share(self) -> int:
+        """How much one of them may have."""
+        return max(0, self._bytes_max - self.bytes) // 8
+
+
 class Session:
     """The operations of one stream that are not yet answered."""
 
     def __init__(
-        self, backend: Backend, clock: Clock, unsent_bytes_max: int = UNSENT_BYTES_MAX, *, took: Histogram | None = None
+        self,
+        backend: Backend,
+        clock: Clock,
+        unsent_bytes_max: int = UNSENT_BYTES_MAX,
+        *,
+        unsent: Unsent | None = None,
+        took: Histogram | None = None,
     ) -> None:
         """`took` gets the seconds from a lane's arrival to its last answer."""
         self._backend, self._clock = backend, clock
         self._took = took if took is not None else Histogram(1e-6)
         self._unsent_bytes_max = unsent_bytes_max
+        self._unsent = unsent if unsent is not None else Unsent()
+        self._counted = 0
+        """What `_unsent` counts of this one."""
         self._outbox = Outbox()
         self._partitions: set[str] = set()
         """Whose answers are in the outbox."""
@@ -105,13 +130,23 @@ class Session:
         self._open -= 1
         if self.closed:
             return
-        if self._outbox.bytes >= self._unsent_bytes_max and op.__class__ is tuple and op[0] in _READS:
+        held = self._outbox.bytes
+        if held and (held >= self._unsent_bytes_max or held >= self._unsent.share) and self._is_read(op):
             result = _FULL
         self._outbox.add(number, op if isinstance(op, tuple) else _NO_OP, result)
+        if self._outbox.bytes != held:
+            self._count()
         self._partitions.add(partition)
         ring = self._backend.topology.ring
         if ring.routed != ring_version and isinstance(op, tuple) and op[0] not in _KEYLESS:
             self._partitions.add(ring.partition_of(op[1]))
+
+    def _is_read(self, op: Op | StoreError) -> bool:
+        return isinstance(op, tuple) and op[0] in _READS
+
+    def _count(self) -> None:
+        self._unsent.bytes += self._outbox.bytes - self._counted
+        self._counted = self._outbox.bytes
 
     def forget(self, lane: _Lane) -> None:
         """A lane has ended."""
@@ -158,6 +193,7 @@ class Session:
         progress = [progress_of(self._backend, self._clock, partition) for partition in partitions if partition]
         version = self._backend.topology.ring.routed
         for answers in self._outbox.take():
+            self._count()
             answers.ring_version = version
             answers.progress.extend(progress)
             yield answers
@@ -166,6 +202,8 @@ class Session:
     def close(self) -> None:
         """Drop the answers of what is still under way."""
         self.closed = True
+        self._unsent.bytes -= self._counted
+        self._counted = 0
         for _, lane in sorted(self._lanes.items()):
             lane.cancel_timer()
 

@@ -65,3 +65,26 @@ async def test_a_connection_on_which_nothing_is_asked_is_kept(monkeypatch: pytes
             await asyncio.wait_for(watch.read(), 5)
         assert channel.get_state() is grpc.ChannelConnectivity.READY
     await running.stop(0)
+
+
+async def test_connections_are_bounded_and_those_that_are_there_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "CONNECTIONS_MAX", 3)
+    server = GrpcServer((), ())
+    port = await server.start("127.0.0.1:0")
+    opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
+    refused = 0
+    for reader, writer in opened:
+        writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
+        async with asyncio.timeout(5):
+            refused += await _first_byte(reader) == b""
+    assert refused == 3
+    for _, writer in opened:
+        writer.close()
+    await server.stop(0)
+
+
+async def _first_byte(reader: asyncio.StreamReader) -> bytes:
+    try:
+        return await reader.read(1)
+    except ConnectionError:
+        return b""

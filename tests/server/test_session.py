@@ -6,7 +6,7 @@ import asyncio
 from pathlib import Path
 
 from kvstore.proto import kv_pb2
-from kvstore.server.session import Session
+from kvstore.server.session import Session, Unsent
 from tests.server.backends import one_server
 
 
@@ -23,3 +23,25 @@ async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(t
         progress = {each.partition: each.sequence for each in answers.progress}
         assert progress[owner] == backend.partitions[owner].state.seq > 0
         assert former in progress, "its numbering goes on from there"
+
+
+async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        value = b"x" * 1000
+        writer = Session(backend, env.clock)
+        writer.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"], values=[value], codes=[kv_pb2.PUT])]))
+        await asyncio.wait_for(writer.wait_all_done(), 5)
+        unsent = Unsent(40_000)
+        frame = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"] * 50, codes=[kv_pb2.GET] * 50)])
+        sessions = [Session(backend, env.clock, unsent=unsent) for _ in range(30)]
+        for session in sessions:
+            session.accept(frame)
+            await asyncio.wait_for(session.wait_all_done(), 5)
+        assert unsent.bytes <= 40_000 + 30 * len(value)
+        found = [sum(len(answers.found) for answers in session.take()) for session in sessions]
+        assert found[0] == 5, "an eighth"
+        assert min(found) == 1, "each gets one value however many others do not read"
+        assert unsent.bytes == 0
+        sessions[0].accept(frame)
+        sessions[0].close()
+        assert unsent.bytes == 0
