@@ -20,6 +20,7 @@ from kvstore.types import LedgerId, LedgerState
 from tests.interop import java
 from tests.interop.cluster import Cluster
 from tests.interop.java import Output, Programs
+from tests.interop.processes import Processes
 from tests.waiting import wait_until
 
 T = TypeVar("T")
@@ -69,7 +70,7 @@ async def keep_a_ledger(cluster: Cluster, programs: Programs) -> LedgerId:
         await process.wait()
 
 
-async def killed_writer(cluster: Cluster) -> tuple[LedgerId, int]:
+async def killed_writer(cluster: Cluster | Processes) -> tuple[LedgerId, int]:
     """A ledger written by our client, which is killed in the middle; and the last entry that it knew as confirmed."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.interop.python_client", "write", cluster.zookeeper.address),
@@ -93,7 +94,7 @@ async def killed_writer(cluster: Cluster) -> tuple[LedgerId, int]:
     return ledger, confirmed
 
 
-async def java_recovers(cluster: Cluster, programs: Programs) -> None:
+async def java_recovers(cluster: Cluster | Processes, programs: Programs) -> None:
     """Java fences, recovers and closes a ledger of ours."""
     ledger, confirmed = await killed_writer(cluster)
     reading = ["readledger", "-l", str(ledger), "-fe", "0", "-le", str(confirmed), "-r"]
@@ -105,7 +106,7 @@ async def java_recovers(cluster: Cluster, programs: Programs) -> None:
         raise Failed(f"the length is not that of the entries: {metadata}")
 
 
-async def python_recovers(cluster: Cluster, ledger: LedgerId) -> None:
+async def python_recovers(cluster: Cluster | Processes, ledger: LedgerId) -> None:
     """Our recovery of a ledger of Java's."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.interop.python_client", "recover", cluster.zookeeper.address, str(ledger)),

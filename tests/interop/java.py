@@ -11,6 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent.parent
 JARS = ROOT / ".interop" / "jars"
 POM = Path(__file__).with_name("pom.xml")
+SESSIONS = Path(__file__).with_name("sessions")
+CLASSES = ROOT / ".interop" / "classes"
 SHELL = "org.apache.bookkeeper.bookie.BookieShell"
 SERVER = "org.apache.bookkeeper.server.Main"
 TIMEOUT_S = 120.0
@@ -39,12 +41,23 @@ _LOGGING = """<?xml version="1.0" encoding="UTF-8"?>
 
 def is_installed() -> bool:
     """Whether the jars are there and a Java runs them."""
-    return any(JARS.glob("bookkeeper-server-*.jar")) and shutil.which("java") is not None
+    return any(JARS.glob("bookkeeper-server-*.jar")) and shutil.which("javac") is not None
 
 
 def install() -> None:
     """Fetch the jars by Maven. Raises CalledProcessError."""
     subprocess.run(["mvn", "-q", "-B", "-f", str(POM), "dependency:copy-dependencies"], check=True, timeout=900)
+
+
+def compile_sessions() -> None:
+    """Compile our own Java, if it has changed since. Raises CalledProcessError."""
+    files = sorted(SESSIONS.glob("*.java"))
+    made = CLASSES / "made"
+    if made.exists() and made.stat().st_mtime > max(file.stat().st_mtime for file in files):
+        return
+    CLASSES.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["javac", "-cp", f"{JARS}/*", "-d", str(CLASSES), *map(str, files)], check=True, timeout=300)
+    made.touch()
 
 
 def version() -> str:
@@ -77,7 +90,15 @@ class Programs:
 
     def command(self, main: str, *arguments: str) -> list[str]:
         """The command line that runs a class of the jars."""
-        return ["java", *_FLAGS, f"-Dlog4j.configurationFile={self._logging}", "-cp", f"{JARS}/*", main, *arguments]
+        return [
+            "java",
+            *_FLAGS,
+            f"-Dlog4j.configurationFile={self._logging}",
+            "-cp",
+            f"{JARS}/*:{CLASSES}",
+            main,
+            *arguments,
+        ]
 
     async def shell(self, *arguments: str, timeout_s: float = TIMEOUT_S) -> Output:
         """Run one command of the shell."""
@@ -100,7 +121,9 @@ class Programs:
 
     def server(self, log: Path) -> subprocess.Popen[bytes]:
         """Start a bookie of Apache's, as this configuration says; its output goes to `log`."""
+        return self.daemon(SERVER, log)
+
+    def daemon(self, main: str, log: Path) -> subprocess.Popen[bytes]:
+        """Start a class that runs until it is killed."""
         with log.open("wb") as out:
-            return subprocess.Popen(
-                self.command(SERVER, "--conf", str(self.conf)), stdout=out, stderr=subprocess.STDOUT
-            )
+            return subprocess.Popen(self.command(main, "--conf", str(self.conf)), stdout=out, stderr=subprocess.STDOUT)

@@ -13,6 +13,7 @@ import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from subprocess import Popen
 
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.registration import RegistrationClient
@@ -99,22 +100,26 @@ async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str
     return told
 
 
-@asynccontextmanager
-async def their_bookie(directory: Path) -> AsyncIterator[tuple[BookieId, str]]:
-    """A running bookie of Apache's: id and `host:port`."""
-    zookeeper = start_standalone(directory / "zookeeper")
-    store = await ZooKeeperStore.connect(zookeeper.address)
-    port = str(free_port())
+def launch(directory: Path, zookeeper: str) -> Popen[bytes]:
+    """Start a bookie of Apache's with its files in `directory`."""
     settings = {
-        "bookiePort": port,
+        "bookiePort": str(free_port()),
         "advertisedAddress": "127.0.0.1",
         "allowLoopback": "true",
         "journalDirectories": str(directory / "journal"),
         "ledgerDirectories": str(directory / "ledgers"),
         "httpServerEnabled": "false",
     }
+    return java.Programs(directory / "java", zookeeper, **settings).server(directory / "bookie.log")
+
+
+@asynccontextmanager
+async def their_bookie(directory: Path) -> AsyncIterator[tuple[BookieId, str]]:
+    """A running bookie of Apache's: id and `host:port`."""
+    zookeeper = start_standalone(directory / "zookeeper")
+    store = await ZooKeeperStore.connect(zookeeper.address)
     await LayoutStore(store).ensure(str(uuid.uuid4()))
-    process = java.Programs(directory / "java", zookeeper.address, **settings).server(directory / "bookie.log")
+    process = launch(directory, zookeeper.address)
     try:
         client = RegistrationClient(store)
 

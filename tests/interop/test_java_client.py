@@ -1,0 +1,26 @@
+"""Apache BookKeeper's own Java client on four of our bookies, each a process. Skipped without its jars: README.md."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.interop import java
+from tests.interop.processes import Processes
+
+pytestmark = [
+    pytest.mark.interop,
+    pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
+    pytest.mark.timeout(600),
+]
+
+ENTRIES = "20000"
+CASES = 24
+
+
+async def test_javas_client_finds_on_our_bookies_what_it_finds_on_its_own(tmp_path: Path) -> None:
+    java.compile_sessions()
+    async with Processes(tmp_path, 4, "segment_bytes=4194304", "reclaim_interval_s=2") as cluster:
+        output = await cluster.programs.run("ClientSession", f"{cluster.zookeeper.address}/ledgers", ENTRIES)
+        assert (output.code, len(output.lines("ok "))) == (0, CASES), "\n".join(output.lines("failed "))
