@@ -14,7 +14,7 @@ from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 
-COURSE = Course(sizes=(1, 3, 5, 2), rounds=2, keys=1_500, base_s=0.5, round_s=6.0)
+COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=4.0)
 
 
 @pytest.fixture(scope="module")
@@ -43,5 +43,5 @@ def stage_on(cluster: Cluster, seed: int) -> RingStage:
 
 
 def judge(stage: RingStage) -> None:
-    assert stage.operations > 2_000
+    assert stage.operations > 1_500
     assert [row for row in stage.report.rows if row["safety"] and not row["met"]] == []
