@@ -15,8 +15,8 @@ TIMEOUT_DEFAULT_MS = 5_000
 TIMEOUT_MAX_MS = 30_000
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
-CONNECTIONS_MAX = 4_096
-"""Of one server; one more is closed at once."""
+CONNECTIONS_MAX = 2_500
+"""Of one server, unless it is told otherwise; one more is closed at once."""
 CONCURRENT_CALLS_MAX = 4_096
 """Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
 
@@ -74,9 +74,9 @@ def open_aio_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=channel_options())
 
 
-def server_options() -> Options:
+def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
     """Of a server. Without SO_REUSEPORT a port that is taken is an error instead of a shared port."""
-    connections = ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX)
+    connections = ("grpc.max_allowed_incoming_connections", connections_max)
     return (*sizes(), *keepalive(server=True), connections, ("grpc.so_reuseport", 0))
 
 

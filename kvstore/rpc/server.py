@@ -10,7 +10,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[i
 from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
 
 from kvstore.env.tls import Tls
-from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, server_options
+from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
 from kvstore.rpc.malformed import Guarded
 
 Register = Callable[[grpc.aio.Server], None]
@@ -19,9 +19,13 @@ Register = Callable[[grpc.aio.Server], None]
 class GrpcServer:
     """Serves what is registered with it. `services` are their full names, for health and reflection."""
 
-    def __init__(self, services: Sequence[str], register: Sequence[Register]) -> None:
+    def __init__(
+        self, services: Sequence[str], register: Sequence[Register], connections_max: int = CONNECTIONS_MAX
+    ) -> None:
         self._services = tuple(services)
-        self._server = grpc.aio.server(options=server_options(), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX)
+        self._server = grpc.aio.server(
+            options=server_options(connections_max), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX
+        )
         self._health = health.aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         for add in register:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -31,6 +31,8 @@ class Limits:
 
     connections_max: int = 10_000
     """RESP connections; one more is closed with an error."""
+    grpc_connections_max: int = 2_500
+    """gRPC connections; one more is closed."""
     output_bytes_max: int = 128 << 20
     """Replies that RESP connections hold, and room reserved for others; over all of them."""
     waiting_max: int = 10_000
@@ -42,6 +44,15 @@ class Limits:
         faults = [f"{name}: want at least 1, got {value}" for name, value in _numbers(self) if value < 1]
         if faults:
             raise ValueError("; ".join(faults))
+
+    def within(self, files: int) -> Limits:
+        """The same with no more connections than leave room, among so many open files, for journals, engines and
+        bookies."""
+        return replace(
+            self,
+            connections_max=min(self.connections_max, files // 2),
+            grpc_connections_max=min(self.grpc_connections_max, files // 8),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,7 @@ class NodeSource(AdminSource, DataSource, Protocol):
 class GrpcDoor:
     """Open it when operations can be taken; close it before the dispatcher."""
 
-    def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource) -> None:
+    def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
         self._kv = KV(env, backend, server, source.feeds)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
@@ -47,6 +47,7 @@ class GrpcDoor:
                 lambda server: data_pb2_grpc.add_DataServicer_to_server(self._data, server),
                 lambda server: admin_pb2_grpc.add_AdminServicer_to_server(admin, server),
             ),
+            connections_max,
         )
 
     async def open(self, address: str, tls: Tls | None = None) -> int:

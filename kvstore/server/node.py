@@ -44,9 +44,9 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
     config.data_dir.mkdir(parents=True, exist_ok=True)
     _log_to(config)
     lock = lock_dir(config.data_dir)
-    _raise_file_limit()
+    files = _raise_file_limit()
     try:
-        run(_run(config))
+        run(_run(replace(config, limits=config.limits.within(files))))
     except BaseException as error:
         log.critical("node=%s ends: %r", config.id, error)
         raise
@@ -145,7 +145,7 @@ async def _doors(node: Node, stack: AsyncExitStack) -> None:
     """What takes operations beside the Redis door."""
     if Role.SERVER not in node.config.roles:
         return
-    door = GrpcDoor(node.env, node.dispatcher, node.id, node)
+    door = GrpcDoor(node.env, node.dispatcher, node.id, node, node.config.limits.grpc_connections_max)
     await door.open(node.config.grpc, node.config.tls_or_none)
     stack.push_async_callback(door.close)
     node.door_histograms = door.histograms
@@ -179,10 +179,11 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def _raise_file_limit() -> None:
+def _raise_file_limit() -> int:
     """As many open files as this process may have: each connection is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return hard if hard != resource.RLIM_INFINITY else 1 << 20
 
 
 def _log_to(config: NodeConfig) -> None:

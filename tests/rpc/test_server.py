@@ -67,9 +67,8 @@ async def test_a_connection_on_which_nothing_is_asked_is_kept(monkeypatch: pytes
     await running.stop(0)
 
 
-async def test_connections_are_bounded_and_those_that_are_there_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "CONNECTIONS_MAX", 3)
-    server = GrpcServer((), ())
+async def test_connections_are_bounded_and_those_that_are_there_go_on() -> None:
+    server = GrpcServer((), (), connections_max=3)
     port = await server.start("127.0.0.1:0")
     opened = [await asyncio.open_connection("127.0.0.1", port) for _ in range(6)]
     refused = 0

@@ -149,3 +149,10 @@ def test_nested_tables_lists_and_optional_values() -> None:
     assert toml.from_table(table, Outer) == Outer(Inner(1.0), ("a", "b"), Colour.RED)
     with pytest.raises(ConfigError, match=r"inner: want a table, got 5; names: want a list, got 'a'"):
         toml.from_table({"inner": 5, "names": "a"}, Outer)
+
+
+def test_connections_leave_open_files_for_journals_and_engines() -> None:
+    assert Limits().within(1 << 20) == Limits()
+    few = Limits(connections_max=300).within(1024)
+    assert (few.connections_max, few.grpc_connections_max) == (300, 128)
+    assert Limits().within(1024).connections_max == 512
