@@ -309,6 +309,41 @@ def _old_release(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(LogTakeover, "_is_released", is_released)
 
 
+@mutant("a recovery's packets carry a LAC that moves")
+def _moving_lac(patch: pytest.MonkeyPatch) -> None:
+    def make(*values: Any, frozen_lac: Any, **others: Any) -> LedgerWriter:
+        return LedgerWriter(*values, **others)
+
+    patch.setattr(opener, "LedgerWriter", make)
+
+
+@mutant("a recovery begins below its last fragment")
+def _low_floor(patch: pytest.MonkeyPatch) -> None:
+    original = Recovery.__init__
+
+    def begin(self: Recovery, *values: Any) -> None:
+        original(self, *values)
+        self.lac = NO_ENTRY
+
+    patch.setattr(Recovery, "__init__", begin)
+
+
+@mutant("nobody is told that the last entry is confirmed")
+def _silent_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LedgerHandle, "_tell_lac", lambda self, _: setattr(self, "_lac_timer", None))
+
+
+@mutant("what an answer calls for is done in the middle of something else")
+def _no_queue(patch: pytest.MonkeyPatch) -> None:
+    def feed(self: Any, event: Any) -> None:
+        for command in self.writer.handle(event):
+            self._perform(command)
+        if not self._settled.is_set() and self.writer.state is not State.CHANGING:
+            self._settled.set()
+
+    patch.setattr(LedgerHandle, "_feed", feed)
+
+
 def caught_by(name: str, seeds: range) -> str | None:
     """The first case or seed that fails with the breakage, and how; None if none does."""
     with broken(name):

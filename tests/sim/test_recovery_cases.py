@@ -16,6 +16,7 @@ from kvstore.errors import (
     StoreError,
 )
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState
+from kvstore.wal.recovery import READ_AHEAD
 from tests.sim.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
 
 pytestmark = pytest.mark.sim
@@ -331,10 +332,12 @@ def test_a_recovery_shows_readers_nothing_that_another_may_drop() -> None:
         handle = bench.handle(await bench.ledger())
         await appended(bench, handle, 2)
         bench.bookies.at[B2].holds_adds = bench.bookies.at[B3].holds_adds = True
-        for number in range(2, 5):
+        for number in range(2, 2 + 3 * READ_AHEAD):  # so many that the first are safe again when the last are found
             handle.append(b"entry %d" % number, Appended().done)
         await bench.pass_time()
+        bench.bookies.at[B2].entries.update(bench.bookies.at[B1].entries)
         await bench.takeover().take_over()
+        assert len(holders(bench, 1 + 3 * READ_AHEAD)) == 3
         assert max(model.lacs.get(LEDGER, NO_ENTRY) for model in bench.bookies.at.values()) <= 1
 
     run(case)

@@ -3,15 +3,20 @@ docstrings."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 
 from kvstore.errors import (
+    BookieError,
     LedgerClosed,
     LedgerFenced,
     MetadataUnknown,
     OutcomeUnknown,
+    StoreError,
 )
-from kvstore.types import NO_ENTRY, EntryId, LedgerState
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerState
 from tests.sim.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
 
 pytestmark = pytest.mark.sim
@@ -293,3 +298,32 @@ def test_a_writer_cannot_close_a_ledger_that_is_in_recovery() -> None:
         assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
 
     run(case)
+
+
+def test_a_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
+    """As the node's own does. What its answers call for comes after what is being done."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        asked: dict[tuple[BookieId, int], Callable[[StoreError | None], None]] = {}
+        told: list[tuple[int, EntryId]] = []
+
+        def add(bookie: BookieId, _: object, entry: EntryId, *others: Any) -> None:
+            done = others[-1]
+            if bookie in (B1, B2, B3):
+                asked[bookie, entry] = done
+            else:
+                done(None)
+
+        handle._add = add
+        for number in range(2):
+            handle.append(b"entry", lambda position, *_, number=number: told.append((number, position.entry)))
+        asked[B1, 0](None)
+        asked[B1, 1](None)
+        asked[B3, 0](BookieError("it is gone"))
+        asked[B2, 0](None)  # entry 0 has an ack quorum, and is confirmed with the change of the ensemble
+        await bench.pass_time()
+        assert B3 not in handle.writer.metadata.fragments[-1].ensemble
+        assert told == [(0, 0), (1, 1)]
+
+    run(case, bookies=4)
