@@ -15,6 +15,7 @@ from kvstore.client.links import Links
 from kvstore.client.operations import Operation, decode
 from kvstore.client.seen import Seen
 from kvstore.env.caller import CallerEnv
+from kvstore.env.events import wait_within
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
@@ -171,14 +172,8 @@ class Conveyor:
 
     async def _wait_change(self, pause_s: float) -> None:
         """Return after the pause, or as soon as there may be another way to go."""
-        if pause_s <= 0:
-            return
-        changed = self._changed
-        try:
-            async with asyncio.timeout(pause_s):
-                await changed.wait()
-        except TimeoutError:
-            return
+        if pause_s > 0:
+            await wait_within(self._changed, pause_s)
 
     # ── room ──
 

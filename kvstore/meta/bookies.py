@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta.registration import Bookies, RegistrationClient
@@ -60,11 +61,7 @@ class BookieView:
         self._hint.set()  # what changed since the first read, before the watches stood
         try:
             while True:
-                try:
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await self._hint.wait()
-                except TimeoutError:
-                    pass
+                await wait_within(self._hint, LOOK_AGAIN_S)
                 self._hint.clear()
                 try:
                     await self.refresh()

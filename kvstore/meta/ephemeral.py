@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 
+from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
     MetadataError,
@@ -70,11 +71,7 @@ class KeptEphemeral:
         self._hint.set()  # what changed before the watch stood
         try:
             while True:
-                try:
-                    async with asyncio.timeout(LOOK_AGAIN_S):
-                        await self._hint.wait()
-                except TimeoutError:
-                    pass
+                await wait_within(self._hint, LOOK_AGAIN_S)
                 self._hint.clear()
                 await self._try_once()
         finally:

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from kvstore.env.events import wait_within
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition import target
 from kvstore.partition.carried import Carried, Halted, Means
@@ -63,11 +64,7 @@ class Mover:
                 self.means.source.keep(())
             else:
                 await self._tend(leader)
-            try:
-                async with asyncio.timeout(LOOK_AGAIN_S if self._is_busy() else None):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+            await wait_within(self._changed, LOOK_AGAIN_S if self._is_busy() else None)
 
     def _is_busy(self) -> bool:
         territory = self.means.state.territory

@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import assert_never
 
 from kvstore.env import Env, Task
+from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError, Unavailable
 from kvstore.partition import steps
 from kvstore.partition.answers import Nobody
@@ -211,9 +212,7 @@ class Replica:
 
     async def _role_change(self, timeout_s: float) -> None:
         """Return when the role or the leader changes, or in this time."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                await self._role_changed.wait()
+        await wait_within(self._role_changed, timeout_s)
 
     def _tell_role_change(self) -> None:
         self._role_changed.set()
@@ -312,11 +311,7 @@ class Replica:
                 self._feed(steps.LeaderRead(*await self._claims.leader_seen(self._nonce)))
             except MetadataError as error:
                 log.debug("partition=%s leader znode not read: %r", self._partition, error)
-            try:
-                async with asyncio.timeout(REREAD_S):
-                    await self._reread.wait()
-            except TimeoutError:
-                continue
+            await wait_within(self._reread, REREAD_S)
 
     async def _publish(self) -> None:
         while True:

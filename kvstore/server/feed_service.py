@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
 from typing import Any, NamedTuple
 
 import grpc
 
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import (
     InvalidRequest,
     MetadataError,
@@ -185,9 +185,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             page.skip_to(cursor.seq)
             if page.is_news or now >= until:
                 break
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(until - now):
-                    await news.wait()
+            await wait_within(news, until - now)
         return page
 
     async def _has_ended(self, cursor: Cursor) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import StoreError
 from kvstore.meta import paths
 from kvstore.meta.snapshots import SnapshotRecord, last_snapshot_or_none
@@ -48,8 +49,4 @@ class LastSnapshot:
                 self._last = await last_snapshot_or_none(self._store)
             except StoreError as error:
                 log.warning("the last snapshot is not known, what was known stays: %s", error)
-            try:
-                async with asyncio.timeout(LOOK_S):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
+            await wait_within(self._changed, LOOK_S)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.ephemeral import KeptEphemeral
@@ -185,10 +186,7 @@ class Membership:
                 self._wanted.update(wanted)
                 await asyncio.sleep(RETRY_S)
                 continue
-            try:
-                async with asyncio.timeout(REREAD_S * (1 + self._env.random.random() / 4)):
-                    await self._hint.wait()
-            except TimeoutError:
+            if not await wait_within(self._hint, REREAD_S * (1 + self._env.random.random() / 4)):
                 everything = True
 
     async def _read_all(self) -> None:

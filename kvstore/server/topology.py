@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from kvstore.env import Clock
+from kvstore.env.events import wait_within
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import TIMEOUT_MAX_MS
 from kvstore.server.backend import Backend, Topology
@@ -30,11 +31,7 @@ class Topologies:
         """The topology: at once if its number is not `known`, else the next one, or the same after `wait_ms`."""
         if known == self._number and wait_ms:
             changed = self._changed
-            try:
-                async with asyncio.timeout(min(wait_ms, TIMEOUT_MAX_MS) / 1000):
-                    await changed.wait()
-            except TimeoutError:
-                pass
+            await wait_within(changed, min(wait_ms, TIMEOUT_MAX_MS) / 1000)
         return self.message()
 
     def message(self) -> kv_pb2.TopologyResponse:

@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Protocol
 
+from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, Overloaded, Retryable, StoreError, Unavailable
 from kvstore.partition.changes import DELETED, EXPIRED, Interest, Logged
 from kvstore.proto import kv_pb2
@@ -209,6 +210,4 @@ class Watch:
         return kv_pb2.WatchResponse(positions={str(each): seq for each, seq in self._plan.positions.items()})
 
     async def _wait(self, seconds: float) -> None:
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
+        await wait_within(self._news, seconds)

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from contextlib import suppress
 
+from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import BookieError, LedgerError, MetadataError, StoreError
 from kvstore.proto.digest import master_key
@@ -65,9 +65,7 @@ class Copier:
                 await self._wake.wait()
                 self._wake.clear()
                 if not await self._pass():
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(RETRY_S):
-                            await self._wake.wait()
+                    await wait_within(self._wake, RETRY_S)
                     self._wake.set()
         finally:
             self._ports.choice.forget(self)

@@ -11,9 +11,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from typing import NamedTuple
 
+from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
     Corrupted,
@@ -235,9 +235,7 @@ class OpenLog:
     async def _keep(self) -> None:
         """Until the log is lost: roll when it is time."""
         while self.lost is None:
-            with suppress(TimeoutError):
-                async with asyncio.timeout(self._config.check_every_s):
-                    await self._wake.wait()
+            await wait_within(self._wake, self._config.check_every_s)
             self._wake.clear()
             try:
                 await self._settle_first_seq()
