@@ -15,20 +15,26 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from kvstore.client import Client
+import psutil
+
 from kvstore.errors import ConfigError, StoreError
 from kvstore.server.layout import Wish
 from kvstore.server.local import LocalCluster
+from kvstore.spark.snapshots.store import SnapshotStore
+from loadtest.foreground import writing
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 OFFSETS = range(47_000, 52_000, 100)
 PARTITIONS = (3, 5)
+WARM_S, QUIET_S = 3.0, 10.0
+FEED_RATE, FEED_WARM_S, FEED_S = 500, 10.0, 12.0
+BEFORE, MEANWHILE, AFTER = "before", "meanwhile", "after"
 VALUE = "concat('value ', id, ' ', repeat(sha2(concat(id, '{tag}'), 256), 2))"
 """About 140 bytes, of which half can be compressed."""
 
@@ -36,8 +42,8 @@ VALUE = "concat('value ', id, ' ', repeat(sha2(concat(id, '{tag}'), 256), 2))"
 class Demo:
     """What it has done so far, with times."""
 
-    def __init__(self, directory: Path, rows: int, changes: int) -> None:
-        self._directory, self._rows, self._changes = directory, rows, changes
+    def __init__(self, directory: Path, rows: int, changes: int, rate: int) -> None:
+        self._directory, self._rows, self._changes, self._rate = directory, rows, changes, rate
         self._snapshots = directory / "snapshots"
         self._clusters: list[LocalCluster] = []
 
@@ -46,14 +52,7 @@ class Demo:
         first = self._up("first", PARTITIONS[0])
         with self._timed(f"{self._rows} keys loaded by the Spark writer", self._rows):
             self._load(first, self._rows, "a")
-        with writing(first) as quiet:
-            time.sleep(3.0)
-        print(f"  foreground writes before: {quiet}")
-        with self._timed("full snapshot, while others write"), writing(first) as busy:
-            full = self._snapshot("create", "--to", self._snapshots, "--hold-hours", "1", of=first)
-        print(
-            f"  {full['rows']} rows, {full['files']} files, {full['bytes'] / 2**20:.0f} MiB; writes meanwhile: {busy}"
-        )
+        full = self._snapshot_meanwhile(first)
         with self._timed("verified: files, and against the store"):
             self._snapshot("verify", self._snapshots, "--store", of=first)
         with self._timed(f"{self._changes} keys changed", self._changes):
@@ -63,6 +62,9 @@ class Demo:
         print(f"  {increment['rows']} changes in {increment['files']} files, {increment['bytes'] / 2**20:.1f} MiB")
         with self._timed("verified: both, and against the store"):
             self._snapshot("verify", self._snapshots, "--store", of=first)
+        with self._timed("change feed read"), writing([node.resp for node in first.load().nodes], FEED_RATE):
+            said = _run([sys.executable, "-m", "loadtest.snapshot_demo", "--feed", str(first.data_dir)])
+        print(f"  from write to data frame, in micro-batches of 1 s: {said.strip()}")
         first.down()
         second = self._up("second", PARTITIONS[1])
         with self._timed("restored", full["rows"]):
@@ -73,6 +75,31 @@ class Demo:
         print(f"{restored['written']} keys restored; {verdict['same']} the same, {differing} differ")
         print("identical" if not differing else "NOT identical")
         return not differing and verdict["same"] == restored["written"] >= self._rows
+
+    def _snapshot_meanwhile(self, cluster: LocalCluster) -> dict[str, Any]:
+        """The full snapshot, and what it costs those who write."""
+        nodes = cluster.load().nodes
+        with writing([node.resp for node in nodes], self._rate) as foreground:
+            time.sleep(WARM_S)
+            foreground.phase(BEFORE)
+            time.sleep(QUIET_S)
+            foreground.phase(MEANWHILE)
+            with self._timed(f"full snapshot, while others write {self._rate:,} times a second"), Peak() as peak:
+                full = self._snapshot("create", "--to", self._snapshots, "--hold-hours", "1", of=cluster)
+            foreground.phase(AFTER)
+            time.sleep(QUIET_S)
+            found = foreground.end()
+        manifest = SnapshotStore(self._snapshots).load(full["id"])
+        seconds = (manifest.ended_ms - manifest.started_ms) / 1000
+        print(f"  {full['rows']} rows, {full['files']} files, {full['bytes'] / 2**20:.0f} MiB")
+        print(f"  {full['rows'] / seconds:,.0f} rows/s, {seconds:.1f} s without the start of Spark")
+        for phase in (BEFORE, MEANWHILE, AFTER):
+            print(f"  writes {phase}: {found[phase]}")
+        factor = found[MEANWHILE].p99 / max(found[BEFORE].p99, found[AFTER].p99)
+        print(f"  the p99 of writes was {factor:.2f} times what it is without")
+        memory = {f"node {node.id}": peak_of(node.pid) for node in nodes if node.pid} | peak.bytes
+        print("  memory at most: " + ", ".join(f"{name} {size >> 20} MiB" for name, size in memory.items()))
+        return full
 
     def end(self) -> None:
         """Stop every process and remove the data."""
@@ -119,40 +146,36 @@ def _run(command: Sequence[str]) -> str:
     return done.stdout
 
 
-class Writes:
-    """Latencies of somebody who writes small values at a steady rate."""
+class Peak:
+    """The most memory that the processes of a command have at a time: its own, Java's, and one of Spark's workers."""
 
     def __init__(self) -> None:
-        self.seconds: list[float] = []
+        self.bytes = {"driver": 0, "java": 0, "worker": 0}
+        self._ended = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, daemon=True)
 
-    def __str__(self) -> str:
-        found = sorted(self.seconds) or [0.0]
-        middle, late = found[len(found) // 2], found[int(len(found) * 0.99)]
-        return f"{len(self.seconds)} batches, p50 {middle * 1000:.1f} ms, p99 {late * 1000:.1f} ms"
+    def __enter__(self) -> Self:
+        self._watcher.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.5):
+            for each in psutil.Process().children(recursive=True):
+                with suppress(psutil.Error):
+                    words = " ".join(each.cmdline())
+                    kind = "worker" if "pyspark.daemon" in words else "java" if "SparkSubmit" in words else "driver"
+                    if kind != "driver" or "snapshot" in words:
+                        self.bytes[kind] = max(self.bytes[kind], each.memory_info().rss)
 
 
-@contextmanager
-def writing(cluster: LocalCluster, every_s: float = 0.02) -> Iterator[Writes]:
-    """Writes ten keys of their own 50 times a second. What waits counts from when it was due."""
-    ended, writes = threading.Event(), Writes()
-    url = "kv://" + ",".join(node.grpc for node in cluster.load().nodes) + "?timeout=30s"
-
-    def write() -> None:
-        with Client(url) as client:
-            due, number = time.monotonic(), 0
-            while not ended.wait(max(0.0, due - time.monotonic())):
-                client.put_many({b"written meanwhile %d" % ((number + i) % 1000): b"%d" % number for i in range(10)})
-                writes.seconds.append(time.monotonic() - due)
-                due += every_s
-                number += 10
-
-    writer = threading.Thread(target=write, daemon=True)
-    writer.start()
-    try:
-        yield writes
-    finally:
-        ended.set()
-        writer.join()
+def peak_of(process: int) -> int:
+    """The most memory that a process has had, in bytes."""
+    lines = Path(f"/proc/{process}/status").read_text().splitlines() if sys.platform == "linux" else []
+    return next((int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM")), 0)
 
 
 def load(data_dir: str, rows: int, tag: str) -> None:
@@ -166,16 +189,47 @@ def load(data_dir: str, rows: int, tag: str) -> None:
     session.stop()
 
 
+def feed_delay(data_dir: str) -> None:
+    """Prints how long after it was written a change is in a data frame, by micro-batches of a second."""
+    from kvstore.spark.session import open_session
+
+    session = open_session("feed demo")
+    session.sparkContext.setLogLevel("OFF")
+    stream = session.readStream.format("kvstore").option("dataDir", data_dir).option("columns", "written_at").load()
+    delays: list[float] = []
+    counts_from = time.time() + FEED_WARM_S
+
+    def take(frame: DataFrame, number: int) -> None:
+        written = [row.at for row in frame.selectExpr("cast(written_at as double) as at").collect()]
+        delays.extend(time.time() - at for at in written if at >= counts_from)
+
+    with tempfile.TemporaryDirectory() as checkpoint:
+        writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+        query = writer.trigger(processingTime="1 second").start()
+        query.awaitTermination(int(FEED_WARM_S + FEED_S))
+        query.stop()
+        session.stop()
+    delays.sort()
+    if delays:
+        middle, late = delays[len(delays) // 2], delays[int(len(delays) * 0.99)]
+        print(f"{len(delays)} changes, p50 {middle:.2f} s, p99 {late:.2f} s")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--changes", type=int, default=100_000)
+    parser.add_argument("--rate", type=int, default=3_000, help="writes a second while the snapshot is taken")
     parser.add_argument("--load", nargs=3, metavar=("DATA_DIR", "ROWS", "TAG"), help=argparse.SUPPRESS)
+    parser.add_argument("--feed", metavar="DATA_DIR", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
+    if chosen.feed:
+        feed_delay(chosen.feed)
+        return
     if chosen.load:
         load(chosen.load[0], int(chosen.load[1]), chosen.load[2])
         return
-    demo = Demo(Path(tempfile.mkdtemp(prefix="kvstore-snapshot-demo-")), chosen.rows, chosen.changes)
+    demo = Demo(Path(tempfile.mkdtemp(prefix="kvstore-snapshot-demo-")), chosen.rows, chosen.changes, chosen.rate)
     try:
         sys.exit(0 if demo.run() else 1)
     except StoreError as error:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 MASTER = "local[*]"
 ATTEMPTS = 3
 """Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
-NICENESS = 5
+NICENESS = 10
 """Of all that we start on this machine: servers beside it come first."""
 TIMEOUT_S = 60.0
 """How long a job outlives an outage."""
@@ -129,8 +129,8 @@ def hold(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
 
 
 @contextmanager
-def spark(master: str, conf: Sequence[str] | None, progress: Bar) -> Iterator[SparkSession]:
-    """A Spark session of our own, ended with the command. Raises ConfigError."""
+def spark(master: str, conf: Sequence[str] | None, progress: Bar, niceness: int = NICENESS) -> Iterator[SparkSession]:
+    """A Spark session of our own, ended with the command; on this machine so nice. Raises ConfigError."""
     need_spark("pyspark")
     from kvstore.spark.session import open_session
 
@@ -142,12 +142,11 @@ def spark(master: str, conf: Sequence[str] | None, progress: Bar) -> Iterator[Sp
         settings[name] = value
     if master == MASTER:
         master = f"local[*,{ATTEMPTS}]"
-    if master.startswith("local"):
-        os.nice(NICENESS)
+    niceness = niceness if master.startswith("local") else 0
     progress("starting Spark", 0, None)
     with aside() as said:
         try:
-            session = open_session("kvstore snapshot", master=master, settings=settings)
+            session = open_session("kvstore snapshot", master=master, settings=settings, niceness=niceness)
         except StoreError:
             raise
         except Exception as error:  # whatever the launcher and the JVM raise

@@ -22,6 +22,8 @@ At = Annotated[str | None, typer.Option("--at", help="As it was at this moment, 
 Upto = Annotated[
     list[str] | None, typer.Option("--position", help="Up to this sequence, PARTITION=SEQUENCE. May be repeated.")
 ]
+Nice = Annotated[int, typer.Option("--nice", min=0, max=19, help="How far Spark on this machine gives way to others.")]
+Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many MiB of records a second; 0: no limit.")]
 Examples = Annotated[int, typer.Option("--show", min=0, help="How many differing keys to name.")]
 
 
@@ -49,6 +51,8 @@ def create(
         float, typer.Option(min=0.01, max=4096, help="About how much each file holds, unpacked.")
     ] = 32,
     pin_minutes: Annotated[int, typer.Option(min=1, max=1440, help="How long a killed job can be resumed.")] = 15,
+    rate: Rate = 0.0,
+    nice: Nice = tools.NICENESS,
     master: Master = tools.MASTER,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
@@ -81,9 +85,10 @@ def create(
         compression=compression,
         split_bytes=int(split_mib * (1 << 20)),
         pin_ttl_s=pin_minutes * 60.0,
+        bytes_per_s=rate * (1 << 20),
     )
     began = time.monotonic()
-    with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+    with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
         manifest = job.create(store, wanted, session, progress)
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
     if hold_hours:
@@ -141,6 +146,7 @@ def verify(
     at: At = None,
     position: Upto = None,
     show: Examples = 10,
+    nice: Nice = tools.NICENESS,
     master: Master = tools.MASTER,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
@@ -167,7 +173,7 @@ def verify(
             cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
             from kvstore.spark.snapshots import compare
 
-            with tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+            with tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
                 progress("comparing with the store", 0, None)
                 if instance == manifest.cluster and cut == chains.Cut():
                     found = compare.against_origin(session, store, chain, cluster, show)
@@ -187,6 +193,7 @@ def restore(
         bool, typer.Option("--merge", help="Into a cluster that holds keys: overwrite what the snapshot has.")
     ] = False,
     check: Annotated[bool, typer.Option("--check/--no-check", help="Check the files' checksums first.")] = True,
+    nice: Nice = tools.NICENESS,
     master: Master = tools.MASTER,
     conf: Conf = None,
     data_dir: DataDir = Path("data"),
@@ -211,7 +218,7 @@ def restore(
             verify.check_files(
                 store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
             )
-        with tools.spark(master, conf, progress) as session:
+        with tools.spark(master, conf, progress, nice) as session:
             done = restore.restore(session, store, chain, cut, cluster, into_filled=merge, progress=progress)
     seconds = time.monotonic() - began
     names = [each.id for each in chain]
@@ -263,6 +270,7 @@ def diff(
     old: Annotated[str, typer.Argument(help="The earlier snapshot.")],
     new: Annotated[str, typer.Argument(help="The later one.")],
     show: Examples = 10,
+    nice: Nice = tools.NICENESS,
     master: Master = tools.MASTER,
     conf: Conf = None,
     json: Json = False,
@@ -278,7 +286,7 @@ def diff(
 
         catalogue = store.load_all()
         sides = [chains.chain_of(catalogue, each) for each in (old, new)]
-        with tools.Bar() as progress, tools.spark(master, conf, progress) as session:
+        with tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
             from kvstore.spark.snapshots import compare
             from kvstore.spark.snapshots.fold import folded
 

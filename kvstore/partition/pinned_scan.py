@@ -15,8 +15,8 @@ from kvstore.partition.rows import ALL_ORDER, ORDER, data_key, token_bound, toke
 from kvstore.partition.tokens import Span, Tokens
 from kvstore.proto import data_pb2, pinned_page
 
-STEP_ROWS, STEP_BYTES = 256, 256 << 10
-"""Of one step: some hundred microseconds."""
+STEP_ROWS, STEP_BYTES = 128, 128 << 10
+"""Of one step: one or two hundred microseconds."""
 STEP_SEEKS = 64
 """Rows that are looked up one by one in a step."""
 FEW_KEYS = 1_000
@@ -66,7 +66,7 @@ class PinnedScan:
         """Read some more; whether there is a page to be sent. Raises ViewClosed, OSError."""
         if self._cursor is not None:
             self._read(self._cursor)
-        return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 64 * STEP_ROWS
+        return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 128 * STEP_ROWS
 
     def _read(self, cursor: Cursor) -> None:
         keys, rows = cursor.take(STEP_ROWS, min(STEP_BYTES, self._page_bytes - self._bytes))

@@ -1,7 +1,7 @@
 """The Data service: pins, and reads at pinned positions.
 
-All reads of a server take turns in steps of some hundred microseconds, between which the event loop does everything
-else: so many of them at once delay an operation no longer than one does.
+All reads of a server take turns in slices of less than a millisecond, and the event loop has at least as long for
+everything else in between: so many of them at once delay an operation no longer than one does, and none waits for two.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position
 Context = grpc.aio.ServicerContext[Any, Any]
 PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
 STREAMS_MAX = 64
+SLICE_S, REST_S = 0.0007, 0.001
+"""How long all reads together may hold the event loop, and then leave it alone. A timer is no finer than the rest."""
 CATCH_UP_S, LOOK_S = 2.0, 0.01
 """How long a read waits for this replica to come to its position, and how often it looks."""
 
@@ -97,7 +99,7 @@ class Data(data_pb2_grpc.DataServicer):
             scan = scan_of(held, request)
             ends = False
             while not ends:
-                while not await self._step(scan):
+                while not await self._slice(scan):
                     pass
                 page = scan.page()
                 ends = page.ends
@@ -107,10 +109,14 @@ class Data(data_pb2_grpc.DataServicer):
         except OSError as error:
             raise Unavailable(f"partition {request.partition}: {error}") from error
 
-    async def _step(self, scan: PinnedScan) -> bool:
+    async def _slice(self, scan: PinnedScan) -> bool:
+        """Read on for a moment; whether there is a page to be sent."""
+        clock = self._env.clock
         async with self._turn:
-            is_ready = scan.step()
-            await asyncio.sleep(0)
+            until = clock.now() + SLICE_S
+            while not (is_ready := scan.step()) and clock.now() < until:
+                pass
+            await asyncio.sleep(REST_S)
         return is_ready
 
     async def _held(self, request: data_pb2.ReadPinnedRequest) -> Held:

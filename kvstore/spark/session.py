@@ -8,9 +8,13 @@ import shlex
 import shutil
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from kvstore.errors import ConfigError
 from kvstore.server.java import find_java
@@ -30,18 +34,51 @@ SETTINGS = {
 }
 
 
-def open_session(name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None) -> SparkSession:
-    """The Spark session of this process, begun if there is none. Raises ConfigError without pyspark or a Java."""
+def open_session(
+    name: str, *, master: str = "local[*]", settings: Mapping[str, str] | None = None, niceness: int = 0
+) -> SparkSession:
+    """The Spark session of this process, begun if there is none. With `niceness` (nice(1) says how much) this process
+    and what it begins give way to others on the machine. Raises ConfigError without pyspark or a Java."""
     try:
+        from pyspark import SparkConf
         from pyspark.sql import SparkSession
     except ImportError:
         raise ConfigError("Spark is not installed: install kvstore[spark]") from None
     os.environ |= environment(os.environ)
-    builder = SparkSession.builder.appName(name).master(master)
-    for key, value in (SETTINGS | dict(settings or {})).items():
-        builder = builder.config(key, value)
-    session: SparkSession = builder.getOrCreate()
+    chosen = {"spark.app.name": name, "spark.master": master, **SETTINGS, **(settings or {})}
+    conf = SparkConf().setAll(list(chosen.items()))
+    if niceness:
+        _launch(conf, niceness)
+    session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
     return session
+
+
+def _launch(conf: Any, niceness: int) -> None:
+    """Begin a JVM that gives way. Linux may share out its processors among sessions, and niceness then counts within
+    one session only (autogroup, sched(7)): so the JVM gets one of its own, which as a whole is as nice."""
+    from pyspark import SparkContext
+    from pyspark.java_gateway import launch_gateway
+
+    if SparkContext._gateway is not None:
+        return
+    os.nice(niceness)
+    launched = threading.Event()
+    threading.Thread(target=_give_way, args=(niceness, launched), daemon=True).start()
+    try:
+        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        SparkContext._ensure_initialized(gateway=gateway)
+    finally:
+        launched.set()
+
+
+def _give_way(niceness: int, launched: threading.Event) -> None:
+    """The sessions that this process' children have begun; a JVM is busy from its first moment."""
+    while not launched.wait(0.02):
+        for child in psutil.Process().children():
+            with suppress(OSError):  # no such shares on this machine, or the child has ended
+                if os.getsid(child.pid) == child.pid:
+                    Path(f"/proc/{child.pid}/autogroup").write_text(str(niceness))
+                    return
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

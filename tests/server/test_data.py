@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from kvstore.env.caller import caller_env
 from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp
-from kvstore.partition import move_records
+from kvstore.partition import move_records, pinned_scan
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.entry import Kind, control
 from kvstore.partition.marks import Mark
+from kvstore.partition.pinned_scan import PinnedScan
 from kvstore.partition.state import State
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import rows_of
@@ -122,20 +124,32 @@ async def test_a_replica_that_stays_behind_says_so(node: OneReplica, monkeypatch
         await read(service_of(node), asked(node.mark("pin", apply=False)))
 
 
-async def test_many_readers_take_turns_with_everything_else(node: OneReplica) -> None:
-    """Between two steps of whichever reader the event loop does everything else that is due."""
-    service, position, steps, turns = service_of(node), node.mark("pin"), 0, 0
-    step = service._step
+async def test_many_readers_together_hold_the_event_loop_for_a_moment_and_then_leave_it_alone(
+    node: OneReplica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service, position = service_of(node), node.mark("pin")
+    now, step = asyncio.get_running_loop().time, PinnedScan.step
+    slices: list[tuple[int, float, float]] = []
+    """How many steps, from when to when: those between which nobody else had his turn."""
+    turns = 0
 
-    async def counted(scan: Any) -> bool:
-        nonlocal steps
-        steps += 1
-        return await step(scan)
+    def slow(scan: PinnedScan) -> bool:
+        nonlocal turns
+        began = now()
+        while now() < began + data.SLICE_S / 3:
+            pass
+        steps, first, _ = slices.pop() if turns == 0 and slices else (0, began, began)
+        slices.append((steps + 1, first, now()))
+        turns = 0
+        return step(scan)
 
-    service._step = counted  # type: ignore[method-assign]
-    tasks = [asyncio.ensure_future(read(service, asked(position))) for _ in range(8)]
+    monkeypatch.setattr(PinnedScan, "step", slow)
+    monkeypatch.setattr(pinned_scan, "STEP_ROWS", 1)
+    tasks = [asyncio.ensure_future(read(service, asked(position))) for _ in range(4)]
     while not all(task.done() for task in tasks):
-        turns += 1
         await asyncio.sleep(0)
-    assert [len(task.result()) for task in tasks] == [100] * 8
-    assert turns >= steps > 8 * 10
+        turns += 1
+    assert [len(task.result()) for task in tasks] == [100] * 4
+    assert len(slices) > 100
+    assert max(steps for steps, _, _ in slices) <= 3
+    assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.REST_S / 2

@@ -110,6 +110,7 @@ def _make(
         positions={each.partition: each.position for each in plan.partitions},
         compression=plan.compression,
         cluster=wanted.cluster,
+        bytes_per_s=wanted.bytes_per_s / session.sparkContext.defaultParallelism,
     )
 
     def look() -> None:

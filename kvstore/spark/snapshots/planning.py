@@ -34,6 +34,8 @@ class Wanted:
     compression: str = "zstd"
     split_bytes: int = SPLIT_BYTES
     pin_ttl_s: float = PIN_TTL_S
+    bytes_per_s: float = 0.0
+    """At most, of keys and values, in all tasks together; 0: as fast as it goes."""
 
     @property
     def kind(self) -> Kind:

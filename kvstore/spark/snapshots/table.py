@@ -25,6 +25,8 @@ GROUP_ROWS_MAX = 1 << 17
 """A group ends with the batch that reaches either."""
 BATCH_BYTES = 4 << 20
 """What readers hand on at a time; a single row may be larger."""
+SYNC_BYTES = 1 << 20
+"""A file goes to the disk bit by bit as it is written: other files' syncs, a journal's beside it, wait behind it."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -105,13 +107,18 @@ class _Hashing:
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
         self.hash = hashlib.sha256()
-        self.written = 0
+        self.written = self._synced = 0
         self.closed = False
 
     def write(self, data: Any) -> int:
         self.hash.update(data)
         self.written += len(data)
-        return self._file.write(data)
+        taken = self._file.write(data)
+        if self.written - self._synced >= SYNC_BYTES:
+            self._synced = self.written
+            self._file.flush()
+            os.fdatasync(self._file.fileno())
+        return taken
 
     def flush(self) -> None:
         self._file.flush()

@@ -5,6 +5,7 @@ Tasks are retried and run twice. Each attempt writes a file of its own; which of
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,6 +45,8 @@ class Job:
     positions: dict[str, Position]
     compression: str
     cluster: ClientConfig
+    bytes_per_s: float = 0.0
+    """Of one task, at most; 0: as fast as it goes."""
 
 
 def write_piece(job: Job, piece: Piece) -> DataFile:
@@ -51,7 +54,7 @@ def write_piece(job: Job, piece: Piece) -> DataFile:
     path = Path(job.attempts) / f"{piece.name}.{uuid4().hex}.parquet"
     writer = TableWriter(path, piece.partition, compression=job.compression)
     try:
-        for batch in batches(job, piece):
+        for batch in paced(batches(job, piece), job.bytes_per_s):
             writer.write(batch)
         file = writer.close(path.name)
         write_durably(path.with_suffix(".json"), note_of(file))
@@ -59,6 +62,16 @@ def write_piece(job: Job, piece: Piece) -> DataFile:
         writer.abandon()
         raise
     return file
+
+
+def paced(batches: Iterator[pa.RecordBatch], bytes_per_s: float) -> Iterator[pa.RecordBatch]:
+    """The same, each no sooner than the rate has it."""
+    due = time.monotonic()
+    for batch in batches:
+        yield batch
+        if bytes_per_s:
+            due = max(due + batch.nbytes / bytes_per_s, time.monotonic())
+            time.sleep(max(0.0, due - time.monotonic()))
 
 
 def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
