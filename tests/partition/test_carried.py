@@ -42,7 +42,7 @@ class Copying(Carried):
             leading=lambda: self,
             rings=rings,
             state=state,
-            env=None,
+            server_env=None,
             pins=None,
             pin_numbers=iter(()),
             partition=P2,
