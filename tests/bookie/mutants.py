@@ -245,6 +245,19 @@ def _deaf() -> None:
     replace(journal.Journal, "_on_sync", lambda original: lambda self, error: original(self, None))
 
 
+@mutant("ignores that zeroes written ahead could not be synced")
+def _deaf_to_zeroes() -> None:
+    def make(original: Any) -> Any:
+        return lambda self, up_to, _failed: original(self, up_to, lambda _error: None)
+
+    replace(segment.Segment, "fill", make)
+
+
+@mutant("is never too busy for another add")
+def _open_door() -> None:
+    replace(service_module.BookieConnection, "_lacks_room", lambda _original: lambda self: False)
+
+
 @mutant("takes an empty directory for its own")
 def _any_directory() -> None:
     def make(original: Any) -> Any:
