@@ -237,5 +237,5 @@ def _read_answer(bookie: BookieId, entry: EntryId, answer: Answer) -> ReadAnswer
         return ReadAnswer(entry, None, lac)
     error = error_of(bookie, answer.status)
     if error is not None:
-        raise BookieError(str(error))
+        raise error if isinstance(error, BookieError) else BookieError(str(error))
     return ReadAnswer(entry, answer.body, lac)
