@@ -82,6 +82,17 @@ def test_only_what_is_owned_and_asked_for_is_read() -> None:
     assert [row.key for row in rows_of(pages(held_of(values, owned), span))] == [key for key, _ in in_order(wanted)]
 
 
+@pytest.mark.parametrize("number", range(5))
+def test_a_record_whose_token_is_the_last_of_a_split_is_in_that_one(number: int) -> None:
+    values = values_of(200)
+    held, token = held_of(values), token_of(b"key%d" % number)
+    before, behind = (rows_of(pages(held, span)) for span in (Span(0, token), Span(token + 1, TOKENS - 1)))
+    assert before[-1].key == b"key%d" % number
+    assert [(row.key, row.value) for row in before + behind] == in_order(values)
+    owned = held_of(values, Tokens([Span(0, token)]))
+    assert rows_of(pages(owned)) == before
+
+
 @pytest.mark.parametrize(
     ("start", "end"), [(b"key5", b""), (b"", b"key5"), (b"key42", b"key43"), (b"zzz", b""), (b"key7", b"key70")]
 )
