@@ -12,9 +12,10 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.crowd import UNREAD_HIGH_BYTES, Answers, has_room, silent_one
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Stream
 from kvstore.proto import bookkeeper as wire
@@ -34,16 +35,6 @@ HARD_FACTOR = 4
 
 _ADD = int(Operation.ADD_ENTRY)
 _NEGATIVE = (Status.NO_LEDGER, Status.NO_ENTRY)
-
-
-class Answers(Protocol):
-    """What both versions of the protocol have; the module of each is one."""
-
-    def encode_add_response(self, _txn: int, status: int, ledger: int, entry: int, /) -> bytes: ...
-    def encode_read_response(
-        self, _txn: int, status: int, ledger: int, entry: int, body: bytes | None = ..., _max_lac: int | None = ..., /
-    ) -> bytes: ...
-    def encode_auth_response(self, _txn: int, /) -> bytes: ...
 
 
 class BookieService:
@@ -83,7 +74,7 @@ class BookieConnection:
         self._is_choked = False
         self._is_reading_paused = False
         self._is_closed = True
-        self._is_named = False
+        self.has_asked = self._is_named = False
         """The client has said which bookie it means, and it is this one."""
         self._pending = 0
         """Requests under way that are no adds."""
@@ -105,19 +96,24 @@ class BookieConnection:
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
-        if len(self._service.connections) >= self._config.connections_max:
-            log.warning("a connection is refused: there are %d", self._config.connections_max)
-            transport.abort()
-            return
+        connections = self._service.connections
+        if len(connections) >= self._config.connections_max:
+            silent = silent_one(connections)
+            log.warning("there are %d connections: %s is closed", len(connections), "a silent" if silent else "a new")
+            if silent is None:
+                return self.abort()
+            silent.has_asked = True  # it gives way once
+            silent.abort()
         self._is_closed = False
-        self._service.connections[self] = None
+        connections[self] = None
         self._statistics.connections += 1
-        transport.set_write_buffer_limits(high=self._config.connection_bytes_max)
+        transport.set_write_buffer_limits(high=min(UNREAD_HIGH_BYTES, self._config.connection_bytes_max))
 
     def data_received(self, data: bytes) -> None:
         if self._is_closed:
             return
         self._backlog.extend(self._frames.feed(data))
+        self.has_asked |= bool(self._backlog)
         self._serve()
         if self._frames.fault and not self._is_closed:
             self._give_up(self._frames.fault)
@@ -131,6 +127,11 @@ class BookieConnection:
         self._is_closed = True
         self._backlog.clear()
         self._out.clear()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Answers that the client has not read."""
+        return self._out_bytes + self._transport.get_write_buffer_size()
 
     def pause_writing(self) -> None:
         self._is_choked = True
@@ -297,8 +298,12 @@ class BookieConnection:
     ) -> None:
         def answer(status: Status) -> None:
             self._end()
+            fits = is_fence or not body or has_room(self, len(body), self._service.connections)
+            if not fits:
+                self._statistics.refused_overload += 1
+                status = Status.TOO_MANY_REQUESTS
             max_lac = lac if status is Status.OK and not is_fence else None
-            self._send(self._answers.encode_read_response(txn, status, ledger, entry, body, max_lac))
+            self._send(self._answers.encode_read_response(txn, status, ledger, entry, body if fits else None, max_lac))
 
         self._when_deniable(status, ledger, answer)
 

@@ -7,6 +7,7 @@ from random import Random
 
 import pytest
 
+from kvstore.bookie import crowd
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import Operation, Status
@@ -273,9 +274,46 @@ async def refused(served: Served) -> None:
     await peer.closed
 
 
+def test_what_becomes_ready_for_who_does_not_read_is_refused_when_it_is_too_much(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        writer = await served.connect()
+        await writer.ask(wire.encode_add(0, L, 0, KEY, packet(L, 0, b"x" * 100_000)))
+        peer.send(*(wire.encode_long_poll(txn, L, -1, 60_000) for txn in range(1, 101)))
+        await pause(1)
+        peer.transport.pause_reading()
+        await writer.ask(wire.encode_add(1, L, 1, KEY, packet(L, 1, lac=0)))
+        await pause(1)
+        (connection,) = [each for each in served.service.connections if each.unread_bytes]
+        assert 0 < connection.unread_bytes <= crowd.UNREAD_SURE_BYTES + 200_000
+        peer.transport.resume_reading()
+        statuses = [wire.decode_response(payload).status for payload in await peer.answers(100)]
+        assert set(statuses) == {Status.OK, Status.TOO_MANY_REQUESTS}
+
+    monkeypatch.setattr(crowd, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    serve(world, scenario)
+
+
+def test_who_has_never_asked_gives_way_when_there_are_too_many_connections(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(wire.encode_read_lac(1, L, context=NAMED))
+        silent = [await served.connect() for _ in range(2)]
+        newcomer = await served.connect()
+        assert (await newcomer.ask(wire.encode_read_lac(2, L, context=NAMED))).status
+        await silent[0].closed
+        assert not silent[1].closed.done()
+        assert (await peer.ask(wire.encode_read_lac(3, L))).status
+        assert served.shelf.storage.statistics.connections == 3
+
+    serve(world, scenario, connections_max=3)
+
+
 def test_connections_beyond_the_limit_are_refused(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         others = [await served.connect() for _ in range(2)]
+        for each in (peer, *others):
+            assert (await each.ask(wire.encode_read_lac(1, L))).status == Status.NO_ENTRY
         for _ in range(2):
             await refused(served)
         assert (await peer.ask(wire.encode_read_lac(2, L))).status == Status.NO_ENTRY

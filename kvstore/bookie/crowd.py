@@ -1,0 +1,53 @@
+"""A bookie's connections: what both protocols answer with, what clients have not read, who gives way to one more.
+Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol, TypeVar
+
+UNREAD_HIGH_BYTES = 1 << 20
+"""Answers that a client has not read; from here on its connection is not served on."""
+UNREAD_SURE_BYTES = 4 << 20
+"""What a connection may hold for certain: what was under way before it was not served on still becomes ready."""
+UNREAD_TOGETHER_BYTES = 128 << 20
+"""Of all connections; beyond it those with more than UNREAD_SURE_BYTES get no more entries."""
+UNREAD_MAX_BYTES = 32 << 20
+
+
+class Answers(Protocol):
+    """What both versions of the protocol have; the module of each is one."""
+
+    def encode_add_response(self, _txn: int, status: int, ledger: int, entry: int, /) -> bytes: ...
+    def encode_read_response(
+        self, _txn: int, status: int, ledger: int, entry: int, body: bytes | None = ..., _max_lac: int | None = ..., /
+    ) -> bytes: ...
+    def encode_auth_response(self, _txn: int, /) -> bytes: ...
+
+
+class Member(Protocol):
+    """A connection."""
+
+    has_asked: bool
+    """It has sent a request."""
+
+    @property
+    def unread_bytes(self) -> int:
+        """Answers that its client has not read."""
+        ...
+
+
+M = TypeVar("M", bound=Member)
+
+
+def silent_one(connections: Iterable[M]) -> M | None:
+    """Who gives way when there are too many: the first that has never asked for anything."""
+    return next((each for each in connections if not each.has_asked), None)
+
+
+def has_room(connection: Member, size: int, connections: Iterable[Member]) -> bool:
+    """Whether an answer of `size` bytes may be kept for a connection until its client reads it."""
+    unread = connection.unread_bytes + size
+    if unread <= UNREAD_SURE_BYTES:
+        return True
+    return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= UNREAD_TOGETHER_BYTES
