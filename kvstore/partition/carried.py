@@ -326,11 +326,11 @@ class Carried:
         records: int = 0,
         hash_of_rows: int = 0,
     ) -> bytes:
-        """Ask the replicas of the source in turn until one answers. Raises what the last of them said."""
+        """Ask the replicas of the source in turn until one answers. Raises what one of them said that leads, if any."""
         asked = Asked(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
         body = msgspec.msgpack.encode(asked)
         member = self._m.rings.ring.partitions.get(move.source)
-        failure: StoreError = Unavailable(f"partition {move.source} has no replicas")
+        failure: StoreError | None = None
         replicas = member.replicas if member is not None else ()
         # The leader has other things to do than to give pages; only it can do the rest.
         is_page = method == source.PAGE
@@ -340,6 +340,8 @@ class Carried:
                 if not is_page:
                     self._answered = server
                 return answer
+            except NotLeader:
+                continue
             except StoreError as error:
-                failure = error if not isinstance(error, NotLeader) else Unavailable(str(error))
-        raise failure
+                failure = failure or error
+        raise failure or Unavailable(f"partition {move.source} is led by none of its {len(replicas)} replicas")
