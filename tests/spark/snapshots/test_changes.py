@@ -1,0 +1,93 @@
+"""What an incremental reads of a log: each change behind its parent once, deletes too, page by page."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+import pytest
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.feed import PartitionFeed
+from kvstore.errors import Unavailable
+from kvstore.proto import feed_pb2
+from kvstore.spark.snapshots import tasks
+from kvstore.spark.snapshots.manifest import Place
+from kvstore.spark.snapshots.planning import CHANGES_PER_PIECE, PIECES_PER_PARTITION_MAX, change_pieces
+
+PAGE_ROWS = 3
+CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
+KINDS = (feed_pb2.CREATED, feed_pb2.OVERWRITTEN, feed_pb2.DELETED, feed_pb2.EXPIRED)
+
+
+class Feed:
+    """A log of which every change has the next sequence, in small pages. It is shown up to `end`."""
+
+    end = 20
+
+    def __init__(self, cluster: ClientConfig) -> None:
+        assert cluster is CONFIG
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def changes(self, partition: str, after: int, *, until: int, **_: Any) -> feed_pb2.ChangesResponse:
+        sequences = range(after + 1, min(after + PAGE_ROWS, until, self.end) + 1)
+        kinds = [KINDS[each % 4] for each in sequences]
+        return feed_pb2.ChangesResponse(
+            sequences=sequences,
+            keys=[b"k%d" % each for each in sequences],
+            values=[b"v" if kind in KINDS[:2] else b"" for kind in kinds],
+            kinds=bytes(kinds),
+            created=[0 for _ in sequences],
+            times_ms=[each * 1000 for each in sequences],
+            expires_ms=[each % 2 for each in sequences],
+            next=max([after, *sequences]),
+        )
+
+
+@pytest.fixture(autouse=True)
+def feed(monkeypatch: pytest.MonkeyPatch) -> type[Feed]:
+    monkeypatch.setattr(tasks, "FeedReader", Feed)
+    return Feed
+
+
+def test_every_change_between_two_sequences_comes_once_and_deletes_have_no_value() -> None:
+    rows = [row for batch in tasks.changes(CONFIG, "p1", 4, 17) for row in batch.to_pylist()]
+    assert [row["version"] for row in rows] == list(range(5, 18))
+    assert [row["value"] for row in rows] == [b"v" if each % 4 < 2 else None for each in range(5, 18)]
+    assert [row["expires_at"] is None for row in rows] == [each % 2 == 0 for each in range(5, 18)]
+    assert {row["partition"] for row in rows} == {"p1"}
+
+
+def test_a_log_that_nobody_shows_to_its_end_is_an_error_and_no_end(
+    feed: type[Feed], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed, "end", 10)
+    monkeypatch.setattr(tasks, "PATIENCE_S", 1.0)
+    with pytest.raises(Unavailable, match="no server has its log from 10 to 17"):
+        list(tasks.changes(CONFIG, "p1", 4, 17))
+
+
+def place(partition: str, sequence: int) -> Place:
+    return Place(partition=partition, ledger=1, entry=1, sequence=sequence, time_ms=1, ranges=((0, 9),))
+
+
+def test_pieces_begin_where_the_parent_ended_and_cover_the_rest_without_overlap() -> None:
+    count = PIECES_PER_PARTITION_MAX * CHANGES_PER_PIECE + 5
+    feeds = {"p1": PartitionFeed("p1", 0, 90, False, ("s:1",))}
+    places = (place("p1", 90), place("p2", 7 + count), place("new", 3), place("still", 5))
+    before = {"p1": place("p1", 40), "p2": place("p2", 7), "still": place("still", 5)}
+    pieces = list(change_pieces(before, places, feeds))
+    spans = {name: [(each.first, each.last) for each in pieces if each.partition == name] for name in ("p1", "new")}
+    assert spans == {"p1": [(40, 90)], "new": [(0, 3)]}
+    large = [each for each in pieces if each.partition == "p2"]
+    assert [each.first for each in large] == [7, *(each.last for each in large[:-1])]
+    assert (large[-1].last, len(large)) == (7 + count, PIECES_PER_PARTITION_MAX)
+    assert [each.servers for each in pieces if each.partition == "p1"] == [("s:1",)]
+    assert not [each for each in pieces if each.partition == "still"]
