@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 
-ENTRIES = "20000"
+ENTRIES = "5000"
 CASES = 24
 
 
