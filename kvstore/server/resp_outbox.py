@@ -40,7 +40,7 @@ class Outbox:
     """Half of a connection: the Sink of its operations."""
 
     def __init__(self, server: RespServer) -> None:
-        self.server = server
+        self.server: RespServer = server
         self.backend = server.backend
         self.session: Session = Session(server.next_id())
         self.full_since: float | None = None
