@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,20 +17,36 @@ import pyarrow as pa
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.config import ClientConfig, parse_url
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import list_pins, unpin
 from kvstore.client.pinned_arrow import SCHEMA
 from kvstore.errors import NoSuchPin, StoreError
-from kvstore.spark.snapshots import chains, compare, tasks, verify
+from kvstore.spark.snapshots import compare, tasks
 from kvstore.spark.snapshots import create as jobs
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.manifest import Manifest
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
-from kvstore.spark.snapshots.store import WORK, SnapshotStore
+from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.table import TableWriter, read_table
 from kvstore.spark.snapshots.work import Work
-from tests.cluster.harness import Cluster, is_alive
+from tests.cluster.harness import Cluster
+from tests.spark.snapshots.taken import (
+    BIG,
+    SPLIT_BYTES,
+    assert_right,
+    assert_store_is_the_same,
+    config,
+    fill,
+    kill,
+    meanwhile,
+    notes,
+    replayed,
+    rows_of,
+    running,
+    take,
+    wanted,
+    writing,
+)
 from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
@@ -39,141 +54,17 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
 
-ROWS = 4000
-SPLIT_BYTES = 32 << 10
-"""Small, so that a job has many tasks and can be met in its middle."""
-BIG = b"\x07" * (1 << 20)
-
 
 @pytest.fixture(scope="module")
 def client(cluster: Cluster) -> Iterator[Client]:
     with Client(cluster.url + "?timeout=30s") as connected:
-        rows = {b"key%05d" % number: b"%d" % number * 20 for number in range(ROWS)}
-        names = sorted(rows)
-        for at in range(0, ROWS, 500):
-            connected.put_many({name: rows[name] for name in names[at : at + 500]})
-        connected.put(b"big", BIG)
-        connected.put(b"nothing", b"")
-        connected.put(b"for an hour", b"x", ttl_s=3600)
+        fill(connected)
         yield connected
 
 
 @pytest.fixture
 def store(tmp_path: Path) -> SnapshotStore:
     return SnapshotStore(tmp_path / "snapshots")
-
-
-def config(cluster: Cluster) -> ClientConfig:
-    return parse_url(cluster.url + "?timeout=30s")
-
-
-def wanted(cluster: Cluster, parent: Manifest | None = None) -> Wanted:
-    return Wanted(cluster=config(cluster), instance="i", parent=parent, split_bytes=SPLIT_BYTES)
-
-
-def take(spark: SparkSession, cluster: Cluster, store: SnapshotStore, parent: Manifest | None = None) -> Manifest:
-    return create(store, wanted(cluster, parent), spark, lambda *_: None)
-
-
-def rows_of(store: SnapshotStore, manifest: Manifest) -> list[dict[str, Any]]:
-    batches = [batch for path in verify.parquet_paths(store, manifest) for batch in read_table(path)]
-    rows: list[dict[str, Any]] = pa.Table.from_batches(batches, SCHEMA).to_pylist()
-    return rows
-
-
-def replayed(cluster: Cluster, manifest: Manifest) -> dict[bytes, dict[str, Any]]:
-    """What the logs leave, up to the manifest's positions: read by another way than the snapshot was."""
-    last: dict[bytes, dict[str, Any]] = {}
-    for place in manifest.partitions:
-        for batch in tasks.changes(config(cluster), place.partition, 0, place.sequence):
-            for row in batch.to_pylist():
-                known = last.get(row["key"])
-                if known is None or known["version"] < row["version"]:
-                    last[row["key"]] = row
-    return {key: row for key, row in last.items() if row["value"] is not None}
-
-
-def held(store: SnapshotStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
-    """What a chain says is there."""
-    found: dict[bytes, dict[str, Any]] = {}
-    for manifest in chains.chain_of(store.load_all(), last.id):
-        for row in rows_of(store, manifest):
-            known = found.get(row["key"])
-            assert known is None or known["version"] != row["version"], "each row once"
-            if known is None or known["version"] < row["version"]:
-                found[row["key"]] = row
-    return {key: row for key, row in found.items() if row["value"] is not None}
-
-
-def assert_right(cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
-    """Each file as described, nothing else in the directory, all of it what the logs say, and no pin left."""
-    chain = chains.chain_of(store.load_all(), last.id)
-    assert list(verify.problems_of(store, chain)) == []
-    assert store.remains() == []
-    assert _contents(held(store, last)) == _contents(replayed(cluster, last))
-    wait_until_blocking(
-        lambda: not [pin for pin in list_pins(config(cluster)) if pin.position is not None], what="no pin is left"
-    )
-
-
-def _contents(rows: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
-    """Without the partition: a change is in its old owner's log, and in a full snapshot at its new one's."""
-    return {key: {**row, "partition": None} for key, row in rows.items()}
-
-
-def assert_store_is_the_same(spark: SparkSession, cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
-    chain = chains.chain_of(store.load_all(), last.id)
-    found = compare.against_origin(spark, store, chain, config(cluster), 5)
-    assert found.count == 0, found
-    assert found.same > ROWS
-
-
-@contextmanager
-def writing(cluster: Cluster) -> Iterator[list[int]]:
-    """Somebody writes and deletes all the time."""
-    ended = threading.Event()
-    done = [0]
-
-    def write() -> None:
-        with Client(cluster.url + "?timeout=30s") as own:
-            while not ended.wait(0.005):
-                number = done[0]
-                own.put_many({b"moving%03d" % ((number + i) % 300): b"%d" % number for i in range(20)})
-                own.delete(b"moving%03d" % (number % 300))
-                done[0] += 1
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        yield done
-    finally:
-        ended.set()
-        writer.join()
-
-
-@contextmanager
-def meanwhile(store: SnapshotStore, what: Callable[[], object]) -> Iterator[None]:
-    """Does something once the first file of a snapshot is finished. What it raises fails the test."""
-    failed: list[BaseException] = []
-
-    def act() -> None:
-        try:
-            wait_until_blocking(lambda: notes(store), timeout_s=120, what="a first file")
-            what()
-        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
-            failed.append(error)
-
-    actor = threading.Thread(target=act)
-    actor.start()
-    try:
-        yield
-    finally:
-        actor.join()
-    assert failed == []
-
-
-def notes(store: SnapshotStore) -> list[Path]:
-    return list(store.root.glob(f"{WORK}*/attempts/*.json"))
 
 
 # ── S1, S3, S4: what is in it ──
@@ -288,21 +179,12 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore
 ) -> None:
     store.root.mkdir()
-    command = [sys.executable, "-m", "kvstore", "snapshot", "create", "--to", str(store.root), "--split-mib", "0.03"]
-    command += ["--data-dir", str(cluster.local.data_dir), "--master", "local[1]"]
-    with (store.root.parent / "log").open("wb") as log:
-        driver = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
+    words = ("create", "--to", str(store.root), "--split-mib", "0.03")
+    with running(cluster, store.root.parent / "log", *words) as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
-        family = psutil.Process(driver.pid).children(recursive=True)
-        os.kill(driver.pid, signal.SIGKILL)
-        wait_until_blocking(lambda: not is_alive(driver.pid), what="end of the driver")
+        kill(driver)
         assert store.ids() == []
         (left,) = store.remains()
-        wait_until_blocking(lambda: not any(map(_runs, family)), timeout_s=60, what="end of what it had started")
-    finally:
-        if is_alive(driver.pid):
-            os.kill(driver.pid, signal.SIGKILL)
     plan = Work(left, -1).plan_or_none()
     assert plan is not None
     client.put(b"key00001", b"written behind the pinned position")
@@ -311,10 +193,6 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
     )
     assert (manifest.id, manifest.partitions) == (plan.id, plan.partitions)
     assert_right(cluster, store, manifest)
-
-
-def _runs(process: psutil.Process) -> bool:
-    return process.is_running() and is_alive(process.pid)
 
 
 # ── S6: pins ──

@@ -1,0 +1,191 @@
+"""What tests of snapshots of a real cluster share: taking them, and what they must hold by the logs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pyarrow as pa
+
+from kvstore.client import Client
+from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.pinned import list_pins
+from kvstore.client.pinned_arrow import SCHEMA
+from kvstore.spark.snapshots import chains, compare, tasks, verify
+from kvstore.spark.snapshots.create import create
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.planning import Wanted
+from kvstore.spark.snapshots.store import WORK, SnapshotStore
+from kvstore.spark.snapshots.table import read_table
+from tests.cluster.harness import Cluster, is_alive
+from tests.waiting import wait_until_blocking
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+ROWS = 4000
+SPLIT_BYTES = 32 << 10
+"""Small, so that a job has many tasks and can be met in its middle."""
+BIG = b"\x07" * (1 << 20)
+
+
+def fill(client: Client) -> None:
+    """Many small keys, and some that are special."""
+    rows = {b"key%05d" % number: b"%d" % number * 20 for number in range(ROWS)}
+    names = sorted(rows)
+    for at in range(0, ROWS, 500):
+        client.put_many({name: rows[name] for name in names[at : at + 500]})
+    client.put(b"big", BIG)
+    client.put(b"nothing", b"")
+    client.put(b"for an hour", b"x", ttl_s=3600)
+
+
+def config(cluster: Cluster) -> ClientConfig:
+    return parse_url(cluster.url + "?timeout=30s")
+
+
+def wanted(cluster: Cluster, parent: Manifest | None = None, **more: Any) -> Wanted:
+    return Wanted(**{"cluster": config(cluster), "instance": "i", "parent": parent, "split_bytes": SPLIT_BYTES, **more})
+
+
+def take(
+    spark: SparkSession, cluster: Cluster, store: SnapshotStore, parent: Manifest | None = None, **more: Any
+) -> Manifest:
+    return create(store, wanted(cluster, parent, **more), spark, lambda *_: None)
+
+
+def rows_of(store: SnapshotStore, manifest: Manifest) -> list[dict[str, Any]]:
+    batches = [batch for path in verify.parquet_paths(store, manifest) for batch in read_table(path)]
+    rows: list[dict[str, Any]] = pa.Table.from_batches(batches, SCHEMA).to_pylist()
+    return rows
+
+
+def replayed(cluster: Cluster, manifest: Manifest) -> dict[bytes, dict[str, Any]]:
+    """What the logs leave, up to the manifest's positions: read by another way than the snapshot was."""
+    last: dict[bytes, dict[str, Any]] = {}
+    for place in manifest.partitions:
+        for batch in tasks.changes(config(cluster), place.partition, 0, place.sequence):
+            for row in batch.to_pylist():
+                known = last.get(row["key"])
+                if known is None or known["version"] < row["version"]:
+                    last[row["key"]] = row
+    return {key: row for key, row in last.items() if row["value"] is not None}
+
+
+def held(store: SnapshotStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
+    """What a chain says is there."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for manifest in chains.chain_of(store.load_all(), last.id):
+        for row in rows_of(store, manifest):
+            known = found.get(row["key"])
+            assert known is None or known["version"] != row["version"], "each row once"
+            if known is None or known["version"] < row["version"]:
+                found[row["key"]] = row
+    return {key: row for key, row in found.items() if row["value"] is not None}
+
+
+def assert_right(cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
+    """Each file as described, nothing else in the directory, all of it what the logs say, and no pin left."""
+    chain = chains.chain_of(store.load_all(), last.id)
+    assert list(verify.problems_of(store, chain)) == []
+    assert store.remains() == []
+    assert _contents(held(store, last)) == _contents(replayed(cluster, last))
+    wait_until_blocking(
+        lambda: not [pin for pin in list_pins(config(cluster)) if pin.position is not None], what="no pin is left"
+    )
+
+
+def _contents(rows: dict[bytes, dict[str, Any]]) -> dict[bytes, dict[str, Any]]:
+    """Without the partition: a change is in its old owner's log, and in a full snapshot at its new one's."""
+    return {key: {**row, "partition": None} for key, row in rows.items()}
+
+
+def assert_store_is_the_same(spark: SparkSession, cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
+    chain = chains.chain_of(store.load_all(), last.id)
+    found = compare.against_origin(spark, store, chain, config(cluster), 5)
+    assert found.count == 0, found
+    assert found.same > ROWS
+
+
+@contextmanager
+def writing(cluster: Cluster) -> Iterator[list[int]]:
+    """Somebody writes and deletes all the time."""
+    ended = threading.Event()
+    done = [0]
+
+    def write() -> None:
+        with Client(cluster.url + "?timeout=30s") as own:
+            while not ended.wait(0.005):
+                number = done[0]
+                own.put_many({b"moving%03d" % ((number + i) % 300): b"%d" % number for i in range(20)})
+                own.delete(b"moving%03d" % (number % 300))
+                done[0] += 1
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        yield done
+    finally:
+        ended.set()
+        writer.join()
+
+
+@contextmanager
+def meanwhile(store: SnapshotStore, what: Callable[[], object]) -> Iterator[None]:
+    """Does something once the first file of a snapshot is finished. What it raises fails the test."""
+    failed: list[BaseException] = []
+
+    def act() -> None:
+        try:
+            wait_until_blocking(lambda: notes(store), timeout_s=120, what="a first file")
+            what()
+        except BaseException as error:  # noqa: BLE001 - told to the test's own thread
+            failed.append(error)
+
+    actor = threading.Thread(target=act)
+    actor.start()
+    try:
+        yield
+    finally:
+        actor.join()
+    assert failed == []
+
+
+def notes(store: SnapshotStore) -> list[Path]:
+    return list(store.root.glob(f"{WORK}*/attempts/*.json"))
+
+
+@contextmanager
+def running(cluster: Cluster, log: Path, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A `kvstore snapshot` command on the cluster, with a Spark of its own; killed at the end."""
+    line = [sys.executable, "-m", "kvstore", "snapshot", *words, "--data-dir", str(cluster.local.data_dir)]
+    with log.open("wb") as output:
+        driver = subprocess.Popen(
+            [*line, "--master", "local[1]", "--nice", "0"], stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        yield driver
+    finally:
+        kill(driver)
+
+
+def kill(driver: subprocess.Popen[bytes]) -> None:
+    """With SIGKILL; returns when all is gone that it had started."""
+    if driver.poll() is not None:
+        return
+    family = psutil.Process(driver.pid).children(recursive=True)
+    os.kill(driver.pid, signal.SIGKILL)
+    driver.wait(20)
+    wait_until_blocking(lambda: not any(map(_runs, family)), timeout_s=60, what="end of what it had started")
+
+
+def _runs(process: psutil.Process) -> bool:
+    return process.is_running() and is_alive(process.pid)
