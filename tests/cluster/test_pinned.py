@@ -16,7 +16,7 @@ import orjson
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.pinned import PinnedStore, Split, list_pins, pin_store, renew_pin, unpin
+from kvstore.client.pinned import PinnedStore, PinStatus, Split, list_pins, pin_store, renew_pin, unpin
 from kvstore.client.pinned_arrow import batch_of
 from kvstore.client.pinned_read import read_pinned
 from kvstore.errors import InvalidRequest, NoSuchPin, Refused, StoreError
@@ -159,10 +159,14 @@ def test_a_read_goes_on_behind_a_page_at_another_replica(pinned: PinnedStore) ->
 def test_pins_are_shown_renewed_and_given_back(cluster: Cluster) -> None:
     store = pin_store(cluster.url, ttl_s=60, id="nightly")
     assert store.id == "nightly"
-    listed = [pin for pin in list_pins(cluster.url) if pin.id == "nightly"]
-    assert [pin.partition for pin in listed] == ["p1", "p2", "p3"]
-    assert all(len(pin.servers) == 3 and pin.ledger is not None for pin in listed)
-    assert {pin.partition: pin.position for pin in listed} == {p.partition: p.position for p in store.partitions}
+
+    def listed() -> list[PinStatus]:
+        return [pin for pin in list_pins(cluster.url) if pin.id == "nightly"]
+
+    cluster.wait_until(lambda: all(len(pin.servers) == 3 for pin in listed()), "replicas have heard of it")
+    assert [pin.partition for pin in listed()] == ["p1", "p2", "p3"]
+    assert all(pin.ledger is not None for pin in listed())
+    assert {pin.partition: pin.position for pin in listed()} == {p.partition: p.position for p in store.partitions}
     shown = _kvstore("partition", "pins", "--json", "--data-dir", str(cluster.directory / "data"))
     assert [row["kept_by"] for row in shown if row["pin"] == "nightly"] == [["n1", "n2", "n3"]] * 3
     assert renew_pin(cluster.url, "nightly", ttl_s=600) > store.deadline_ms + 500_000

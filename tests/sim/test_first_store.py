@@ -268,9 +268,14 @@ def test_12_a_server_with_an_old_view_of_the_ring_gives_no_answer_of_the_old_one
         ask, ask_blind = asker(other), asker(blind)
         await ask(commands.put(MOVING[0], b"before"), None)
         world.cluster.metadata.cut(blind.name, silently=False)
+        others = [node.name for node in world.cluster.nodes if node is not blind]
+        for each in others:
+            world.cluster.network.cut(blind.name, each)  # they would tell it
         before = world.ring.routed
         await world.shift(SPAN, "p2")
         await world.moved()
+        for each in others:
+            world.cluster.network.heal(blind.name, each)
         assert world.ring.routed > before, "the range has changed hands"
         assert blind.served is not None
         assert blind.served.rings.ring.routed == before, "and this server has not heard of it"
