@@ -40,13 +40,15 @@ def open_session(
     """The Spark session of this process, begun if there is none. With `niceness` (nice(1) says how much) this process
     and what it begins give way to others on the machine. Raises ConfigError without pyspark or a Java."""
     try:
-        from pyspark import SparkConf
+        from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
     except ImportError:
         raise ConfigError("Spark is not installed: install kvstore[spark]") from None
     os.environ |= environment(os.environ)
     chosen = {"spark.app.name": name, "spark.master": master, **SETTINGS, **(settings or {})}
     conf = SparkConf().setAll(list(chosen.items()))
+    if SparkContext._gateway is None:
+        atexit.register(_end_jvm)
     if niceness:
         _launch(conf, niceness)
     session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -79,6 +81,14 @@ def _give_way(niceness: int, launched: threading.Event) -> None:
                 if os.getsid(child.pid) == child.pid:
                     Path(f"/proc/{child.pid}/autogroup").write_text(str(niceness))
                     return
+
+
+def _end_jvm() -> None:
+    """A JVM that is being started when this process is interrupted would wait for it for ever."""
+    for child in psutil.Process().children():
+        with suppress(psutil.Error):
+            if any(word.startswith("org.apache.spark.") for word in child.cmdline()):
+                child.terminate()
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -177,12 +176,12 @@ def running(cluster: Cluster, log: Path, *words: str) -> Iterator[subprocess.Pop
         kill(driver)
 
 
-def kill(driver: subprocess.Popen[bytes]) -> None:
-    """With SIGKILL; returns when all is gone that it had started."""
+def kill(driver: subprocess.Popen[bytes], how: signal.Signals = signal.SIGKILL) -> None:
+    """Returns when all is gone that it had started."""
     if driver.poll() is not None:
         return
     family = psutil.Process(driver.pid).children(recursive=True)
-    os.kill(driver.pid, signal.SIGKILL)
+    driver.send_signal(how)
     driver.wait(20)
     wait_until_blocking(lambda: not any(map(_runs, family)), timeout_s=60, what="end of what it had started")
 

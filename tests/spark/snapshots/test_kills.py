@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 
 from kvstore.cli.snapshot_tools import cluster_of
@@ -57,6 +59,17 @@ def base(
         client.put_many({b"key%05d" % number: b"changed" * 10 for number in range(ROWS)})
         client.delete(b"nothing")
     return store, full
+
+
+def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, tmp_path: Path) -> None:
+    """While its JVM starts, which would wait for a driver that is gone."""
+    with running(cluster, tmp_path / "log", "create", "--to", str(tmp_path / "snapshots")) as driver:
+        process = psutil.Process(driver.pid)
+        wait_until_blocking(
+            lambda: any(each.name() == "java" for each in process.children()), timeout_s=60, what="Java"
+        )
+        kill(driver, signal.SIGINT)
+        assert driver.returncode == 130
 
 
 def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
