@@ -220,7 +220,7 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
             "Or any of the nodes with what you have:",
             f"  redis-cli -p {port} set answer 42",
             f"  curl http://{first.http}/",
-            f"  Python: kvstore.client.Client('kv://{servers}')",
+            f"  Python: with kvstore.client.Client('kv://{servers}') as client: client.put(b'answer', b'42')",
         ]
     )
 
