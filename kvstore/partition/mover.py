@@ -21,9 +21,6 @@ log = logging.getLogger(__name__)
 LOOK_AGAIN_S = 1.0
 """While there are moves; a change of the ring or of the lead is seen at once."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
-REST_SHARE, REST_MAX_S = 4.0, 1.0
-"""After a move no other begins to come here for so many times as long as it took, at most this: many small ranges would
-otherwise take the processor from all keys."""
 
 
 class Mover:
@@ -35,7 +32,6 @@ class Mover:
         self._forget: Callable[[], None] = lambda: None
         self._carried: dict[MoveId, Carried] = {}
         self._thawed: Leader | None = None
-        self._rests_until = 0.0
 
     def start(self) -> None:
         """Follow the ring; ends with the nursery."""
@@ -68,11 +64,7 @@ class Mover:
                 self.means.source.keep(())
             else:
                 await self._tend(leader)
-            await wait_within(self._changed, self._look_again_s() if self._is_busy() else None)
-
-    def _look_again_s(self) -> float:
-        rest_s = self._rests_until - self.means.env.clock.now()
-        return min(rest_s, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
+            await wait_within(self._changed, LOOK_AGAIN_S if self._is_busy() else None)
 
     def _is_busy(self) -> bool:
         territory = self.means.state.territory
@@ -88,11 +80,9 @@ class Mover:
             log.info("partition=%s not thawed: %r", self.means.partition, error)
         self.means.source.keep(ring.moves)
         coming = [move for move in ring.moves.values() if move.target == self.means.partition]
-        is_resting = self.means.env.clock.now() < self._rests_until
         for move in coming:
             is_begun = move.state is not MoveState.PLANNED
-            may_begin = not is_resting and len(self._carried) < ring.pace.parallel
-            if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
+            if move.state is not MoveState.FLIPPED and (is_begun or len(self._carried) < ring.pace.parallel):
                 self._begin(move.id)
         for move in ring.moves.values():
             if move.source == self.means.partition and move.state is MoveState.FLIPPED:
@@ -106,7 +96,6 @@ class Mover:
     async def _carry(self, carried: Carried) -> None:
         """Carry one move as far as this leadership can."""
         pause_s = RETRY_S
-        clock, begun = self.means.env.clock, self.means.env.clock.now()
         try:
             while True:
                 try:
@@ -121,7 +110,6 @@ class Mover:
                     await asyncio.sleep(pause_s)
                     pause_s = min(2 * pause_s, RETRY_MAX_S)
         finally:
-            self._rests_until = clock.now() + min(REST_SHARE * (clock.now() - begun), REST_MAX_S)
             self._carried.pop(carried.move, None)
             self._changed.set()
             await carried.close()
