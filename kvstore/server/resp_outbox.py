@@ -75,15 +75,8 @@ class Outbox:
     def complete(self, token: int, result: Any) -> None:
         reply = self._formats[token & _FORMAT_MASK](result)
         number = token >> FORMAT_BITS
-        if len(reply) > self._unchecked and not self.admit(number, len(reply)):
-            return
-        if number == self._answered:
-            self._out.append(reply)
-            self._answered = number + 1
-            if self._early:
-                self._release()
-        else:
-            self._early[number] = reply
+        if len(reply) <= self._unchecked or self.admit(number, len(reply)):
+            self.answer(number, reply)
 
     def answer(self, number: int, reply: bytes) -> None:
         """The reply of a command whose result is not formatted by `complete`."""

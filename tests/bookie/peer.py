@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
@@ -96,3 +97,15 @@ class Served:
                 await asyncio.sleep(0)
                 continue
             return peer
+
+
+def serve(
+    world: SimWorld, scenario: Callable[[Served, Peer], Awaitable[None]], meta: Metadata | None = None, **config: int
+) -> None:
+    """Run a scenario with a bookie and one connection to it."""
+
+    async def work() -> None:
+        served = Served(world, meta, **config)
+        await scenario(served, await served.connect())
+
+    world.run(work())

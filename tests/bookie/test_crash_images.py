@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -20,12 +19,6 @@ pytestmark = pytest.mark.sim
 LEDGERS = (1, 2, 3)
 FENCED = 4
 """Fenced before it was ever written to."""
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 def payload_of(ledger: int, entry: int) -> bytes:

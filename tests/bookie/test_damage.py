@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.bookie.limbo import survey
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
-from tests.bookie.support import FAST, OTHERS, Metadata, Shelf, crash, metadata, run, segments, tiny
+from tests.bookie.support import OTHERS, Metadata, Shelf, crash, metadata, run, segments, tiny
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimWorld
 from tests.sim.pause import pause
@@ -17,12 +15,6 @@ from tests.sim.pause import pause
 L = 7
 NEW = 99
 """A ledger made after the damage."""
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -> Shelf:

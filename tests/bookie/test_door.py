@@ -2,36 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-
 import pytest
 
 from kvstore.bookie.admission import WAITING_MAX
 from kvstore.bookie.door import Door
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.peer import Peer, Served
-from tests.bookie.support import FAST, KEY, Metadata, packet
+from tests.bookie.peer import Peer, Served, serve
+from tests.bookie.support import KEY, Metadata, packet
 from tests.sim.env import SimWorld
 from tests.sim.pause import pause
 
 L = 7
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
-
-
-def serve(
-    world: SimWorld, scenario: Callable[[Served, Peer], Awaitable[None]], meta: Metadata | None = None, **config: int
-) -> None:
-    async def work() -> None:
-        served = Served(world, meta, **config)
-        await scenario(served, await served.connect())
-
-    world.run(work())
 
 
 def adds(entries: range, size: int = 5, ledger: int = L) -> list[bytes]:

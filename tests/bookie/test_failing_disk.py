@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from errno import EIO, ENOMEM, ENOSPC
 
 import pytest
 
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import FAST, Shelf, run, tiny
+from tests.bookie.support import Shelf, run, tiny
 from tests.sim.disk import SimDisk, SimFile
 from tests.sim.env import NodeCrashed, SimWorld
 from tests.sim.pause import pause
 
 L = 7
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 async def opened(world: SimWorld, **config: int) -> Shelf:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.bookie.identity import Identity, establish
@@ -11,18 +9,12 @@ from kvstore.errors import ConfigError, MetadataUnknown, NoSuchNode
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from tests.bookie.support import FAST, crash, run, tiny
+from tests.bookie.support import crash, run, tiny
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimWorld
 from tests.sim.oplog import OpLog, crash_images
 
 CLUSTER = "8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47"
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 @pytest.fixture

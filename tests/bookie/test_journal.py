@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from itertools import pairwise
-
-import pytest
 
 from kvstore.bookie.record import Kind, decode_file_header, decode_group_header
 from kvstore.bookie.scan import scan
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import FAST, Shelf, packet, run, segments, tiny
+from tests.bookie.support import Shelf, packet, run, segments, tiny
 from tests.sim.disk import SimDisk
 from tests.sim.env import SimWorld
 from tests.sim.pause import pause
 
 L = 7
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 async def opened(world: SimWorld, **config: int) -> Shelf:

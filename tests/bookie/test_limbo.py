@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from kvstore.bookie.limbo import is_complete, settle
 from kvstore.bookie.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
-from tests.bookie.support import FAST, ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
+from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
 from tests.sim.env import SimWorld
 
 L = LedgerId(7)
 LAST = 4
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 async def doubting(world: SimWorld, meta: Metadata, *entries: int) -> Shelf:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
@@ -16,17 +16,11 @@ from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.registration import Bookies, RegistrationClient
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
-from tests.bookie.support import FAST, KEY, crash, packet, run, tiny
+from tests.bookie.support import KEY, crash, packet, run, tiny
 from tests.sim.env import NodeCrashed, SimWorld
 from tests.sim.pause import pause
 
 L = LedgerId(7)
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 @pytest.fixture

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import (
-    FAST,
     KEY,
     Metadata,
     Shelf,
@@ -23,12 +21,6 @@ from tests.sim.env import SimWorld
 from tests.sim.pause import pause
 
 L = 7
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -> Shelf:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from random import Random
 
 import pytest
@@ -14,18 +13,12 @@ from kvstore.bookie.scrub import Scrubber
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
-from tests.bookie.support import FAST, KEY, Metadata, Shelf, crash, lac_packet, metadata, run, segments, tiny
+from tests.bookie.support import KEY, Metadata, Shelf, crash, lac_packet, metadata, run, segments, tiny
 from tests.sim.env import SimWorld
 from tests.sim.oplog import OpLog, crash_images
 from tests.sim.pause import pause
 
 KEPT, GONE, FENCED = 1, 2, 3
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 @pytest.fixture

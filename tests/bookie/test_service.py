@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
 from random import Random
 
 import pytest
@@ -12,8 +11,8 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import Operation, Status
 from kvstore.types import LedgerState
-from tests.bookie.peer import Peer, Served
-from tests.bookie.support import FAST, KEY, ME, OTHERS, Metadata, metadata, packet
+from tests.bookie.peer import Peer, Served, serve
+from tests.bookie.support import KEY, ME, OTHERS, Metadata, metadata, packet
 from tests.proto.golden import recorded
 from tests.sim.env import SimWorld
 from tests.sim.pause import pause
@@ -21,24 +20,6 @@ from tests.sim.pause import pause
 L = 7
 NAMED = wire.bookie_context(ME)
 RECORDED = recorded("bookie.hex")
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
-
-
-def serve(
-    world: SimWorld, scenario: Callable[[Served, Peer], Awaitable[None]], meta: Metadata | None = None, **config: int
-) -> None:
-    """Run a scenario with a bookie and one connection to it."""
-
-    async def work() -> None:
-        served = Served(world, meta, **config)
-        await scenario(served, await served.connect())
-
-    world.run(work())
 
 
 def test_every_answer_is_the_one_that_apaches_bookie_gave(world: SimWorld) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 
 import pytest
 
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.support import (
-    FAST,
     KEY,
     OTHERS,
     Metadata,
@@ -26,12 +24,6 @@ from tests.sim.env import SimWorld
 from tests.sim.pause import pause
 
 L = 7
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 async def opened(world: SimWorld, meta: Metadata | None = None, **config: int) -> Shelf:

@@ -2,37 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-
-import pytest
-
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.version_two import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX
 from kvstore.types import BookieId
-from tests.bookie.peer import Peer, Served
-from tests.bookie.support import FAST, KEY, OTHERS, Metadata, metadata, packet
+from tests.bookie.peer import Peer, Served, serve
+from tests.bookie.support import KEY, OTHERS, Metadata, metadata, packet
 from tests.proto.golden import recorded
 from tests.sim.env import SimWorld
 
 L = 7
 FENCE, RECOVERY = 1, 2
 ADD, READ, AUTH, BATCH = 1, 2, 3, 7
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
-
-
-def serve(
-    world: SimWorld, scenario: Callable[[Served, Peer], Awaitable[None]], meta: Metadata | None = None, **config: int
-) -> None:
-    async def work() -> None:
-        served = Served(world, meta, **config)
-        await scenario(served, await served.connect())
-
-    world.run(work())
 
 
 def number(value: int, size: int = 8) -> bytes:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from dataclasses import replace
-
-import pytest
 
 from kvstore.bookie import Bookie
 from kvstore.meta.layout import LayoutStore
@@ -16,18 +13,12 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, LedgerState
 from tests.bookie.peer import Peer
-from tests.bookie.support import FAST, KEY, metadata, packet, tiny
+from tests.bookie.support import KEY, metadata, packet, tiny
 from tests.sim.env import SimWorld
 from tests.sim.pause import pause
 
 L = 7
 ADDRESS = "b1:3181"
-
-
-@pytest.fixture
-def world(seed: int) -> Iterator[SimWorld]:
-    with SimWorld(seed, disk=FAST) as world:
-        yield world
 
 
 class Machine:

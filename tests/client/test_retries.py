@@ -109,12 +109,14 @@ async def test_a_write_without_any_answer_is_unknown_at_its_deadline(client: Fac
 
 
 async def test_a_write_that_was_always_refused_is_not_unknown(client: Face, servers: Servers) -> None:
-    """Unless the last attempt is under way at the deadline: of many writes most are not that unlucky."""
-    fail_next(servers, 100_000, Overloaded("full"))
-    calls = (client.call("put", b"k", b"v", timeout_s=0.5) for _ in range(20))
-    outcomes = await asyncio.gather(*calls, return_exceptions=True)
-    assert {type(each) for each in outcomes} <= {Overloaded, Unavailable, OutcomeUnknown}
-    assert {type(each) for each in outcomes} & {Overloaded, Unavailable}
+    """Unless its last attempt is under way at the deadline, which a busy machine can do to a few in a row."""
+    fail_next(servers, 1_000_000, Overloaded("full"))
+    for _ in range(40):
+        with pytest.raises((Overloaded, Unavailable, OutcomeUnknown)) as told:
+            await client.call("put", b"k", b"v", timeout_s=0.5)
+        if not told.errisinstance(OutcomeUnknown):
+            return
+    pytest.fail("40 writes that were refused each time were all told as unknown")
 
 
 async def test_a_client_whom_the_store_has_forgotten_gets_another_id(client: Face, servers: Servers) -> None:

@@ -1,0 +1,16 @@
+"""What tests of the bookie share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.bookie.support import FAST
+from tests.sim.env import SimWorld
+
+
+@pytest.fixture
+def world(seed: int) -> Iterator[SimWorld]:
+    with SimWorld(seed, disk=FAST) as world:
+        yield world
