@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ import typer
 
 from kvstore.cli.cluster import Tools, with_tools
 from kvstore.cli.output import as_table
+from kvstore.cli.snapshot_options import Setting, UpTo
 from kvstore.errors import ConfigError, InvalidRequest, StoreError, Unavailable
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from kvstore.spark.snapshots.store import SnapshotStore
     from kvstore.spark.snapshots.verify import Problem
 
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MASTER = "local[*]"
 ATTEMPTS = 3
 """Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
@@ -71,12 +73,6 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
             f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}): is it up (`kvstore status`)?"
         ) from None
     return config, with_tools(data_dir, zookeeper, instance, server)
-
-
-def check_compression(name: str) -> None:
-    """Raises ConfigError for one that Parquet does not have."""
-    if name not in ("zstd", "snappy", "lz4", "gzip", "none"):
-        raise ConfigError(f"--compression: want zstd, snappy, lz4, gzip or none, got {name!r}")
 
 
 def check_origin(parent: Manifest | None, instance: str) -> None:
@@ -129,17 +125,14 @@ def hold(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
 
 
 @contextmanager
-def spark(master: str, conf: Sequence[str] | None, progress: Bar, niceness: int = NICENESS) -> Iterator[SparkSession]:
+def spark(
+    master: str, conf: Sequence[Setting] | None, progress: Bar, niceness: int = NICENESS
+) -> Iterator[SparkSession]:
     """A Spark session of our own, ended with the command; on this machine so nice. Raises ConfigError."""
     need_spark("pyspark")
     from kvstore.spark.session import open_session
 
-    settings = dict(SETTINGS)
-    for each in conf or ():
-        name, equals, value = each.partition("=")
-        if not equals or not name:
-            raise ConfigError(f"--conf: want NAME=VALUE, got {each!r}")
-        settings[name] = value
+    settings = SETTINGS | dict(conf or ())
     if master == MASTER:
         master = f"local[*,{ATTEMPTS}]"
     niceness = niceness if master.startswith("local") else 0
@@ -256,25 +249,11 @@ def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
     return store, store.load(name) if name else store.newest()
 
 
-def cut_of(at: str | None, positions: Sequence[str] | None) -> Cut:
-    """Up to where. Raises ConfigError."""
+def cut_of(at: datetime | None, upto: Sequence[UpTo] | None) -> Cut:
+    """Up to where."""
     from kvstore.spark.snapshots.chains import Cut
 
-    sequences = {}
-    for each in positions or ():
-        partition, _, number = each.rpartition("=")
-        if not partition or not number.isdecimal():
-            raise ConfigError(f"--position: want PARTITION=SEQUENCE, got {each!r}")
-        sequences[partition] = int(number)
-    if at is None:
-        return Cut(sequences=sequences or None)
-    try:
-        moment = datetime.fromisoformat(at)
-    except ValueError:
-        raise ConfigError(f"--at: want a moment like 2026-11-20T20:15:00Z, got {at!r}") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return Cut(int(moment.timestamp() * 1000), sequences or None)
+    return Cut((at - EPOCH) // timedelta(milliseconds=1) if at else None, dict(upto) if upto else None)
 
 
 # ── how things read ──

@@ -12,19 +12,19 @@ import typer
 from kvstore.cli import snapshot_tools as tools
 from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper
 from kvstore.cli.output import as_json, as_table
+from kvstore.cli.snapshot_options import (
+    At,
+    Compression,
+    Conf,
+    Examples,
+    Master,
+    Nice,
+    Rate,
+    Upto,
+    Wanted,
+    Where,
+)
 from kvstore.errors import InvalidRequest, StoreError
-
-Where = Annotated[Path, typer.Argument(help="The directory of snapshots, or one snapshot's folder.")]
-Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
-Master = Annotated[str, typer.Option(help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn.")]
-Conf = Annotated[list[str] | None, typer.Option("--conf", help="A setting for Spark, NAME=VALUE. May be repeated.")]
-At = Annotated[str | None, typer.Option("--at", help="As it was at this moment, for example 2026-11-20T20:15:00Z.")]
-Upto = Annotated[
-    list[str] | None, typer.Option("--position", help="Up to this sequence, PARTITION=SEQUENCE. May be repeated.")
-]
-Nice = Annotated[int, typer.Option("--nice", min=0, max=19, help="How far Spark on this machine gives way to others.")]
-Rate = Annotated[float, typer.Option("--rate", min=0, help="At most so many MiB of records a second; 0: no limit.")]
-Examples = Annotated[int, typer.Option("--show", min=0, help="How many differing keys to name.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -46,7 +46,7 @@ def create(
     hold_hours: Annotated[
         float, typer.Option(min=0, max=24, help="Keep the logs so long for an incremental to continue this one.")
     ] = 0.0,
-    compression: Annotated[str, typer.Option(help="zstd, snappy, lz4, gzip or none.")] = "zstd",
+    compression: Annotated[Compression, typer.Option(help="Of the files.")] = Compression.zstd,
     split_mib: Annotated[
         float, typer.Option(min=0.01, max=4096, help="About how much each file holds, unpacked.")
     ] = 32,
@@ -67,7 +67,6 @@ def create(
     """
     from kvstore.spark.snapshots.store import SnapshotStore
 
-    tools.check_compression(compression)
     store = SnapshotStore(to.absolute())
     base = None
     if incremental or parent:
@@ -248,6 +247,8 @@ def prune(
     from kvstore.spark.snapshots.chains import Retention, prunable
     from kvstore.spark.snapshots.store import SnapshotStore
 
+    if not (keep or daily or weekly):
+        raise typer.BadParameter("say what to keep: at least 1", param_hint="--keep, --daily, --weekly")
     store, _ = SnapshotStore.at(where)
     going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
     remains = store.stale_remains(time.time())
