@@ -17,7 +17,7 @@ from typing import Any
 import gevent
 
 from kvstore.client import Client
-from loadtest import chaos_plan
+from loadtest import chaos_plan, resp_user
 from loadtest.baseline import Line, Tolerance, compare, differences
 from loadtest.chaos import Chaos
 from loadtest.doors import first_values
@@ -54,14 +54,17 @@ class Conductor:
 
     def load_records(self, writer: int) -> None:
         """Find the cluster, and write every record. Raises StoreError."""
-        with Client(self.options.client_config()) as client:
-            if not self.options.preload:
-                return
-            keyspace = Keyspace(self.options.prefix.encode(), self.options.keys, writer)
-            draws = Draws(self.options.workloads[0], self.options.keys)
-            records = list(first_values(keyspace, draws, Expectations(writer), Random(self.options.seed)).items())
-            for first in range(0, len(records), CHUNK):
-                client.put_many(dict(records[first : first + CHUNK]))
+        options = self.options
+        keyspace = Keyspace(options.prefix.encode(), options.keys, writer)
+        draws = Draws(options.workloads[0], options.keys)
+        records = first_values(keyspace, draws, Expectations(writer), Random(options.seed)) if options.preload else {}
+        if options.is_redis_only:
+            resp_user.load(options.resp_nodes()[0], records)
+            return
+        with Client(options.client_config()) as client:
+            keys = list(records)
+            for first in range(0, len(keys), CHUNK):
+                client.put_many({key: records[key] for key in keys[first : first + CHUNK]})
 
     def start(self) -> float:
         """The users are about to start: what is measured `warmup` seconds from now counts."""

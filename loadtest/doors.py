@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from random import Random
+from time import time
 from typing import Protocol
 
 from loadtest.expectations import Expectations
@@ -14,10 +15,30 @@ class Contended(Exception):
     """A compare-and-set lost every time."""
 
 
+class Stopwatch:
+    """When an operation's first request went out and its latest answer came, by the wall clock; 0: not yet. Drawing
+    the operation, making its value and judging the answer are outside of that: they are the load test's own time."""
+
+    __slots__ = ("heard", "sent")
+
+    def __init__(self) -> None:
+        self.sent = self.heard = 0.0
+
+    def reset(self) -> None:
+        self.sent = self.heard = 0.0
+
+    def sends(self) -> None:
+        self.sent = self.sent or time()
+
+    def hears(self) -> None:
+        self.heard = time()
+
+
 class Door(Protocol):
     """A way into the store. Calls give the bytes that came or went, and raise WrongValue, or the door's errors."""
 
     name: str
+    watch: Stopwatch
 
     def read(self, key: bytes) -> int: ...
     def write(self, key: bytes, size: int) -> int: ...

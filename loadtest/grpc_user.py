@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvstore.client import Client, Level
+from kvstore.client import Client, Item, Level
 from kvstore.errors import ConditionFailed, Refused
-from loadtest.doors import Contended
+from loadtest.doors import Contended, Stopwatch
 from loadtest.expectations import Expectations, next_generation
 from loadtest.users import PacedUser, Session
 from loadtest.values import Stamp, encode
@@ -21,10 +21,11 @@ class GrpcDoor:
 
     def __init__(self, client: Client, expectations: Expectations, keyspace: Keyspace, level: Level) -> None:
         self._client, self._expectations, self._keyspace, self._level = client, expectations, keyspace, level
+        self.watch = Stopwatch()
 
     def read(self, key: bytes) -> int:
         floor = self._expectations.floor(key)
-        found = self._client.get(key, level=self._level)
+        found = self._get(key, self._level)
         if found is None:
             raise self._expectations.absent(key)
         self._expectations.check(key, found.value, floor, found.version)
@@ -37,7 +38,7 @@ class GrpcDoor:
         """Read, and write if it is still as it was read; from the start if not."""
         for _ in range(ROUNDS_MAX):
             floor = self._expectations.floor(key)
-            found = self._client.get(key)
+            found = self._get(key, Level.LINEARIZABLE)
             if found is None:
                 raise self._expectations.absent(key)
             self._expectations.check(key, found.value, floor, found.version)
@@ -52,7 +53,7 @@ class GrpcDoor:
         key = self._keyspace.register(number)
         for _ in range(ROUNDS_MAX):
             floor = self._expectations.floor(key)
-            found = self._client.get(key)
+            found = self._get(key, Level.LINEARIZABLE)
             if found is not None:
                 self._expectations.check(key, found.value, floor, found.version)
             elif floor.version:
@@ -60,7 +61,7 @@ class GrpcDoor:
             stamp: Stamp = next_generation(key, found.value if found else None)
             value = encode(key, stamp, size)
             try:
-                version = self._client.put(key, value, if_version=found.version if found else 0)
+                version = self._write(key, value, found.version if found else 0)
             except ConditionFailed:
                 continue
             self._expectations.saw(key, version)
@@ -71,12 +72,14 @@ class GrpcDoor:
     def scan(self, start: bytes, end: bytes, length: int) -> int:
         """Keys are hashed to partitions, so every scan asks all of them and merges."""
         total, last = 0, b""
+        self.watch.sends()
         for key, item in self._client.scan(start, end, limit=length, level=self._level):
             if key <= last or not start <= key < end:
                 raise self._expectations.misplaced(key, last, start, end)
             last = key
             self._expectations.check(key, item.value, self._expectations.NO_FLOOR)
             total += len(key) + len(item.value)
+        self.watch.hears()
         return total
 
     def close(self) -> None:
@@ -86,16 +89,29 @@ class GrpcDoor:
         write = self._expectations.begin(key)
         value = encode(key, self._expectations.stamp(write), size)
         try:
-            version = self._client.put(key, value, if_version=if_version)
+            version = self._write(key, value, if_version)
         except Refused:
             self._expectations.refused(write)
             raise
         self._expectations.acknowledged(write, version)
         return len(value)
 
+    def _get(self, key: bytes, level: Level) -> Item | None:
+        self.watch.sends()
+        found = self._client.get(key, level=level)
+        self.watch.hears()
+        return found
+
+    def _write(self, key: bytes, value: bytes, if_version: int | None) -> int:
+        self.watch.sends()
+        version = self._client.put(key, value, if_version=if_version)
+        self.watch.hears()
+        return version
+
 
 class GrpcUser(PacedUser):
     """A caller with a timetable, through gRPC."""
 
     def open_door(self, session: Session, number: int) -> GrpcDoor:
+        assert session.client is not None
         return GrpcDoor(session.client, session.expectations, session.keyspace, session.level)

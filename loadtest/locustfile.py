@@ -78,8 +78,7 @@ def on_init(environment: Environment, **_: Any) -> None:
         options = options_of(environment.parsed_options)
         for workload in options.workloads:
             Draws(workload, 1)  # so that a wrong one is told now
-        if any(issubclass(each, RespUser) for each in environment.user_classes) and not options.resp_nodes():
-            raise ValueError("RespUser wants --resp with --store, or a local cluster's --data-dir")
+        _check_doors(environment, options)
         environment.kvstore_conductor = conductor = Conductor(options, recorder)
         conductor.load_records(new_writer())
     except (ValueError, OSError, StoreError) as error:
@@ -108,7 +107,7 @@ def on_test_start(environment: Environment, **_: Any) -> None:
 @events.test_stop.add_listener
 def on_test_stop(environment: Environment, **_: Any) -> None:
     session: Session | None = getattr(environment, "kvstore_session", None)
-    if session is not None:
+    if session is not None and session.client is not None:
         session.client.close()
 
 
@@ -121,6 +120,14 @@ def on_quitting(environment: Environment, **_: Any) -> None:
         environment.process_exit_code = 0
 
 
+def _check_doors(environment: Environment, options: Options) -> None:
+    """Raises ValueError if a user's door is not named."""
+    if RespUser in environment.user_classes and not options.resp_nodes():
+        raise ValueError("RespUser wants --resp with --store, or a local cluster's --data-dir")
+    if GrpcUser in environment.user_classes and options.is_redis_only:
+        raise ValueError("GrpcUser wants --store beside --resp; name RespUser to use the Redis door only")
+
+
 def new_writer() -> int:
     """Another one for each process and run: values of an earlier run are still there."""
     return SystemRandom().getrandbits(63) | 1
@@ -129,7 +136,7 @@ def new_writer() -> int:
 def _session(options: Options, recorder: Recorder, worker: int) -> Session:
     writer = new_writer()
     return Session(
-        client=Client(options.client_config()).open(),
+        client=None if options.is_redis_only else Client(options.client_config()).open(),
         resp=options.resp_nodes(),
         level=options.read_level,
         draws=[Draws(each, options.keys) for each in options.workloads],

@@ -74,6 +74,11 @@ class Options:
     def read_level(self) -> Level:
         return Level[self.level.upper()]
 
+    @property
+    def is_redis_only(self) -> bool:
+        """Only Redis doors are named: of any cluster, or of Redis itself."""
+        return bool(self.resp) and not self.store
+
     def client_config(self) -> ClientConfig:
         """Raises ValueError, OSError."""
         if self.store:
@@ -126,7 +131,7 @@ def add_options(parser: ArgumentParser) -> None:
     option("prefix", "What the keys begin with.")
     option("preload", "Write all records first.", action=BooleanOptionalAction, type=None)
     option("store", "The cluster: kv://host:port,host:port, instead of --data-dir.")
-    option("resp", "Its Redis doors, host:port,host:port, with --store.")
+    option("resp", "Its Redis doors, host:port,host:port; without --store nothing but these is used.")
     option("data_dir", "A local cluster's directory; chaos needs one.")
     option("errors_max", "Errors that are allowed, of all operations.")
     option("achieved_min", "Operations that must be done, of those due.")

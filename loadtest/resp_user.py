@@ -1,24 +1,21 @@
-"""The Redis door: one redis-py connection for each user, and its Locust user.
+"""The Redis door: one connection for each user, and its Locust user.
 
-redis-py's own retries are off: they are unsafe for writes. What is certainly not done (nobody listens, TRYAGAIN,
-CLUSTERDOWN) and every read is tried again at the next node until the patience ends, as the gRPC client does inside.
+What is certainly not done (nobody listens, TRYAGAIN, CLUSTERDOWN) and every read is tried again at the next node until
+the patience ends, as the gRPC client does inside. A write whose connection broke is not: it may be done.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from time import monotonic
 from typing import Any
 
 import gevent
-from redis import Connection, RedisError
-from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as Lost
-from redis.exceptions import ResponseError
-from redis.exceptions import TimeoutError as Late
-from redis.retry import Retry
 
+from kvstore.errors import Refused, Unavailable
+from loadtest.doors import Stopwatch
 from loadtest.expectations import Expectations
+from loadtest.resp_wire import Lost, ReplyError, RespConnection, Unreachable
 from loadtest.users import PacedUser, Session
 from loadtest.values import encode
 from loadtest.workloads import Keyspace
@@ -27,11 +24,9 @@ PATIENCE_S = 5.0
 """For one command, as the client library's timeout."""
 CONNECT_S = 1.0
 REST_S = 0.05
+LOAD_S, CHUNK = 30.0, 500
+"""Of the records to begin with: for one answer, and how many are sent together."""
 REFUSALS = ("TRYAGAIN", "CLUSTERDOWN")
-
-
-class Refused(RedisError):
-    """Certainly not done, and the patience is at its end."""
 
 
 class RespDoor:
@@ -42,7 +37,8 @@ class RespDoor:
     def __init__(self, nodes: Sequence[str], first: int, expectations: Expectations, keyspace: Keyspace) -> None:
         self._nodes, self._next = nodes, first
         self._expectations, self._keyspace = expectations, keyspace
-        self._connection: Connection | None = None
+        self._connection: RespConnection | None = None
+        self.watch = Stopwatch()
         self._cursor = b"0"
 
     def read(self, key: bytes) -> int:
@@ -87,7 +83,7 @@ class RespDoor:
     def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            connection.disconnect()
+            connection.close()
 
     def _read(self, key: bytes) -> bytes:
         floor = self._expectations.floor(key)
@@ -98,50 +94,33 @@ class RespDoor:
         return value
 
     def _ask(self, *words: bytes, is_read: bool) -> Any:
-        """Raises Refused, or the error that leaves a write's outcome unknown, or ResponseError."""
+        """Raises Refused, or the error that leaves a write's outcome unknown, or ReplyError."""
         deadline = monotonic() + PATIENCE_S
         while True:
             try:
-                return self._ask_once(*words)
-            except (Lost, Late, ResponseError) as error:
-                is_refusal = isinstance(error, Refused) or str(error).startswith(REFUSALS)
-                if isinstance(error, Lost | Late):
-                    self.close()
-                if not (is_refusal or (is_read and isinstance(error, Lost | Late))):
+                return self._connected().ask(*words)
+            except ReplyError as error:
+                if not str(error).startswith(REFUSALS):
                     raise
-                if monotonic() > deadline:
-                    raise Refused(str(error)) from error
+                failure: Exception = error
+            except Lost as error:
+                self.close()
+                if not is_read:
+                    raise
+                failure = error
             except Unreachable as error:
-                if monotonic() > deadline:
-                    raise Refused(str(error)) from error
+                self._next += 1
+                failure = error
+            if monotonic() > deadline:
+                raise Unavailable(str(failure)) from failure
             gevent.sleep(REST_S)
 
-    def _ask_once(self, *words: bytes) -> Any:
-        connection = self._connection or self._connect()
-        connection.send_command(*words)
-        return connection.read_response()
-
-    def _connect(self) -> Connection:
-        host, _, port = self._nodes[self._next % len(self._nodes)].rpartition(":")
-        connection = Connection(
-            host=host,
-            port=int(port),
-            socket_timeout=PATIENCE_S,
-            socket_connect_timeout=CONNECT_S,
-            retry=Retry(NoBackoff(), 0),
-            protocol=2,
-        )
-        try:
-            connection.connect()
-        except (RedisError, OSError) as error:
-            self._next += 1
-            raise Unreachable(f"{host}:{port}: {error}") from error
-        self._connection = connection
-        return connection
-
-
-class Unreachable(Exception):
-    """Nothing was sent: nobody listens."""
+    def _connected(self) -> RespConnection:
+        """Raises Unreachable."""
+        if self._connection is None:
+            address = self._nodes[self._next % len(self._nodes)]
+            self._connection = RespConnection(address, self.watch, connect_s=CONNECT_S, patience_s=PATIENCE_S)
+        return self._connection
 
 
 class RespUser(PacedUser):
@@ -149,3 +128,21 @@ class RespUser(PacedUser):
 
     def open_door(self, session: Session, number: int) -> RespDoor:
         return RespDoor(session.resp, number, session.expectations, session.keyspace)
+
+
+def load(address: str, items: Mapping[bytes, bytes]) -> None:
+    """Write the records through the Redis door of one node. Raises Unavailable."""
+    try:
+        connection = RespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
+    except Unreachable as error:
+        raise Unavailable(str(error)) from error
+    commands = [(b"SET", key, value) for key, value in items.items()]
+    try:
+        for first in range(0, len(commands), CHUNK):
+            for answer in connection.ask_all(commands[first : first + CHUNK]):
+                if isinstance(answer, ReplyError):
+                    raise Unavailable(f"{address} refused a record: {answer}")
+    except Lost as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        connection.close()

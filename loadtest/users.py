@@ -15,7 +15,6 @@ from typing import Any
 
 import gevent
 from locust import User, task
-from redis import RedisError
 
 from kvstore.client import Client, Level
 from kvstore.errors import StoreError
@@ -23,6 +22,7 @@ from loadtest.doors import Contended, Deeds, Door
 from loadtest.expectations import Expectations
 from loadtest.pacing import begins
 from loadtest.recorder import Recorder
+from loadtest.resp_wire import ReplyError
 from loadtest.values import WrongValue
 from loadtest.workloads import Draws, Keyspace
 
@@ -34,7 +34,8 @@ OVERDUE_MAX = 100_000
 class Session:
     """What the users of one process share during a run."""
 
-    client: Client
+    client: Client | None
+    """None: the Redis door only."""
     resp: Sequence[str]
     level: Level
     draws: Sequence[Draws]
@@ -97,22 +98,23 @@ class PacedUser(User):
     def operation(self) -> None:
         """One operation, however late."""
         door, operation = self._deeds.door, self._deeds.draw()
-        intended, began = self._timetable.due, time.time()
+        intended = self._timetable.due
         self._timetable.following()
+        door.watch.reset()
         error: Exception | None = None
         length = 0
         try:
             length = self._deeds.perform(operation)
-        except (StoreError, RedisError, Contended, WrongValue, OSError) as failure:
+        except (StoreError, ReplyError, Contended, WrongValue, OSError) as failure:
             error = failure
-        ended = time.time()
+        ended = door.watch.heard or time.time()
         self.environment.events.request.fire(
             request_type=door.name,
             name=operation,
             response_time=(ended - intended) * 1000,
             response_length=length,
             exception=error,
-            context={"intended": intended, "ended": ended, "service_s": ended - began},
+            context={"intended": intended, "ended": ended, "service_s": ended - door.watch.sent},
         )
 
 
@@ -141,4 +143,4 @@ def record(
 def kind_of(error: Exception) -> str:
     """The error's class, and for the Redis door the first word of what the server said."""
     name = type(error).__name__
-    return f"{name} {str(error).partition(' ')[0]}" if name == "ResponseError" else name
+    return f"{name} {str(error).partition(' ')[0]}" if isinstance(error, ReplyError) else name

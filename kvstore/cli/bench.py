@@ -38,10 +38,13 @@ def run_load(
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
+    resp: Annotated[str, typer.Option(help="Use this Redis door (host:port) with plain commands, no client.")] = "",
     json: Json = False,
 ) -> None:
-    """Run one load with the Python client. With --rate latency counts from when an operation should have begun."""
+    """Run one load with the Python client, or through a Redis door. With --rate latency counts from when an operation
+    should have begun; service times are from when it did begin."""
     from kvstore.cli import loads
+    from kvstore.cli.bench_resp import RespCallers
     from kvstore.client import AsyncClient
     from kvstore.client import Level as Freshness_
 
@@ -57,11 +60,18 @@ def run_load(
         level=Freshness_[level.name.upper()],
         seed=seed,
     )
-    config = config_of(data_dir, zookeeper, server, timeout)
+    config = None if resp else config_of(data_dir, zookeeper, server, timeout)
 
     async def main() -> loads.Outcome:
-        async with AsyncClient(config) as client:
-            return await loads.run_load(client, load)
+        if config is not None:
+            async with AsyncClient(config) as client:
+                return await loads.run_load(client, load)
+        callers = RespCallers(resp, load, timeout)
+        try:
+            await callers.open(in_flight)
+            return await loads.run_calls(load, callers.calls())
+        finally:
+            callers.close()
 
     found = run(main)
     _print(found.document(), json=json)

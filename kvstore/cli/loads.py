@@ -1,7 +1,8 @@
 """Load on a cluster, and how long its operations took.
 
 Closed loop: so many callers, each with one operation at a time. Open loop: operations begin at a rate, whatever the
-store does, and each is measured from when it *should* have begun: waiting for a free caller is latency too.
+store does, and each is measured from when it *should* have begun: waiting for a free caller is latency too. Service
+times are from when it did begin.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from kvstore.client import AsyncClient, Level
 from kvstore.errors import InvalidRequest, StoreError
 
 PERCENTILES = (50.0, 90.0, 99.0, 99.9)
+SERVICE_PERCENTILES = (50.0, 99.0)
 LATENCY_US_MAX = 60_000_000
 OPERATIONS = ("get", "put", "increment", "delete")
 
@@ -63,7 +65,9 @@ class Outcome:
     load: Load
     took_s: float = 0.0
     latencies: dict[str, Any] = field(default_factory=dict)
-    """Operation → histogram in microseconds."""
+    """Operation → histogram in microseconds, from when each should have begun."""
+    services: dict[str, Any] = field(default_factory=dict)
+    """The same from when it did begin."""
     errors: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -75,11 +79,12 @@ class Outcome:
         """Operations that succeeded, per second."""
         return self.operations / self.took_s if self.took_s else 0.0
 
-    def record(self, name: str, seconds: float) -> None:
-        histogram = self.latencies.get(name)
-        if histogram is None:
-            histogram = self.latencies[name] = HdrHistogram(1, LATENCY_US_MAX, 3)
-        histogram.record_value(min(max(1, int(seconds * 1e6)), LATENCY_US_MAX))
+    def record(self, name: str, seconds: float, service_s: float) -> None:
+        if name not in self.latencies:
+            self.latencies[name] = HdrHistogram(1, LATENCY_US_MAX, 3)
+            self.services[name] = HdrHistogram(1, LATENCY_US_MAX, 3)
+        self.latencies[name].record_value(_us(seconds))
+        self.services[name].record_value(_us(service_s))
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each kind of operation; times in milliseconds."""
@@ -90,6 +95,10 @@ class Outcome:
                 "per_s": round(histogram.get_total_count() / self.took_s) if self.took_s else 0,
                 **{f"p{each:g}_ms": histogram.get_value_at_percentile(each) / 1000 for each in PERCENTILES},
                 "max_ms": histogram.get_max_value() / 1000,
+                **{
+                    f"service_p{each:g}_ms": self.services[name].get_value_at_percentile(each) / 1000
+                    for each in SERVICE_PERCENTILES
+                },
             }
             for name, histogram in sorted(self.latencies.items())
         ]
@@ -109,7 +118,12 @@ Call = Callable[[bytes], Awaitable[object]]
 
 async def run_load(client: AsyncClient, load: Load) -> Outcome:
     """Run a load to its end."""
-    return await Generator(load, calls_of(client, load)).run()
+    return await run_calls(load, calls_of(client, load))
+
+
+async def run_calls(load: Load, calls: dict[str, Call]) -> Outcome:
+    """The same with calls of another kind."""
+    return await Generator(load, calls).run()
 
 
 def calls_of(client: AsyncClient, load: Load) -> dict[str, Call]:
@@ -168,6 +182,7 @@ class Generator:
 
     async def _one(self, name: str, key: bytes, begin: float, counted_from: float) -> float:
         """One operation; returns when it ended."""
+        began = time.perf_counter()
         try:
             await self._calls[name](key)
         except StoreError as error:
@@ -175,7 +190,7 @@ class Generator:
             return time.perf_counter()
         now = time.perf_counter()
         if begin >= counted_from:
-            self._outcome.record(name, now - begin)
+            self._outcome.record(name, now - begin, now - began)
         return now
 
     def _picker(self, caller: int) -> Callable[[], tuple[str, bytes]]:
@@ -190,3 +205,7 @@ class Generator:
             return name, b"%b%d" % (load.prefix, random.randrange(load.keys))
 
         return pick
+
+
+def _us(seconds: float) -> int:
+    return min(max(1, int(seconds * 1e6)), LATENCY_US_MAX)

@@ -14,6 +14,7 @@ import gevent
 from locust.env import Environment
 
 from kvstore.client import Level
+from loadtest.doors import Stopwatch
 from loadtest.expectations import Expectations
 from loadtest.recorder import Recorder
 from loadtest.users import PacedUser, Session, record
@@ -30,9 +31,12 @@ class SlowDoor:
 
     def __init__(self) -> None:
         self._reads = 0
+        self.watch = Stopwatch()
 
     def read(self, key: bytes) -> int:
+        self.watch.sends()
         gevent.sleep(ANSWER_S)
+        self.watch.hears()
         self._reads += 1
         if self._reads % 2 == 0:
             raise WrongValue(f"{key!r} is not what it was")
