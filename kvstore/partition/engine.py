@@ -61,7 +61,8 @@ class Engine(Protocol):
     def batch(self) -> Batch: ...
 
     def write(self, batch: Batch) -> None:
-        """Apply `batch`, all of it or nothing. It is seen by every later call, and durable with a later flush."""
+        """Apply `batch`, all of it or nothing. It is seen by every later call, and durable with a later flush. An
+        OSError with ENOSPC passes: what was written stays readable, and once there is room the engine takes more."""
         ...
 
     def is_behind(self) -> bool:

@@ -42,12 +42,14 @@ BEHIND_FILES = 40
 FILES_SLOWDOWN, FILES_STOP = 64, 256
 """Files that wait for compaction before the engine slows writes down, and stops them: on the event loop, so never."""
 ROOM_BYTES = 128 << 20
-"""What must be free on the disk: a file that finds no room costs the engine, which takes no write from then on."""
+"""What must be free on the disk: after a flush that found no room the engine takes no write until, with room again, it
+has flushed by itself, which it tries every 5 s. A compaction that finds none costs nothing."""
 READAHEAD_BYTES = 256 << 10
 BYTES_PER_SYNC = 512 << 10
 """A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
 
 
+NO_ROOM = "No space left on device"
 _FILES = "rocksdb.num-files-at-level0"
 
 
@@ -87,6 +89,8 @@ class RocksEngine:
 
     def _failed(self, error: Exception) -> OSError:
         text = f"engine {self._path}: {error}"
+        if NO_ROOM in str(error):
+            return OSError(errno.ENOSPC, text)
         if not str(error).startswith("Corruption"):
             return OSError(errno.EIO, text)
         self._on_damage(text)
@@ -183,7 +187,11 @@ class RocksEngine:
     def close(self) -> None:
         self._threads.shutdown(wait=True)
         self._close_views()
-        self._db.close()
+        try:
+            self._db.close()
+        except Exception as error:
+            if (failure := self._failed(error)).errno != errno.ENOSPC:
+                raise failure from error
 
 
 class RocksView:

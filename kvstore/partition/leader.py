@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from errno import ENOSPC
 from typing import Any
 
 from kvstore.env import Env
@@ -255,7 +256,7 @@ class Leader:
                 self._reads.turn()
                 self._fill()
             except OSError as error:
-                self._break(f"the engine cannot be read: {error}")
+                self._break(f"the engine cannot be read: {error}", error)
         else:
             self._reads.stop(NotLeader(self._state.partition))
         self._answers.flush()
@@ -344,9 +345,9 @@ class Leader:
         try:
             self._state.apply_decoded(position, flight.made.entry, flight.made.data_keys)
         except (StoreError, OSError) as failure:
-            # Acknowledged, so it is in the log for good; this process can go on from it only by starting anew.
+            # Acknowledged, so it is in the log for good; this leader cannot go on behind it.
             self._flights.appendleft(flight)
-            self._break(f"entry {position} cannot be applied: {failure}")
+            self._break(f"entry {position} cannot be applied: {failure}", failure)
             return
         self._evaluator.applied()
         if flight.made.entry.control and self.custody.applied():
@@ -360,9 +361,10 @@ class Leader:
         if self._queue or self._idle is not None or self._reads:
             self._wake()
 
-    def _break(self, why: str) -> None:
-        """What is on this machine cannot be trusted or used any more."""
-        self._env.fatal(f"partition {self._state.partition}: {why}")
+    def _break(self, why: str, error: Exception) -> None:
+        """What is on this machine cannot be trusted or used any more; but a disk that is full only costs the lead."""
+        if not (isinstance(error, OSError) and error.errno == ENOSPC):
+            self._env.fatal(f"partition {self._state.partition}: {why}")
         self._lose(OutcomeUnknown(why))
 
     def _fail(self, error: StoreError) -> None:

@@ -62,6 +62,8 @@ class State:
         self.held = HeldStates(partition, engine)
         """As they were at pinned positions."""
         self._digests: list[RangeDigest] = []
+        self.is_whole = True
+        """False once the engine has refused a write: what is known here may be ahead of it, until `recover`."""
         self.load()
 
     # ── the log's entries ─────────────────────────────────────────────────────────────────────────────────────────────
@@ -93,6 +95,7 @@ class State:
             created, written = effect
             count += created
             crc = crc32c(b"".join(written), crc32c(b"".join(data_keys), crc))
+        self.is_whole = False
         self._remember(batch, entry)
         released = entry.kinds == _RELEASE
         meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
@@ -103,6 +106,7 @@ class State:
             self.engine.write(batch)
         self.territory = territory
         self._stand_at(meta)
+        self.is_whole = True
         if entry.kinds == _MARK:
             self._mark(position, entry)
 
@@ -204,6 +208,14 @@ class State:
             self._stand_at(rows.meta_of(row))
             self._load_retries()
         self.durable_seq = self.seq
+        self.is_whole = True
+
+    def recover(self) -> None:
+        """Stand where the engine stands, after a write that it refused; nothing is more durable by that. Raises
+        OSError."""
+        durable_seq = self.durable_seq
+        self.load()
+        self.durable_seq = min(durable_seq, self.seq)
 
     def _load_retries(self) -> None:
         dropped: list[int] = []

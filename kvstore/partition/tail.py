@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -17,6 +18,8 @@ log = logging.getLogger(__name__)
 
 POLL_MS = 1000
 RETRY_S = 0.1
+ROOM_S = 1.0
+"""Between two attempts to write to an engine that found no room."""
 ENTRIES_PER_TURN = 16
 """Applied before the event loop gets another turn: a few milliseconds at the most."""
 
@@ -40,7 +43,21 @@ class Tail:
 
     async def run(self) -> None:
         """Tail until cancelled. Raises Corrupted when the log does not continue the state: such a replica must not
-        serve."""
+        serve; OSError when the engine is of no use any more. A full disk only makes it wait."""
+        while True:
+            try:
+                await self._follow()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                log.warning("partition=%s waits for room: %s", self._partition, error)
+                await asyncio.sleep(ROOM_S)
+
+    async def _follow(self) -> None:
+        """Read on from where the engine stands."""
+        if not self._state.is_whole:
+            await wait_caught_up(self._state.engine)
+            self._state.recover()
         while True:
             reader = self._logs.reader(self._partition, self._state.position)
             try:
