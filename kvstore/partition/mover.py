@@ -14,13 +14,16 @@ from kvstore.errors import NotLeader, StoreError
 from kvstore.partition import target
 from kvstore.partition.carried import Carried, Halted, Means
 from kvstore.partition.leader import Leader
-from kvstore.ring.moves import MoveId, MoveState
+from kvstore.ring.moves import Move, MoveId, MoveState
 
 log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """While there are moves; a change of the ring or of the lead is seen at once."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
+REST_SHARE, REST_MAX_S = 4.0, 1.0
+"""After a move no other begins to come here for so many times as long as it took, at most this: many small ranges would
+otherwise take the processor from all keys."""
 
 
 class Mover:
@@ -32,6 +35,7 @@ class Mover:
         self._forget: Callable[[], None] = lambda: None
         self._carried: dict[MoveId, Carried] = {}
         self._thawed: Leader | None = None
+        self._rests_until = 0.0
 
     def start(self) -> None:
         """Follow the ring; ends with the nursery."""
@@ -64,7 +68,11 @@ class Mover:
                 self.means.source.keep(())
             else:
                 await self._tend(leader)
-            await wait_within(self._changed, LOOK_AGAIN_S if self._is_busy() else None)
+            await wait_within(self._changed, self._look_again_s() if self._is_busy() else None)
+
+    def _look_again_s(self) -> float:
+        rest_s = self._rests_until - self.means.env.clock.now()
+        return min(rest_s, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
 
     def _is_busy(self) -> bool:
         territory = self.means.state.territory
@@ -80,36 +88,46 @@ class Mover:
             log.info("partition=%s not thawed: %r", self.means.partition, error)
         self.means.source.keep(ring.moves)
         coming = [move for move in ring.moves.values() if move.target == self.means.partition]
+        is_resting = self.means.env.clock.now() < self._rests_until
         for move in coming:
             is_begun = move.state is not MoveState.PLANNED
-            if move.state is not MoveState.FLIPPED and (is_begun or len(self._carried) < ring.pace.parallel):
-                self._begin(move.id)
+            may_begin = not is_resting and len(self._carried) < ring.pace.parallel
+            if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
+                self._begin(move)
         for move in ring.moves.values():
             if move.source == self.means.partition and move.state is MoveState.FLIPPED:
-                self._begin(move.id)
+                self._begin(move)
 
-    def _begin(self, move: MoveId) -> None:
-        if move not in self._carried:
-            carried = self._carried[move] = Carried(self.means, move)
-            self.means.env.nursery.spawn(self._carry(carried), name=f"{self.means.partition} move {move}")
+    def _begin(self, move: Move) -> None:
+        if move.id not in self._carried:
+            carried = self._carried[move.id] = Carried(self.means, move.id)
+            work = self._carry(carried, rests=move.target == self.means.partition)
+            self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
-    async def _carry(self, carried: Carried) -> None:
-        """Carry one move as far as this leadership can."""
-        pause_s = RETRY_S
+    async def _carry(self, carried: Carried, *, rests: bool) -> None:
+        """Carry one move as far as this leadership can; `rests`: then let the partition rest."""
+        clock = self.means.env.clock
+        begun = clock.now()
         try:
-            while True:
-                try:
-                    if await carried.advance():
-                        return
-                    pause_s = RETRY_S
-                except (Halted, NotLeader):
-                    return
-                except (StoreError, OSError, ValueError) as error:
-                    log.info("partition=%s move=%d waits: %r", self.means.partition, carried.move, error)
-                    carried.failure = str(error)
-                    await asyncio.sleep(pause_s)
-                    pause_s = min(2 * pause_s, RETRY_MAX_S)
+            await self._advance(carried)
         finally:
+            if rests:
+                self._rests_until = clock.now() + min(REST_SHARE * (clock.now() - begun), REST_MAX_S)
             self._carried.pop(carried.move, None)
             self._changed.set()
             await carried.close()
+
+    async def _advance(self, carried: Carried) -> None:
+        pause_s = RETRY_S
+        while True:
+            try:
+                if await carried.advance():
+                    return
+                pause_s = RETRY_S
+            except (Halted, NotLeader):
+                return
+            except (StoreError, OSError, ValueError) as error:
+                log.info("partition=%s move=%d waits: %r", self.means.partition, carried.move, error)
+                carried.failure = str(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from kvstore.partition.rows import ALL_RETRY
 from kvstore.partition.territory import Territory
 from kvstore.partition.tokens import Span
 from kvstore.ring.moves import Move, MoveState
@@ -52,8 +53,8 @@ def copied_part(territory: Territory, move: Move) -> float:
     found = territory.import_of(move.id)
     if found is None or found.is_dropping:
         return 0.0
-    if not found.cursor:
-        return 1.0
+    if not found.cursor or found.cursor >= ALL_RETRY[0]:
+        return 1.0  # of the rows, which come before the request ids
     token = int.from_bytes(found.cursor[1:5].ljust(4, b"\0"), "big")
     return min(1.0, max(0.0, (token - move.first) / move.size))
 

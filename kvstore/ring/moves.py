@@ -79,7 +79,7 @@ class Pace:
     """No move begins, copies on or freezes; what is frozen already ends first."""
     bytes_per_s: int = 32 << 20
     """What each target may copy; 0: as fast as it can."""
-    parallel: int = 2
+    parallel: int = 1
     """Moves that one target copies at the same time."""
 
     def __post_init__(self) -> None:

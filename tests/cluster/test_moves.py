@@ -17,6 +17,8 @@ from tests.waiting import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(200)]
 
 KEYS, VALUE_BYTES = 2_000, 400
+BYTES_PER_S = 250
+"""A range of some twenty keys takes longer than the commands of a test."""
 
 
 @pytest.fixture
@@ -36,7 +38,7 @@ def keys_of(cluster: Cluster) -> dict[str, int]:
 
 async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_garbage(stage: RingStage) -> None:
     await stage.fill()
-    await stage.throttle(1_000)
+    await stage.throttle(BYTES_PER_S)
     planned = await stage.plan("add", "--count", "2")
     async with AsyncClient(stage.cluster.url) as client:
         load = RingLoad(client, stage.statics, 1)

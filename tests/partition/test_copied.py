@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.partition.move_records import Drop, ImportBegin, ImportRows
+from kvstore.partition.pages import RETRIES
 from kvstore.partition.target import copied_part
 from kvstore.partition.territory import Territory
 from kvstore.partition.tokens import NOTHING, Span
@@ -26,10 +27,14 @@ def after_page(cursor: bytes) -> Territory:
         (b"d" + (1000).to_bytes(4, "big") + b"key", 0.0),
         (b"d" + (1250).to_bytes(4, "big") + b"key", 0.25),
         (b"d" + (1999).to_bytes(4, "big"), 0.999),
+        (RETRIES, 1.0),
+        (RETRIES + b"client", 1.0),
         (b"", 1.0),
     ],
 )
-def test_it_is_the_part_of_the_tokens_before_the_cursor(cursor: bytes, part: float) -> None:
+def test_it_is_the_part_of_the_tokens_before_the_cursor_and_all_once_request_ids_come(
+    cursor: bytes, part: float
+) -> None:
     assert copied_part(after_page(cursor), MOVE) == pytest.approx(part)
 
 

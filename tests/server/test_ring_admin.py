@@ -19,6 +19,7 @@ from kvstore.partition.commands import Code
 from kvstore.partition.election import Published
 from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps
+from kvstore.ring.moves import Pace
 from kvstore.server import proposal
 from kvstore.server.heat import HotKey, Load
 from kvstore.server.ring_admin import RingAdmin
@@ -153,7 +154,11 @@ async def test_what_cannot_be_is_refused_with_the_reason(
 async def test_pause_resume_and_throttle_change_the_pace_only(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.PAUSE))
     await admin.change(Action(action=Action.THROTTLE, bytes_per_s=1_000_000))
-    assert (node.ring.pace.paused, node.ring.pace.bytes_per_s, node.ring.pace.parallel) == (True, 1_000_000, 2)
+    assert (node.ring.pace.paused, node.ring.pace.bytes_per_s, node.ring.pace.parallel) == (
+        True,
+        1_000_000,
+        Pace().parallel,
+    )
     await admin.change(Action(action=Action.RESUME))
     assert (node.ring.pace.paused, node.ring.pace.bytes_per_s) == (False, 1_000_000)
 

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.partition import commands
+from kvstore.partition.carried import Means
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.target import Step
 from kvstore.ring import Pace, steps
@@ -126,6 +127,34 @@ def test_a_cancelled_move_that_nobody_released_leaves_the_range_where_it_was() -
 
     with at_each_step(accident.reached):
         play(6, cancel_one, TWO, users=4, keys=KEYS, counters=COUNTERS)
+
+
+@pytest.mark.parametrize("through", [0, 2])
+def test_a_join_cancelled_while_its_partition_rests_keeps_what_has_flipped_and_nothing_else(through: int) -> None:
+    """A range that changed hands stays where it is; a partition that has got nothing goes away."""
+    flipped: list[int] = []
+    cancel = asyncio.Event()
+
+    def reached(means: Means, step: str, move: int) -> None:
+        flipped.extend([move] if step == "after flip" else [])
+        if step == ("after flip" if through else "after begin") and len(flipped) == through:
+            cancel.set()
+
+    async def cancel_a_join(world: World, users: Users) -> None:
+        pace = Pace() if through else Pace(bytes_per_s=1)
+        await world.change(lambda ring: steps.set_pace(ring, pace))
+        await world.join("p3")
+        sizes = {move.id: move.size for move in world.ring.moves.values()}
+        await cancel.wait()
+        await world.change(lambda ring: steps.cancel(ring, list(ring.moves)))
+        await world.moved()
+        await world.retired()
+        assert len(flipped) == through
+        assert sum(each.size for each in world.ring.ranges() if each.owner == "p3") == sum(sizes[id] for id in flipped)
+        assert ("p3" in world.ring.partitions) == bool(through)
+
+    with at_each_step(reached):
+        play(9, cancel_a_join, TWO, users=4)
 
 
 def test_a_paused_move_waits_and_goes_on() -> None:

@@ -4,13 +4,15 @@ take."""
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 
 import pytest
 
 from kvstore.partition.carried import Means
+from kvstore.partition.mover import REST_MAX_S, REST_SHARE
 from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
-from tests.sim.test_moves import TWO
+from tests.sim.test_moves import TWO, join_one
 
 pytestmark = pytest.mark.sim
 
@@ -53,3 +55,23 @@ def test_a_range_changes_hands_in_a_few_round_trips_and_all_doors_know_at_once()
     frozen = [own - freeze for freeze, own in zip(times["after freeze"], times["before flip"], strict=True)]
     assert sorted(frozen)[MOVES // 2] < FROZEN_MEDIAN_S, frozen
     assert sorted(told)[MOVES // 2] < TOLD_MEDIAN_S, told
+
+
+def test_a_partition_that_takes_many_ranges_takes_them_one_by_one_and_rests_between() -> None:
+    begun: dict[int, float] = {}
+    ended: dict[int, float] = {}
+
+    def reached(means: Means, step: str, move: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if step == "before begin":
+            begun.setdefault(move, now)
+        elif step == "after flip":
+            ended[move] = now
+
+    with at_each_step(reached):
+        play(5, join_one, users=1)
+    order = sorted(begun, key=begun.__getitem__)
+    assert len(order) > 2
+    for former, later in itertools.pairwise(order):
+        took = ended[former] - begun[former]
+        assert begun[later] - ended[former] >= 0.9 * min(REST_SHARE * took, REST_MAX_S)

@@ -203,7 +203,7 @@ async def pins_in_trouble(world: World, users: Users) -> None:
 async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     cluster = world.cluster
     reader = Reader(cluster, cluster.world.fork("pins"))
-    pinned = await reader.pin("pin", ttl_ms=25_000)
+    pinned = await reader.pin("pin", ttl_ms=60_000)
     assert pinned is not None
     leaver = pinned.partitions[0]
     await world.leave(leaver.partition)
