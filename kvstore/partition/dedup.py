@@ -19,9 +19,8 @@ import mmh3
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted, Overloaded, RequestExpired
-from kvstore.partition.commands import Op, RequestId
+from kvstore.partition.commands import RequestId
 from kvstore.partition.entry import Requests, requests_message, requests_of
-from kvstore.partition.rows import data_key
 from kvstore.proto import entry_pb2
 from kvstore.ring.hashing import token_of
 
@@ -51,9 +50,9 @@ def hash_at_hand(key: bytes, row_key: bytes) -> int:
     return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
 
 
-def touched_tokens(op: Op) -> bytes:
+def touched_tokens(row_keys: list[bytes]) -> bytes:
     """The tokens of all keys of a batch."""
-    return b"".join(sorted({data_key(each[1])[1:5] for each in op[2]}))
+    return b"".join(sorted({each[1:5] for each in row_keys}))
 
 
 class _Client:

@@ -66,6 +66,24 @@ class Draft:
         self._set(key, (value, seq, created, self.time_ms, expires_ms))
         return seq
 
+    def put_all(self, keys: list[bytes], row_keys: list[bytes], values: list[bytes], created: list[int]) -> list[int]:
+        """Write keys that nothing has touched; `created`: the sequence that created each, 0 for one that is absent.
+        Returns the new versions. Not to be undone."""
+        first = self.last_seq + 1
+        versions = list(range(first, first + len(keys)))
+        self.kinds += bytes(OVERWRITE if each else CREATE for each in created)
+        self.ages += [version - each for version, each in zip(versions, created, strict=True) if each]
+        self.keys += keys
+        self.data_keys += row_keys
+        self.values += values
+        self.bytes += sum(map(len, keys)) + sum(map(len, values))
+        time_ms = self.time_ms
+        self.layer.rows |= {
+            key: (value, version, each or version, time_ms, 0)
+            for key, value, version, each in zip(keys, values, versions, created, strict=True)
+        }
+        return versions
+
     def delete(self, key: bytes, old: Row) -> int:
         """Delete the key, whose record was `old`. Returns the sequence."""
         self._add(DELETE, key, old)

@@ -22,6 +22,7 @@ from kvstore.partition.move_records import KIND_OF, MoveRecord, Own
 from kvstore.partition.move_records import encode as encode_record
 from kvstore.partition.operations import MUTATIONS, check_request, check_sizes
 from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
+from kvstore.partition.plain_puts import LOOKED_UP_MAX, put_all
 from kvstore.partition.queries import keys_in
 from kvstore.partition.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
 from kvstore.partition.results import decode_result, fits
@@ -37,8 +38,6 @@ Reply = tuple[Any, int, Result]
 
 REAP = 64
 """(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
-LOOKED_UP_MAX = 128
-"""Records read at once: any of them may have a megabyte."""
 
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
@@ -272,10 +271,11 @@ class Evaluator:
             elif not self.draft.keys:
                 self.draft.note(key)
 
-    def _is_kept(self, item: Item, row_key: bytes) -> bool:
-        """Whether the operation touches nothing but what is owned and takes writes. Else it is put aside."""
+    def _is_kept(self, item: Item, keys: list[bytes]) -> bool:
+        """Whether the operation touches only records (`keys`) that are owned and take writes. Else it is put aside."""
         op, custody = item[0], self._custody
-        keys = [row_key] if op[0] != _BATCH else [data_key(each[1]) for each in op[2]]
+        if not (custody.is_freezing or custody.held) and all(map(custody.may_write, keys)):
+            return True
         for each in keys:
             if not custody.may_read(each):
                 self._away.append((item, custody.moved(each)))
@@ -294,22 +294,24 @@ class Evaluator:
             self._reap(op[2])
             return None
         request: RequestId | None = op[-1]
-        key = op[1]
+        is_batch = op[0] == _BATCH
         try:
-            if request is None:
-                return MUTATIONS[op[0]](self, op) if self._is_kept(item, row_key) else UNTOUCHED
-            hash_of_key = hash_at_hand(key, row_key)
-            known = self._known(request, hash_of_key)
-            if known is not UNTOUCHED:
-                return known if fits(op, known) else _misused(request)
-            if not self._is_kept(item, row_key):
+            hash_of_key = hash_at_hand(op[1], row_key)
+            if request is not None:
+                known = self._known(request, hash_of_key)
+                if known is not UNTOUCHED:
+                    return known if fits(op, known) else _misused(request)
+            row_keys = [data_key(each[1]) for each in op[2]] if is_batch else [row_key]
+            if not self._is_kept(item, row_keys):
                 return UNTOUCHED
             before = self.draft.last_seq
-            result = MUTATIONS[op[0]](self, op)
-            if self.draft.last_seq == before:
-                self.draft.note(key)  # or a late duplicate could still change something
-            touched = b"" if op[0] != _BATCH else touched_tokens(op)
-            self.draft.answer(request, hash_of_key, result, touched)
+            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_batch else None
+            if result is None:
+                result = MUTATIONS[op[0]](self, op)
+            if request is not None:
+                if self.draft.last_seq == before:
+                    self.draft.note(op[1])  # or a late duplicate could still change something
+                self.draft.answer(request, hash_of_key, result, touched_tokens(row_keys) if is_batch else b"")
         except StoreError as error:
             return error
         return result

@@ -75,7 +75,7 @@ def _plain(value: Any) -> Any:
         case tuple():
             return [_TUPLE, *map(_plain, value)]
         case list():
-            return [_LIST, *map(_plain, value)]
+            return [_LIST, *(each if each.__class__ is int else _plain(each) for each in value)]
         case StoreError():
             return [_ERROR, type(value).__name__, *map(_plain, value.args)]
         case str():

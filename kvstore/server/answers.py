@@ -16,6 +16,8 @@ RESULT_BYTES_MAX = 5 << 19
 """Of one operation. Only a batch of many large reads can have more."""
 
 _GET = int(Code.GET)
+_VERSIONED = frozenset({int(Code.PUT), int(Code.DELETE)})
+"""What is answered with a version, and nothing else if no record is asked for."""
 
 
 class Columns:
@@ -128,6 +130,8 @@ def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
 
 def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
     """The result of one operation in full, as batches and rare operations carry it."""
+    if result.__class__ is int and op[0] in _VERSIONED:
+        return kv_pb2.Result(version=result)
     if isinstance(result, StoreError):
         return kv_pb2.Result(failure=failure(result, []))
     if result is None:
@@ -145,8 +149,6 @@ def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
         case Code.DELETE if op[2] & Flag.RETURN_OLD:
             sequence, old = result
             return kv_pb2.Result(version=sequence, record=record_message(old) if old else None)
-        case Code.PUT | Code.DELETE:
-            return kv_pb2.Result(version=result)
         case Code.INCREMENT | Code.APPEND:
             return kv_pb2.Result(integer=result[0], version=result[1])
         case Code.EXPIRE | Code.DELETE_RANGE | Code.COUNT:
