@@ -1,9 +1,12 @@
-"""Executors that die and tasks that run twice, on a Spark with processes of its own: rows are the same."""
+"""Executors that die, tasks that run twice and attempts that wake up late, on a Spark of several machines: rows are the
+same, and a snapshot is what it was."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,9 +15,13 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.spark.session import open_session
+from kvstore.spark.snapshots.store import SnapshotStore
 from tests.cluster.harness import Cluster
 from tests.spark.conftest import SETTINGS
-from tests.spark.jobs import fill, interrupted, killer, pairs, read
+from tests.spark.jobs import Happening, fill, interrupted, pairs, read
+from tests.spark.snapshots.taken import assert_right, meanwhile, take
+from tests.spark.standalone import spark_cluster, tasks, won_by_copies
+from tests.waiting import wait_until_blocking
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,17 +33,25 @@ SPECULATIVE = {
     "spark.speculation.quantile": "0.2",
     "spark.speculation.multiplier": "1.1",
     "spark.speculation.minTaskRuntime": "200ms",
+    "spark.speculation.efficiency.enabled": "false",
+    "spark.executor.memory": "512m",
+    "spark.executor.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+    "spark.ui.enabled": "true",
+    "spark.ui.port": "0",
 }
-LINGER_S = 30
+LINGER_S = 200
+SLOW_BYTES_PER_S = 64 << 10
+"""Of one task: it is met in its middle."""
+ROWS = 2000
 
 
 @pytest.fixture(scope="module")
-def spark() -> Iterator[SparkSession]:
-    """Two executors of one core."""
-    session = open_session("executors", master="local-cluster[2,1,1024]", settings={**SETTINGS, **SPECULATIVE})
-    session.sparkContext.setLogLevel("OFF")
-    yield session
-    session.stop()
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with spark_cluster(tmp_path_factory.mktemp("spark")) as master:
+        session = open_session("executors", master=master, settings={**SETTINGS, **SPECULATIVE})
+        session.sparkContext.setLogLevel("OFF")
+        yield session
+        session.stop()
 
 
 @pytest.fixture(scope="module")
@@ -45,37 +60,145 @@ def stored(cluster: Cluster) -> dict[bytes, bytes]:
         return fill(client, "s-", 3000, b"x" * 80)
 
 
+@contextmanager
+def copied(spark: SparkSession) -> Iterator[None]:
+    """Fails unless Spark has started a copy of a task meanwhile, and counted the copy."""
+    before = won_by_copies(spark)
+    yield
+    wait_until_blocking(lambda: won_by_copies(spark) - before, timeout_s=30, what="a copy that was first")
+
+
 def kill_the_executor() -> None:
     """It is the parent of the process that makes workers."""
     psutil.Process().parents()[1].kill()
 
 
 def linger() -> None:
-    """Long enough for a copy of this task to be started, and to end first."""
+    """Until Spark ends this attempt, since a copy of it was first."""
     threading.Event().wait(LINGER_S)
 
 
-def test_a_read_outlives_an_executor_a_leader_and_a_copy_of_itself(
+# ── reads ──
+
+
+def test_of_a_read_task_that_hangs_the_copy_counts_and_rows_come_once(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
     frame = read(spark, cluster, prefix="s-", pageBytes="4096", splitBytes="64KiB", pinTtl="10m")
-    victim = cluster.leaders()["p2"]
-    for name, happens in (
-        ("copied", linger),
-        ("executor", kill_the_executor),
-        ("leader", killer(cluster.pid(victim))),
-    ):
-        assert pairs(interrupted(frame, tmp_path / name, happens)) == sorted(stored.items()), name
-        assert (tmp_path / name).exists()
-    assert not cluster.is_running(victim)
+    with copied(spark):
+        assert pairs(interrupted(frame, tmp_path / "copied", linger)) == sorted(stored.items())
 
 
-def test_a_load_outlives_an_executor_and_a_copy_of_itself(
+def test_a_read_outlives_an_executor(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
 ) -> None:
-    for name, happens in (("copied", linger), ("executor", kill_the_executor)):
-        rows = spark.range(0, 2000, 1, 4).selectExpr(f"concat('{name}-', id) as key", "concat('v', id) as value")
-        load = interrupted(rows, tmp_path / name, happens).write.format("kvstore").mode("append")
-        load.option("dataDir", str(cluster.local.data_dir)).save()
-        found = dict(pairs(read(spark, cluster, prefix=f"{name}-")))
-        assert found == {f"{name}-{number}".encode(): f"v{number}".encode() for number in range(2000)}
+    frame = read(spark, cluster, prefix="s-", pageBytes="4096", splitBytes="64KiB", pinTtl="10m")
+    assert pairs(interrupted(frame, tmp_path / "killed", kill_the_executor)) == sorted(stored.items())
+    assert (tmp_path / "killed").exists()
+
+
+# ── snapshots ──
+
+
+def stop_a_task(spark: SparkSession, stopped: list[psutil.Process]) -> None:
+    """Stop an executor that is in the middle of a piece, with its Python processes."""
+    daemon = next(each for each in _daemons() if each.children())
+    executor = daemon.parent()
+    assert executor is not None
+    for each in (*daemon.children(), daemon, executor):
+        each.suspend()
+        stopped.append(each)
+
+
+def _daemons() -> Iterator[psutil.Process]:
+    """Of all executors on this machine that are ours: what makes their workers."""
+    for each in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            parent = each.parent()
+            if "pyspark.daemon" not in " ".join(each.cmdline()) or parent is None or parent.name() != "java":
+                continue
+            if parent.ppid() != os.getpid():  # the driver has one too
+                yield each
+
+
+def is_idle(spark: SparkSession) -> bool:
+    return not [each for each in tasks(spark) if each["status"] == "RUNNING"]
+
+
+def test_an_attempt_that_wakes_up_when_a_copy_was_first_changes_nothing_in_the_snapshot(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    store = SnapshotStore(tmp_path / "snapshots")
+    stopped: list[psutil.Process] = []
+    try:
+        with copied(spark), meanwhile(store, lambda: stop_a_task(spark, stopped)):
+            manifest = take(spark, cluster, store, bytes_per_s=2 * SLOW_BYTES_PER_S)
+        assert_right(cluster, store, manifest)
+    finally:
+        for each in stopped:
+            with suppress(psutil.NoSuchProcess):
+                each.resume()
+    wait_until_blocking(lambda: is_idle(spark), timeout_s=60, what="the end of the attempt that woke up")
+    assert_right(cluster, store, manifest)
+    assert os.listdir(store.root) == [manifest.id]
+
+
+def test_a_snapshot_outlives_an_executor(
+    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], tmp_path: Path
+) -> None:
+    store = SnapshotStore(tmp_path / "snapshots")
+    killed: list[psutil.Process] = []
+
+    def kill() -> None:
+        killed.append(next(_daemons()).parent())
+        killed[0].kill()
+
+    with meanwhile(store, kill):
+        manifest = take(spark, cluster, store, bytes_per_s=4 * SLOW_BYTES_PER_S)
+    assert not killed[0].is_running()
+    assert_right(cluster, store, manifest)
+
+
+# ── loads ──
+
+
+def load(spark: SparkSession, cluster: Cluster, prefix: str, marker: Path, happens: Happening, **options: str) -> None:
+    """`ROWS` rows of a KiB in four tasks. Something happens in the last batches of one, when the others were written:
+    Spark passes on what fills its buffers."""
+    rows = spark.range(0, ROWS, 1, 4).selectExpr(
+        f"concat('{prefix}', id) as key", "concat(repeat('x', 1024), id) as value"
+    )
+    writer = interrupted(rows, marker, happens, after=4).write.format("kvstore").mode("append")
+    writer.options(dataDir=str(cluster.local.data_dir), batchRows="50", **options).save()
+    assert marker.exists()
+
+
+def versions(cluster: Cluster, prefix: str) -> list[bool]:
+    """Of each row, whether it was written once. All are there, each with its own value."""
+    with Client(cluster.url + "?timeout=20s") as client:
+        found = dict(client.scan(prefix=prefix.encode()))
+    expected = {f"{prefix}{number}".encode(): b"x" * 1024 + b"%d" % number for number in range(ROWS)}
+    assert {key: item.value for key, item in found.items()} == expected
+    return [item.version == item.created for item in found.values()]
+
+
+def test_of_a_load_task_that_hangs_the_copy_writes_the_same_rows_again(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    with copied(spark):
+        load(spark, cluster, "twice-", tmp_path / "copied", linger)
+    once = versions(cluster, "twice-")
+    assert 0 < once.count(False) < ROWS / 4, "what the attempt that hung had written, and nothing else"
+
+
+def test_a_load_that_keeps_what_is_there_leaves_one_version_of_each_row(
+    spark: SparkSession, cluster: Cluster, tmp_path: Path
+) -> None:
+    with copied(spark):
+        load(spark, cluster, "kept-", tmp_path / "copied", linger, onConflict="keep")
+    assert all(versions(cluster, "kept-"))
+
+
+def test_a_load_outlives_an_executor(spark: SparkSession, cluster: Cluster, tmp_path: Path) -> None:
+    load(spark, cluster, "executor-", tmp_path / "killed", kill_the_executor)
+    assert versions(cluster, "executor-")

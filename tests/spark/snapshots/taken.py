@@ -92,13 +92,15 @@ def held(store: SnapshotStore, last: Manifest) -> dict[bytes, dict[str, Any]]:
 
 
 def assert_right(cluster: Cluster, store: SnapshotStore, last: Manifest) -> None:
-    """Each file as described, nothing else in the directory, all of it what the logs say, and no pin left."""
+    """Each file as described, nothing else in the directory, all of it what the logs say; no pin of it is left."""
     chain = chains.chain_of(store.load_all(), last.id)
     assert list(verify.problems_of(store, chain)) == []
     assert store.remains() == []
     assert _contents(held(store, last)) == _contents(replayed(cluster, last))
     wait_until_blocking(
-        lambda: not [pin for pin in list_pins(config(cluster)) if pin.position is not None], what="no pin is left"
+        lambda: not [pin for pin in list_pins(config(cluster)) if pin.id.startswith("snapshot-") and pin.position],
+        timeout_s=60,
+        what="no pin is left",
     )
 
 
