@@ -135,7 +135,7 @@ class _Identification:
             doubts = (
                 f"{self._config.journal_dir} remembers start {words}, the metadata store {version}: it is a copy",
             )
-        self._write(path, f"{version} {version + 1}\n".encode())
+        self._note_start(path, version)
         await self._claim(cookie, version)
         return doubts
 
@@ -170,7 +170,7 @@ class _Identification:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
         version = await self._cookies.write(cookie, None)
-        self._write(f"{self._config.journal_dir}/{STARTS}", f"{version}\n".encode())
+        self._note_start(f"{self._config.journal_dir}/{STARTS}", version)
         for directory in self._directories:
             self._write(f"{directory}/{VERSION}", encode_cookie(cookie))
         for directory in self._directories:
@@ -185,6 +185,14 @@ class _Identification:
             return file.read(0, file.size())
         finally:
             file.close()
+
+    def _note_start(self, path: str, version: int) -> None:
+        """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is
+        not remembered, and raises doubts."""
+        file = self._disk.open(path, create=True)
+        file.pwrite(0, b"%20d %20d\n" % (version, version + 1))
+        file.sync()
+        file.close()
 
     def _write(self, path: str, data: bytes) -> None:
         """Replace a small file as a whole."""

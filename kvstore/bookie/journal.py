@@ -114,8 +114,8 @@ class Journal:
         self.synced_group = 0
         """Every group up to this one is on the disk."""
 
-    def open(self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool = False, room: int = 0) -> None:
-        """Begin segment `file`, with `room` bytes at least, with group `group`.
+    def open(self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool, room: int, size: int) -> None:
+        """Begin segment `file`, of `size` bytes and with `room` at least, with group `group`.
 
         `synced`: the segment and the offset where the journal's former part ends. `is_limbo`: records of that part may
         be missing. Raises OSError if there is no room.
@@ -123,7 +123,8 @@ class Journal:
         self._next_file = file
         self._synced_file, self._synced_to = synced
         self.synced_group = group - 1
-        self._begin(self._create(room), group, is_limbo=is_limbo)
+        room += _overhead(len(self._segments) + 1)  # of a second group that names the segments
+        self._begin(self._create(room, size), group, is_limbo=is_limbo)
         self.make_spare()
 
     # Appending
@@ -349,7 +350,7 @@ class Journal:
         try:
             if self._env.disk.free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
                 raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
-            self._spare = self._create(0)
+            self._spare = self._create(0, self._config.segment_bytes)
         except OSError as error:
             if error.errno == EIO:
                 self._die(f"journal segment={self._next_file} cannot be made: {error}")
@@ -363,9 +364,9 @@ class Journal:
         self._lacks_room = False
         self._on_full(self.is_full)
 
-    def _create(self, room: int) -> Segment:
+    def _create(self, room: int, size: int) -> Segment:
         salt = self._env.random.getrandbits(64) | 1
-        capacity = max(self._config.segment_bytes, _overhead(len(self._segments) + 2) + room)
+        capacity = max(size, _overhead(len(self._segments) + 2) + room)
         header, disk = FileHeader(self._next_file, salt), self._env.disk
         segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
         try:

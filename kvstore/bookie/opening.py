@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal import Journal
@@ -10,6 +11,9 @@ from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.record import Kind
 from kvstore.bookie.replay import Replayed, write_checkpoint
 from kvstore.env.ports import Disk
+
+SHARES = (1, 1, 4, 16, 64)
+"""Of a segment's size: what is tried for the first one, if there is no room for more."""
 
 
 def make_directory(disk: Disk, path: str) -> None:
@@ -20,17 +24,13 @@ def make_directory(disk: Disk, path: str) -> None:
         disk.sync_dir("/".join(parts[:count]))
 
 
-def write_again(found: Replayed, journal: Journal, append_copy: Callable[[Ledger, int, bytes], None]) -> None:
+def write_again(
+    found: Replayed, config: BookieConfig, journal: Journal, append_copy: Callable[[Ledger, int, bytes], None]
+) -> None:
     """Open the journal with what may not be synced, in one group: until that is on the disk as a whole, the former
     segments hold what they held. Raises OSError."""
+    _open(found, journal, config.segment_bytes)
     inventory = found.inventory
-    journal.open(
-        file=found.next_file,
-        group=found.next_group,
-        synced=found.synced,
-        is_limbo=inventory.is_limbo,
-        room=sum(len(record.body) + 64 for record in found.again),
-    )
     for record in found.again:
         head = record.head
         if head.kind == Kind.ADD:
@@ -38,6 +38,28 @@ def write_again(found: Replayed, journal: Journal, append_copy: Callable[[Ledger
         else:
             journal.append(head.kind, head.flags, head.ledger, head.entry, record.body)
             inventory.apply(journal.open_group.segment, head, record.body)
+
+
+def _open(found: Replayed, journal: Journal, size: int) -> None:
+    """On a full disk the former segments first give back what was never written in them, and a smaller one will do, so
+    that reads, fences and recovery go on."""
+    for share in SHARES:
+        try:
+            journal.open(
+                file=found.next_file,
+                group=found.next_group,
+                synced=found.synced,
+                is_limbo=found.inventory.is_limbo,
+                room=sum(len(record.body) + 64 for record in found.again),
+                size=size // share,
+            )
+        except OSError as error:
+            if error.errno not in (ENOSPC, EDQUOT) or share == SHARES[-1]:
+                raise
+            for segment, end in found.ends.items():
+                segment.cut(end)
+        else:
+            return
 
 
 def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
@@ -48,7 +70,8 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
         segment.set_aside()
     anchor = found.inventory.segments.get(found.synced[0])
     if anchor is not None:
-        anchor.shrink()
+        anchor.cut(anchor.end)
+        anchor.capacity = anchor.end
     for checkpoint in found.checkpoints:
         write_checkpoint(disk, config.index_dir, checkpoint)
     disk.sync_dir(config.journal_dir)

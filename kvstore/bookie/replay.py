@@ -48,6 +48,8 @@ class Replayed:
     """The anchor, and where its certified part ends; zeroes if there is none."""
     again: list[Found] = field(default_factory=list)
     """Records to be written once more."""
+    ends: dict[Segment, int] = field(default_factory=dict)
+    """Of the anchor and each segment after it: where what can be read ends."""
     leftovers: list[Segment] = field(default_factory=list)
     """Segments to be removed after that."""
     unreadable: list[Segment] = field(default_factory=list)
@@ -187,6 +189,8 @@ class _Replay:
 
     def _apply(self, segment: Segment, result: Scan, *, is_anchor: bool) -> None:
         segment.end = result.synced_to if is_anchor else result.end
+        if is_anchor:
+            self._result.ends[segment] = result.end
         self._note(segment, result)
         for record in result.records:
             if record.offset >= segment.end:
@@ -215,6 +219,7 @@ class _Replay:
         if not found.has_header:
             return
         result = scan(self._bytes(found.segment), found.segment.file, found.segment.salt)
+        self._result.ends[found.segment] = result.end
         self._note(found.segment, result)
         for record in result.records:
             self._repeat(found.segment, record)
@@ -254,8 +259,15 @@ def _indexed(disk: Disk, directory: str) -> list[int]:
 
 
 def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
-    """Write a full segment's checkpoint. Without it, or with a bad one, a start reads the segment itself. Raises
-    OSError."""
+    """Write a full segment's checkpoint, if the disk takes it. Without it, or with a bad one, a start reads the segment
+    itself."""
+    try:
+        _write_checkpoint(disk, directory, checkpoint)
+    except OSError as error:
+        log.warning("segment=%d no checkpoint, the next start will read it whole: %s", checkpoint.file, error)
+
+
+def _write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
     file = disk.open(checkpoint_path(directory, checkpoint.file), create=True)
     data = encode_checkpoint(checkpoint)
 

@@ -160,8 +160,7 @@ class Segment:
         self.release()
         self._disk.rename(self.path, self.path.replace(".journal", ".damaged"))
 
-    def shrink(self) -> None:
-        """Cut off what follows its end, once that is written elsewhere or was never reported. Raises OSError."""
-        if self._disk.exists(self.path) and self.handle.size() > self.end:
-            self.handle.truncate(self.end)
-        self.capacity = self.end
+    def cut(self, end: int) -> None:
+        """Give back what follows `end`: it is written elsewhere, or nobody can read it. Raises OSError."""
+        if self._disk.exists(self.path) and self.handle.size() > end:
+            self.handle.truncate(end)

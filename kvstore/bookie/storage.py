@@ -91,7 +91,7 @@ class BookieStorage:
             on_rolled=self._rolled,
         )
         self.reader = Reader(self.inventory, self.journal, self.statistics, poll_ms_max=config.poll_ms_max)
-        write_again(found, self.journal, self.append_copy)
+        write_again(found, config, self.journal, self.append_copy)
         await self.synced()
         self.journal.note_files()  # a second group says that the first one, which replaces other segments, is synced
         await self.synced()
@@ -260,10 +260,7 @@ class BookieStorage:
     def _rolled(self, segment: Segment) -> None:
         segment.release()
         checkpoint = self.inventory.close(segment, self.journal.synced_group)
-        try:
-            write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
-        except OSError as error:
-            log.warning("segment=%d no checkpoint, the next start will read it whole: %s", segment.file, error)
+        write_checkpoint(self._env.disk, self._config.index_dir, checkpoint)
 
     def _full(self, is_full: bool) -> None:
         if is_full != self.statistics.readonly:

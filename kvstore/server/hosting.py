@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from errno import EDQUOT, ENOSPC
 from functools import partial
 from typing import Any
 
@@ -29,6 +30,8 @@ log = logging.getLogger(__name__)
 OpenEngine = Callable[[PartitionId], Engine]
 DropEngine = Callable[[PartitionId], None]
 FindEngines = Callable[[], list[PartitionId]]
+ROOM_S = 5.0
+"""Between two attempts to begin a replica on a full disk."""
 LEFT_S = 1.0
 BREATH_S = 0.03
 """Between two replicas that begin where others answer: to open an engine stops the event loop for some 10 ms."""
@@ -123,7 +126,7 @@ class Hosting:
         for partition in assigned:
             if partition not in self._hosted:
                 self._drop(partition)
-                await self._begin(partition)
+                await self._begin_if_there_is_room(partition)
                 if self.leads:
                     await asyncio.sleep(BREATH_S)
 
@@ -163,6 +166,16 @@ class Hosting:
         if replica is not None:
             replica.let_go()
             self._drop_engine(partition)
+
+    async def _begin_if_there_is_room(self, partition: PartitionId) -> None:
+        """Others serve it meanwhile, and the bookie here what it has."""
+        try:
+            await self._begin(partition)
+        except OSError as error:
+            if error.errno not in (ENOSPC, EDQUOT):
+                raise
+            log.warning("partition=%s waits for room on the disk to start here: %s", partition, error)
+            asyncio.get_running_loop().call_later(ROOM_S, self._changed.set)
 
     async def _begin(self, partition: PartitionId) -> None:
         replica = Partition(

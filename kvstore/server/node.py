@@ -12,11 +12,13 @@ import signal
 import traceback
 from contextlib import AsyncExitStack
 from dataclasses import replace
+from errno import EDQUOT, ENOSPC
 from pathlib import Path
 from typing import Any
 
 from kvstore import config as toml
 from kvstore.env.disk import lock_dir
+from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
@@ -33,6 +35,8 @@ log = logging.getLogger(__name__)
 LOG_BYTES_MAX = 16 << 20
 LOG_FILES = 4
 START_AGAIN_S = 0.5
+ROOM_S = 5.0
+"""Between two attempts to start on a full disk."""
 STOP_TIMEOUT_S = 12.0
 """Handing over takes less; what takes longer is ended."""
 
@@ -61,10 +65,14 @@ class Process:
     def __init__(self, config: NodeConfig) -> None:
         self._config = config
         self.node: Node | None = None
+        self.waits_for = ""
+        """What keeps the node from starting."""
         self.snapshots: LastSnapshot | None = None
 
     def not_ready(self) -> list[str]:
-        return ["starting"] if self.node is None else self.node.not_ready()
+        if self.node is None:
+            return [f"starting: waits for {self.waits_for}" if self.waits_for else "starting"]
+        return self.node.not_ready()
 
     def status(self) -> dict[str, Any]:
         if self.node is None:
@@ -99,6 +107,12 @@ async def _run(config: NodeConfig) -> None:
             except (MetadataUnavailable, MetadataUnknown) as error:
                 log.warning("the metadata store went away while the node started; trying again: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
+            except OSError as error:
+                if error.errno not in (ENOSPC, EDQUOT):
+                    raise
+                log.warning("the disk of %s is full: the node starts when there is room: %s", config.data_dir, error)
+                process.waits_for = "room on the disk"
+                await wait_within(stop, ROOM_S)
     finally:
         await http.close()
         await env.nursery.close()

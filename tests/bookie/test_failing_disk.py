@@ -7,7 +7,7 @@ from errno import EIO, ENOMEM, ENOSPC
 import pytest
 
 from kvstore.proto.bookkeeper import Status
-from tests.bookie.support import Shelf, run, tiny
+from tests.bookie.support import Shelf, crash, run, tiny
 from tests.sim.disk import SimDisk, SimFile
 from tests.sim.env import NodeCrashed, SimWorld
 from tests.sim.pause import pause
@@ -117,3 +117,64 @@ def test_a_checkpoint_that_cannot_be_written_leaves_no_file_open(
         assert unfinished == []
 
     run(world, write())
+
+
+# Disks that are full when the bookie starts
+
+
+@pytest.mark.parametrize("is_clean", [True, False])
+@pytest.mark.parametrize("entries", [1, 25])
+def test_a_bookie_that_starts_on_a_full_disk_serves_what_it_has_and_takes_fences(
+    world: SimWorld, entries: int, is_clean: bool
+) -> None:
+    disk = world.node("b1").disk
+
+    async def write() -> None:
+        shelf = await opened(world)
+        for entry in range(entries):
+            assert await shelf.add(L, entry, b"x" * 300) is Status.OK
+        if is_clean:
+            shelf.storage.stop()
+
+    async def again() -> None:
+        shelf = await opened(world)
+        assert shelf.storage.is_readonly
+        assert shelf.storage.statistics.damaged_records == 0
+        assert [await shelf.status(L, each) for each in range(entries)] == [Status.OK] * entries
+        assert await shelf.add(L, entries) is Status.READ_ONLY
+        assert await shelf.status(9, fence=True) is Status.NO_ENTRY
+        disk.mend()
+        await pause(3)
+        assert await shelf.add(L, entries) is Status.OK
+
+    run(world, write())
+    crash(world)
+    disk.set_capacity(used(disk))
+    run(world, again())
+
+
+def test_a_bookie_that_became_read_only_starts_as_such_and_loses_nothing(world: SimWorld) -> None:
+    disk = world.node("b1").disk
+    entries = 0
+
+    async def fill() -> None:
+        nonlocal entries
+        shelf = await opened(world)
+        disk.set_capacity(6 * 4096)
+        while await shelf.add(L, entries, b"x" * 300) is Status.OK:
+            entries += 1
+
+    async def again() -> None:
+        shelf = await opened(world)
+        assert shelf.storage.is_readonly
+        assert [await shelf.status(L, each) for each in range(entries)] == [Status.OK] * entries
+
+    run(world, fill())
+    disk.set_capacity(used(disk))
+    for _ in range(5):
+        crash(world)
+        run(world, again())
+
+
+def used(disk: SimDisk) -> int:
+    return disk.config.capacity_bytes - disk.free_bytes()

@@ -183,6 +183,14 @@ def test_a_cut_at_any_moment_of_a_start_raises_no_doubt(world: SimWorld) -> None
             version = data[1].version
 
 
+def test_a_full_disk_keeps_no_bookie_from_starting(world: SimWorld, tree: MemoryTree) -> None:
+    first = start(world, tree)
+    disk = disk_of(world)
+    disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
+    for _ in range(12):
+        assert start(world, tree) == Identity(first.bookie, False, ())
+
+
 def test_two_processes_that_start_as_one_bookie_are_told(world: SimWorld, tree: MemoryTree) -> None:
     bookie = start(world, tree).bookie
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.partition.commands import put
+from kvstore.types import PartitionId
 from tests.sim.engines import SimEngine
 from tests.sim.nodes import Node
 from tests.sim.operations import Status
@@ -62,4 +63,33 @@ def test_a_leader_whose_disk_is_full_hands_over_and_leads_again_when_there_is_ro
         assert first.sim.process is pid, "the process has not ended"
 
     for seed in range(1, 4):
+        play(story, knobs(lead_back_s=1.0), seed)
+
+
+def test_a_node_that_starts_on_a_full_disk_begins_its_replicas_when_there_is_room() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.until(lambda: stage.cluster.leader(P) is not None)
+        first, asked = stage.leader, stage.others(stage.leader)[0]
+        open_engine, is_full = first.engines.open, True
+
+        def open_if_there_is_room(partition: PartitionId) -> SimEngine:
+            if is_full:
+                raise OSError(errno.ENOSPC, "no room")
+            return open_engine(partition)
+
+        first.engines.open = open_if_there_is_room  # type: ignore[method-assign]
+        first.crash()
+        first.start()
+        pid = first.sim.process
+        await stage.until(lambda: first.served is not None and first.served.is_open, within_s=20.0)
+        assert first.served is not None
+        assert first.served.bookie is not None, "its bookie serves"
+        await stage.until(lambda: P in {each for node in stage.others(first) for each in node.leads}, within_s=8.0)
+        await stage.put_until_done(asked)
+        assert not first.served.replicas()
+        is_full = False
+        await stage.until(lambda: bool(first.served and first.served.replicas()), within_s=20.0)
+        assert first.sim.process is pid, "the process has not ended"
+
+    for seed in range(1, 3):
         play(story, knobs(lead_back_s=1.0), seed)
