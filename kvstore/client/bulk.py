@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
@@ -22,6 +22,7 @@ from kvstore.client.operations import DELETE, PUT, Operation, check
 from kvstore.env import Task
 from kvstore.env.caller import caller_env
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, StoreError
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
 
@@ -41,14 +42,45 @@ class Row(NamedTuple):
     """Since 1970; 0: never."""
 
 
+_Row = tuple[bytes, bytes | None, int]
+"""A Row, perhaps as a plain tuple."""
+
+
+class _Batch:
+    """Rows that are written together."""
+
+    __slots__ = ("rows", "size")
+
+    def __init__(self) -> None:
+        self.rows: list[_Row] = []
+        self.size = 0
+        """Bytes of keys and values."""
+
+
 class _Lane:
     """What goes to one partition."""
 
-    __slots__ = ("rows", "task")
+    __slots__ = ("full", "gathering", "task")
 
     def __init__(self) -> None:
-        self.rows: deque[Row] = deque()
+        self.full: deque[_Batch] = deque()
+        self.gathering = _Batch()
         self.task: Task | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.full or self.gathering.rows)
+
+    def begin(self) -> _Batch:
+        """Another batch, behind the one that was gathering."""
+        self.full.append(self.gathering)
+        self.gathering = _Batch()
+        return self.gathering
+
+    def take(self) -> _Batch:
+        """The next batch to be written, whether it is full or not."""
+        if not self.full:
+            self.begin()
+        return self.full.popleft()
 
 
 class Loader:
@@ -97,23 +129,36 @@ class Loader:
         finally:
             await self._conveyor.close()
 
-    async def add(self, rows: Iterable[Row]) -> None:
+    async def add(self, rows: Iterable[_Row]) -> None:
         """Take rows in; waits while too many are under way. Raises StoreError, also for rows added earlier."""
         routing = self._conveyor.routing
         if routing.ring_version != self._ring_version:
             await self._wait_backlog(0)  # a key's earlier rows may be on their way to where it was
             self._ring_version = routing.ring_version
-        for row in rows:
-            key, value, _ = row
-            check(key, value or b"")
-            partition = routing.partition_of(key)
-            lane = self._lanes.get(partition) or self._lanes.setdefault(partition, _Lane())
-            lane.rows.append(row)
-            self._backlog += _size(row)
+        self._sort(rows, routing.partition_of)
         for lane in self._lanes.values():
-            if lane.task is None and lane.rows:
+            if lane.task is None and lane:
                 lane.task = self._env.nursery.spawn(self._drain(lane), name="lane")
         await self._wait_backlog(BACKLOG_BATCHES * self._batch_bytes)
+
+    def _sort(self, rows: Iterable[_Row], partition_of: Callable[[bytes], str]) -> None:
+        """Into the batches of their partitions. Every row passes here, and nowhere else by itself."""
+        lanes, rows_max, bytes_max = self._lanes, self._batch_rows, self._batch_bytes
+        for row in rows:
+            key, value, _ = row
+            size = len(key) + (len(value) if value else 0)
+            if size > KEY_BYTES_MAX or not key:  # the limit of values is higher
+                check(key, value or b"")
+            partition = partition_of(key)
+            lane = lanes.get(partition)
+            if lane is None:
+                lane = lanes[partition] = _Lane()
+            batch = lane.gathering
+            if batch.rows and (batch.size + size > bytes_max or len(batch.rows) >= rows_max):
+                batch = lane.begin()
+            batch.rows.append(row)
+            batch.size += size
+            self._backlog += size
 
     async def _wait_backlog(self, most: int) -> None:
         while self._failure is None and (self._backlog > most or (most == 0 and self._is_busy())):
@@ -127,10 +172,10 @@ class Loader:
 
     async def _drain(self, lane: _Lane) -> None:
         try:
-            while lane.rows and self._failure is None:
-                rows = self._cut(lane)
-                await self._write(rows)
-                self._backlog -= sum(map(_size, rows))
+            while lane and self._failure is None:
+                batch = lane.take()
+                await self._write(batch.rows)
+                self._backlog -= batch.size
                 self._progress.set()
         except StoreError as error:
             self._failure = self._failure or error
@@ -138,30 +183,18 @@ class Loader:
             lane.task = None
             self._progress.set()
 
-    def _cut(self, lane: _Lane) -> list[Row]:
-        """The next batch; at least one row."""
-        taken: list[Row] = []
-        size = 0
-        while lane.rows and len(taken) < self._batch_rows:
-            row = lane.rows[0]
-            size += _size(row)
-            if taken and size > self._batch_bytes:
-                break
-            taken.append(lane.rows.popleft())
-        return taken
-
-    async def _write(self, rows: Sequence[Row]) -> None:
+    async def _write(self, rows: Sequence[_Row]) -> None:
         """Write rows of one lane, in order; those of several partitions, by what is known now, in several batches."""
         if self._conveyor.routing.ring_version == self._ring_version:
             await self._write_or_halve(rows)
             return
-        parts: dict[str, list[Row]] = {}
+        parts: dict[str, list[_Row]] = {}
         for row in rows:
-            parts.setdefault(self._conveyor.routing.partition_of(row.key), []).append(row)
+            parts.setdefault(self._conveyor.routing.partition_of(row[0]), []).append(row)
         for part in parts.values():
             await self._write_or_halve(part)
 
-    async def _write_or_halve(self, rows: Sequence[Row]) -> None:
+    async def _write_or_halve(self, rows: Sequence[_Row]) -> None:
         try:
             await self._write_batch(rows)
         except InvalidRequest:
@@ -171,7 +204,7 @@ class Loader:
             await self._write_or_halve(rows[:half])
             await self._write_or_halve(rows[half:])
 
-    async def _write_batch(self, rows: Sequence[Row]) -> None:
+    async def _write_batch(self, rows: Sequence[_Row]) -> None:
         try:
             kept = await self._run(rows)
         except OutcomeUnknown:
@@ -179,14 +212,22 @@ class Loader:
         self.kept += kept
         self.written += len(rows) - kept
 
-    async def _run(self, rows: Sequence[Row]) -> int:
+    async def _run(self, rows: Sequence[_Row]) -> int:
         """How many of them were left out."""
-        parts = [_part(row, self._if_absent) for row in rows]
-        if len(parts) == 1:  # a batch takes no value of full size beside its key
-            return await self._run_alone(parts[0])
-        options = kv_pb2.Options(operations=parts, flags=kv_pb2.INDEPENDENT if self._if_absent else 0)
-        whole = Operation(kv_pb2.BATCH, rows[0].key, options=options)
-        whole.size = sum(map(_size, rows)) + 32 * len(rows)
+        options = kv_pb2.Options(flags=kv_pb2.INDEPENDENT if self._if_absent else 0)
+        for key, value, expires_ms in rows:
+            if value is None:
+                options.operations.add(code=DELETE, key=key)
+            elif self._if_absent or expires_ms:
+                flags = kv_pb2.IF_ABSENT if self._if_absent else 0
+                conditions = kv_pb2.Options(expires_ms=expires_ms, flags=flags)
+                options.operations.add(code=PUT, key=key, value=value, options=conditions)
+            else:
+                options.operations.add(code=PUT, key=key, value=value)
+        if len(rows) == 1:  # a batch takes no value of full size beside its key
+            return await self._run_alone(options.operations[0])
+        whole = Operation(kv_pb2.BATCH, rows[0][0], options=options)
+        whole.size = options.ByteSize()
         answer = await self._conveyor.run(whole, None)
         return sum(map(_is_kept, answer.results)) if self._if_absent else 0
 
@@ -199,16 +240,6 @@ class Loader:
         return 0
 
 
-def _part(row: Row, if_absent: bool) -> kv_pb2.Operation:
-    key, value, expires_ms = row
-    if value is None:
-        return kv_pb2.Operation(code=DELETE, key=key)
-    if not (if_absent or expires_ms):
-        return kv_pb2.Operation(code=PUT, key=key, value=value)
-    options = kv_pb2.Options(expires_ms=expires_ms, flags=kv_pb2.IF_ABSENT if if_absent else 0)
-    return kv_pb2.Operation(code=PUT, key=key, value=value, options=options)
-
-
 def _is_kept(part: kv_pb2.Result) -> bool:
     """Raises the error of a row that failed for another reason than being there."""
     if not part.HasField("failure"):
@@ -217,7 +248,3 @@ def _is_kept(part: kv_pb2.Result) -> bool:
     if not isinstance(error, ConditionFailed):
         raise error
     return True
-
-
-def _size(row: Row) -> int:
-    return len(row.key) + len(row.value or b"")

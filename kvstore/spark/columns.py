@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvstore.client.bulk import Row
 from kvstore.errors import ConfigError, InvalidRequest
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.spark.options import OnNull, WriteOptions
@@ -45,13 +44,22 @@ class Plan:
     """Empty: rows never expire."""
     on_null: OnNull
 
-    def rows(self, batch: Any) -> Iterator[Row]:
-        """The rows of a pyarrow.RecordBatch. Raises InvalidRequest and names the row that the store would not take."""
+    def rows(self, batch: Any) -> Iterable[tuple[bytes, bytes | None, int]]:
+        """The rows of a pyarrow.RecordBatch, as the client's Row has them. Raises InvalidRequest and names the row that
+        the store would not take."""
         import pyarrow as pa
 
-        keys = batch.column(self.key).cast(pa.binary()).to_pylist()
-        values = batch.column(self.value).cast(pa.binary()).to_pylist()
+        key_column, value_column = (batch.column(name).cast(pa.binary()) for name in (self.key, self.value))
+        keys, values = key_column.to_pylist(), value_column.to_pylist()
         expiries = _milliseconds(batch.column(self.expires)) if self.expires else [0] * len(keys)
+        may_delete = self.on_null is OnNull.delete
+        if not (
+            _fits(key_column, 1, KEY_BYTES_MAX) and _fits(value_column, 0, VALUE_BYTES_MAX, may_be_null=may_delete)
+        ):
+            self._check(keys, values)
+        return zip(keys, values, expiries, strict=True)
+
+    def _check(self, keys: list[bytes | None], values: list[bytes | None]) -> None:
         for key, value in zip(keys, values, strict=True):
             if key is None or not 0 < len(key) <= KEY_BYTES_MAX:
                 raise InvalidRequest(f"column {self.key}: want keys of 1 to {KEY_BYTES_MAX} bytes, got {_shown(key)}")
@@ -64,7 +72,6 @@ class Plan:
                     f"column {self.value}: want values of at most {VALUE_BYTES_MAX} bytes, got {len(value)} "
                     f"for key {_shown(key)}"
                 )
-        return map(Row, keys, values, expiries)
 
 
 def plan(schema: StructType, options: WriteOptions) -> Plan:
@@ -84,6 +91,16 @@ def plan(schema: StructType, options: WriteOptions) -> Plan:
             "are to expire, expires_at"
         )
     return Plan(options.key_column, options.value_column, expires, options.on_null)
+
+
+def _fits(column: Any, least: int, most: int, *, may_be_null: bool = False) -> bool:
+    """Whether all that stands in a column has so many bytes."""
+    import pyarrow.compute as pc
+
+    found = pc.min_max(pc.binary_length(column)).as_py()
+    return (may_be_null or not column.null_count) and (
+        found["min"] is None or (least <= found["min"] and found["max"] <= most)
+    )
 
 
 def _milliseconds(column: Any) -> list[int]:

@@ -75,7 +75,7 @@ def restore(
 
 def _write(cluster: ClientConfig, batches: Iterator[Any], now_ms: int) -> pa.RecordBatch:
     """One task's records."""
-    from kvstore.client.bulk import Loader, Row
+    from kvstore.client.bulk import Loader
     from kvstore.env.real import run
 
     expired = 0
@@ -88,7 +88,7 @@ def _write(cluster: ClientConfig, batches: Iterator[Any], now_ms: int) -> pa.Rec
                 expired += batch.num_rows - living.num_rows
                 expiry = pc.fill_null(living["expires_at"].cast(pa.timestamp("ms", "UTC")).cast(pa.int64()), 0)
                 columns = (living["key"].to_pylist(), living["value"].to_pylist(), expiry.to_pylist())
-                await loader.add(map(Row, *columns))
+                await loader.add(zip(*columns, strict=True))
         return loader.written
 
     written = run(load())
