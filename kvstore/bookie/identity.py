@@ -80,11 +80,16 @@ class _Identification:
     def _cookie_in(self, directory: str, content: set[str]) -> Cookie:
         if VERSION not in content:
             what = "holds files but no cookie" if content else "is empty while the others are not"
-            raise ConfigError(
-                f"{directory} {what}; a disk may be missing. To give up what this bookie stores, empty all of: "
-                + ", ".join(self._directories)
-            )
+            raise ConfigError(f"{directory} {what}; a disk may be missing. {self._advice(directory)}")
         return self._read_cookie(f"{directory}/{VERSION}")
+
+    def _advice(self, directory: str) -> str:
+        if directory == self._config.index_dir:
+            return (
+                f"If it is lost, copy {self._config.journal_dir}/{VERSION} to it and start again: all else in it is "
+                "made again from the journal"
+            )
+        return f"To give up what this bookie stores, empty all of: {', '.join(self._directories)}"
 
     def _read_cookie(self, path: str) -> Cookie:
         try:

@@ -51,15 +51,20 @@ class Copier:
         """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at."""
 
     def look(self) -> None:
-        """Look at the ledgers soon: something may lack copies."""
+        """Look soon at the ledgers that have not been seen complete."""
         self._wake.set()
+
+    def look_again(self) -> None:
+        """Look soon at every ledger: a bookie that is back may have lost what it had."""
+        self._complete = set()
+        self.look()
 
     def start(self) -> None:
         self._nursery.spawn(self._run(), name="repair")
         self.look()
 
     async def _run(self) -> None:
-        self._ports.choice.listen(self, self.look)
+        self._ports.choice.listen(self, self.look_again)
         try:
             while True:
                 await self._wake.wait()
@@ -72,22 +77,24 @@ class Copier:
 
     async def _pass(self) -> bool:
         """Look at every ledger once; False if one that is registered could not be asked or supplied."""
-        wanted = self._wanted()
+        wanted, complete = self._wanted(), self._complete
         await asyncio.sleep(SETTLE_S)
         is_done = True
         for ledger, last in wanted:
-            if ledger not in self._complete:
+            if ledger not in complete:
                 try:
-                    is_done &= await self._repair(ledger, last)
+                    is_done &= await self._repair(ledger, last, complete)
                 except (LedgerError, MetadataError) as error:
                     log.info("ledger=%d not repaired now: %r", ledger, error)
                     self.lacking.add(ledger)
                     is_done = False
-        self._complete.intersection_update(ledger for ledger, _ in wanted)
+        complete.intersection_update(ledger for ledger, _ in wanted)
         self.lacking.intersection_update(ledger for ledger, _ in wanted)
         return is_done
 
-    async def _repair(self, ledger: LedgerId, last: EntryId | None) -> bool:
+    async def _repair(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
+        """Makes the ledger's missing copies. `complete` is replaced while bookies come and go: what was seen of them
+        before says nothing then."""
         metadata, _ = await self._ports.ledgers.read(ledger)
         if metadata.state is LedgerState.CLOSED:
             last = metadata.last_entry
@@ -106,7 +113,7 @@ class Copier:
         if are_all_there:
             self.lacking.discard(ledger)
         if metadata.state is LedgerState.CLOSED and are_all_there:
-            self._complete.add(ledger)
+            complete.add(ledger)
         return True
 
     async def _copy(self, metadata: LedgerMetadata, missing: list[Missing]) -> None:

@@ -202,7 +202,7 @@ class OpenLog:
             self._ports,
             self._nursery,
             on_halt=self._lose,
-            on_return=lambda _: self.copier.look(),
+            on_return=lambda _: self.copier.look_again(),
         )
 
     def _lose(self, error: StoreError) -> None:

@@ -98,6 +98,20 @@ def test_a_directory_with_files_and_no_cookie_is_refused_by_name(
         start(world, tree)
 
 
+def test_a_lost_index_costs_nothing_and_the_refusal_says_how_to_go_on(world: SimWorld, tree: MemoryTree) -> None:
+    first = start(world, tree)
+    disk = disk_of(world)
+    disk.remove("bookie/index/VERSION")
+    with pytest.raises(ConfigError, match="copy bookie/journal/VERSION to it and start again"):
+        start(world, tree)
+    cookie = disk.open("bookie/journal/VERSION").read(0, 4096)
+    copy = disk.open("bookie/index/VERSION", create=True)
+    copy.pwrite(0, cookie)
+    copy.sync()
+    disk.sync_dir("bookie/index")
+    assert start(world, tree) == Identity(first.bookie, False, ())
+
+
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
 def test_a_disk_swapped_with_another_bookies_is_refused(world: SimWorld, tree: MemoryTree, directory: str) -> None:
     start(world, tree)

@@ -218,6 +218,24 @@ def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
     run(case)
 
 
+def test_what_a_bookie_has_lost_of_ledgers_that_were_complete_is_made_again_when_it_is_back() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
+        await writer.append(25)
+        await asyncio.sleep(20)
+        bench.bookies.stop(B3)
+        oldest = writer.entries.confirmed[0].ledger
+        lost = bench.bookies.at[B3].of(oldest)
+        assert lost
+        for entry in lost:
+            del bench.bookies.at[B3].entries[oldest, entry]
+        bench.bookies.start(B3)
+        await asyncio.sleep(20)
+        assert bench.bookies.at[B3].of(oldest) == lost
+
+    run(case)
+
+
 def test_a_new_leader_makes_copies_again_that_the_former_one_left_missing() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(NEVER)))
