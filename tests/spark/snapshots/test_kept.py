@@ -1,0 +1,101 @@
+"""A snapshot's pin is renewed for as long as its job runs, and a job whose pin has ended is ended too."""
+
+from __future__ import annotations
+
+import threading
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.client.config import ClientConfig
+from kvstore.errors import NoSuchPin, StoreError, Unavailable
+from kvstore.spark.snapshots import create
+from kvstore.spark.snapshots.planning import Wanted
+from tests.spark.snapshots.made import manifest_of, places_of
+from tests.spark.snapshots.test_work import PLAN
+
+PIN_TTL_S = 0.4
+WAIT_S = 30
+
+
+class Servers:
+    """Renewals, each with the answer that comes next; the last answer stays."""
+
+    def __init__(self, *answers: StoreError | None) -> None:
+        self._answers = list(answers)
+        self.renewed = threading.Semaphore(0)
+        self.held: list[dict[str, int]] = []
+        self.cancelled = threading.Event()
+        self.session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=self._cancel))
+        self.group = ""
+
+    def renew_pin(self, cluster: ClientConfig, id: str, *, ttl_s: float) -> int:
+        assert (id, ttl_s) == (PLAN.pin, PIN_TTL_S)
+        self.renewed.release()
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if answer is not None:
+            raise answer
+        return 0
+
+    def _cancel(self, group: str) -> None:
+        self.group = group
+        self.cancelled.set()
+
+    # the feed, for an incremental
+
+    def __call__(self, cluster: ClientConfig) -> Servers:
+        return self
+
+    def __enter__(self) -> Servers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> None:
+        assert (name, ttl_s) == ("snapshot-s1", PIN_TTL_S)
+        self.held.append(positions)
+
+
+def servers(monkeypatch: pytest.MonkeyPatch, *answers: StoreError | None) -> Servers:
+    found = Servers(*answers)
+    monkeypatch.setattr(create, "renew_pin", found.renew_pin)
+    monkeypatch.setattr(create, "FeedReader", found)
+    monkeypatch.setattr(create, "LOOK_S", 0.01)
+    return found
+
+
+def wanted(**more: Any) -> Wanted:
+    return Wanted(cluster=ClientConfig(endpoints=("127.0.0.1:1",)), instance="c", pin_ttl_s=PIN_TTL_S, **more)
+
+
+def test_a_pin_is_renewed_again_and_again_also_when_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = servers(monkeypatch, None, Unavailable("away"), None)
+    with create.kept(wanted(), PLAN, found.session, lambda: None):
+        for _ in range(4):
+            assert found.renewed.acquire(timeout=WAIT_S)
+    assert not found.cancelled.is_set()
+    assert found.held == []
+
+
+def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = servers(monkeypatch, None)
+    parent = manifest_of("s0", None, places_of([]))
+    with create.kept(wanted(parent=parent), PLAN, found.session, lambda: None):
+        for _ in range(2):
+            assert found.renewed.acquire(timeout=WAIT_S)
+    assert found.held[0] == {"p1": 0, "p2": 0}
+
+
+def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = servers(monkeypatch, NoSuchPin("gone"))
+
+    def job() -> None:
+        with create.kept(wanted(), PLAN, found.session, lambda: None):
+            assert found.cancelled.wait(WAIT_S)
+            raise Unavailable("the Spark job failed: cancelled")
+
+    with pytest.raises(NoSuchPin, match="gone"):
+        job()
+    assert found.group == "kvstore snapshot s1"

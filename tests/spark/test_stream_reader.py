@@ -1,0 +1,152 @@
+"""From where to where a stream reads: batch after batch each change once, at both ends, without Spark or a cluster."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.feed import PartitionFeed
+from kvstore.proto import feed_pb2
+from kvstore.spark import stream
+from kvstore.spark.columns import CHANGES, COLUMNS
+from kvstore.spark.options import stream_options
+from kvstore.spark.stream import ChangeReader
+
+CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
+PAGE_ROWS = 3
+Log = dict[str, list[int]]
+"""The sequences of each partition's changes; between them may be others, of which a feed tells nothing."""
+LOG: Log = {"p1": [1, 2, 3, 4, 5, 6, 7, 20, 21, 22, 40], "p2": [9], "p3": []}
+
+
+class Feed:
+    """Stands for the servers: pages of a few changes each."""
+
+    log: ClassVar[Log] = {}
+    held: ClassVar[list[dict[str, int]]] = []
+
+    def __init__(self, cluster: ClientConfig) -> None:
+        assert cluster is CONFIG
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
+
+    def positions(self, **_: Any) -> list[PartitionFeed]:
+        return [PartitionFeed(each, 0, max(log, default=0), False, ()) for each, log in self.log.items()]
+
+    def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
+        self.held.append(positions)
+        return 0
+
+    def changes(
+        self, partition: str, after: int, *, until: int = 0, rows_max: int = 0, **_: Any
+    ) -> feed_pb2.ChangesResponse:
+        until = until or max(self.log[partition])
+        left = [each for each in self.log[partition] if after < each <= until]
+        page = left[: rows_max or PAGE_ROWS]
+        return feed_pb2.ChangesResponse(
+            sequences=page,
+            keys=[b"%d" % each for each in page],
+            values=[b"v" for _ in page],
+            kinds=bytes([feed_pb2.CREATED] * len(page)),
+            created=page,
+            times_ms=[1 for _ in page],
+            expires_ms=[0 for _ in page],
+            next=page[-1] if len(page) < len(left) else until,
+        )
+
+
+@pytest.fixture(autouse=True)
+def feed(monkeypatch: pytest.MonkeyPatch) -> type[Feed]:
+    monkeypatch.setattr(stream, "FeedReader", Feed)
+    monkeypatch.setattr(stream, "TASK_ROWS", 5)
+    monkeypatch.setattr(Feed, "log", LOG)
+    monkeypatch.setattr(Feed, "held", [])
+    return Feed
+
+
+def reader(**options: str) -> ChangeReader:
+    return ChangeReader(CONFIG, stream_options(options, tuple(CHANGES), tuple(COLUMNS)))
+
+
+def rows(found: ChangeReader, start: dict[str, Any], end: dict[str, Any]) -> list[tuple[str, int]]:
+    """Partition and sequence of what the tasks of a micro-batch read."""
+    return [
+        (row["partition"], row["version"])
+        for task in found.partitions(start, end)
+        for batch in found.read(task)
+        for row in batch.to_pylist()
+    ]
+
+
+def every(log: Log) -> list[tuple[str, int]]:
+    return [(partition, sequence) for partition, changes in log.items() for sequence in changes]
+
+
+def read_all(found: ChangeReader, limit: ReadLimit) -> list[list[tuple[str, int]]]:
+    """Micro-batch by micro-batch, until there is no more."""
+    start, batches = found.initialOffset(), []
+    while (end := found.latestOffset(start, limit)) != start:
+        batches.append(rows(found, start, end))
+        start = end
+    return batches
+
+
+@pytest.mark.parametrize("limit", [ReadAllAvailable(), ReadMaxRows(1), ReadMaxRows(4), ReadMaxBytes(8)])
+def test_every_change_is_in_one_micro_batch(limit: ReadLimit) -> None:
+    batches = read_all(reader(startingPosition="earliest"), limit)
+    assert sorted(row for batch in batches for row in batch) == sorted(every(LOG))
+
+
+@given(st.sets(st.integers(1, 30)), st.sets(st.integers(1, 30)), st.integers(1, 9))
+def test_every_change_of_any_log_is_in_one_micro_batch_of_any_size(one: set[int], other: set[int], most: int) -> None:
+    Feed.log = {"p1": sorted(one), "p2": sorted(other)}
+    batches = read_all(reader(startingPosition="earliest"), ReadMaxRows(most))
+    assert sorted(row for batch in batches for row in batch) == sorted(every(Feed.log))
+    assert max(map(len, batches), default=0) <= max(2, most)
+
+
+def test_a_stream_of_what_comes_begins_behind_what_is_there() -> None:
+    found = reader()
+    start = found.initialOffset()
+    assert found.latestOffset(start, ReadAllAvailable()) == start
+    Feed.log = LOG | {"p1": [*LOG["p1"], 41], "p3": [1]}
+    end = found.latestOffset(start, ReadAllAvailable())
+    assert rows(found, start, end) == [("p1", 41), ("p3", 1)]
+
+
+def test_an_offset_is_the_last_change_that_was_read() -> None:
+    found = reader(startingPosition='{"p1": 6, "p2": 9}')
+    start = found.initialOffset()
+    end = found.latestOffset(start, ReadAllAvailable())
+    assert rows(found, start, end) == [("p1", each) for each in (7, 20, 21, 22, 40)]
+    assert rows(found, {"p1": 19}, {"p1": 21}) == [("p1", 20), ("p1", 21)]
+
+
+def test_under_available_now_a_query_ends_where_the_logs_were_when_it_began() -> None:
+    found = reader(startingPosition="earliest")
+    found.prepareForTriggerAvailableNow()
+    Feed.log = LOG | {"p1": [*LOG["p1"], 41], "p4": [1]}
+    batches = read_all(found, ReadMaxRows(6))
+    assert sorted(row for batch in batches for row in batch) == sorted(every(LOG))
+
+
+def test_logs_are_held_from_the_micro_batch_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A query that dies reads its last one again."""
+    monkeypatch.setattr(stream, "HOLD_SHARES", 1e12)  # at every micro-batch
+    read_all(reader(startingPosition="earliest"), ReadMaxRows(4))
+    starts = [each["p1"] for each in Feed.held]
+    assert starts[0] == starts[1] == 0
+    assert starts == sorted(starts)
+    assert 0 < starts[-1] < 40
