@@ -26,7 +26,7 @@ from kvstore.types import PartitionId, ServerId
 from tests.client.faces import FACES, Face
 from tests.client.model import WINDOW_MS, ModelCluster, ModelServer
 from tests.client.serving import Servers, serving
-from tests.waiting import wait_until, wait_until_blocking
+from tests.waiting import PATIENCE_S, wait_until, wait_until_blocking
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
@@ -270,7 +270,7 @@ async def test_a_call_under_way_at_close_ends_with_an_error(client: Face, server
     await arrived.wait()
     await client.close()
     with pytest.raises(OutcomeUnknown):
-        await asyncio.wait_for(call, 5)
+        await asyncio.wait_for(call, PATIENCE_S)
 
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())

@@ -22,6 +22,7 @@ from kvstore.env.uring import RingSyncs
 from kvstore.errors import ConfigError
 from tests.env.runners import LOOPS, Work
 from tests.sim.disk import SimDisk
+from tests.waiting import PATIENCE_S
 
 
 def ring() -> RingSyncs:
@@ -53,7 +54,7 @@ async def synced(file: File, times: int = 1) -> list[OSError | None]:
 
     for _ in range(times):
         file.submit_sync(done)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await over
     return results
 
@@ -161,7 +162,7 @@ def test_syncs_are_reported_on_the_loop_in_order(disk: Disk, loop: str) -> None:
             for number in range(10):
                 submit(number, turn)
         assert order == [], "never before submit_sync has returned"
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             await over
         assert sorted(order) == [(number, turn) for number in range(10) for turn in range(20)]
         for number in range(10):

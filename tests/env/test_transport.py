@@ -18,7 +18,7 @@ from tests.sim.env import SimWorld
 from tests.sim.network import NetworkConfig
 
 Scenario = Callable[["Place"], Coroutine[Any, Any, None]]
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 
 class Place:

@@ -25,7 +25,7 @@ from kvstore.proto.frames import FrameReader
 from kvstore.server.zookeeper import free_port, start_standalone
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, LedgerId
 from tests.interop import java
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 GOLDEN = Path(__file__).parent.parent / "proto" / "golden" / "bookie.hex"
 L = LedgerId(7)
@@ -85,7 +85,7 @@ async def ask(address: str, requests: list[tuple[str, bytes]]) -> list[tuple[str
     reader, writer = await asyncio.open_connection(host, int(port))
     frames, told = FrameReader(wire.PAYLOAD_MAX), []
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_S):
             for name, request in requests:
                 writer.write(request)
                 answers: list[bytes] = []

@@ -13,6 +13,7 @@ from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
 from tests.sim.metadata import MetadataConfig, SimMetadata
 from tests.sim.metadata_client import SimStore
+from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")
 
@@ -97,7 +98,7 @@ class Hint:
 
     async def wait(self) -> None:
         """Until the next call after the last `wait`."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             await self._event.wait()
         self._event.clear()
 
@@ -114,7 +115,7 @@ class States:
         self.seen.append(state)
         self._event.set()
 
-    async def wait_for(self, state: SessionState, *, timeout_s: float = 20) -> None:
+    async def wait_for(self, state: SessionState, *, timeout_s: float = PATIENCE_S) -> None:
         """Until `state` has been seen since this object was made."""
         async with asyncio.timeout(timeout_s):
             while state not in self.seen:

@@ -10,6 +10,7 @@ import pytest
 
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from tests.waiting import PATIENCE_S
 
 MALFORMED = b"\xff\xff\xff"
 
@@ -102,5 +103,5 @@ async def test_a_stream_that_is_cancelled_ends_the_method_behind_it(served: tupl
     call = stub.Scan(kv_pb2.ScanRequest())
     assert await call.read() == kv_pb2.ScanResponse()
     call.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE_S):
         await service.ended.wait()

@@ -10,6 +10,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.rpc import channels
 from kvstore.rpc.server import GrpcServer
+from tests.waiting import PATIENCE_S
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -74,7 +75,7 @@ async def test_connections_are_bounded_and_those_that_are_there_go_on() -> None:
     refused = 0
     for reader, writer in opened:
         writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0]))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             refused += await _first_byte(reader) == b""
     assert refused == 3
     for _, writer in opened:

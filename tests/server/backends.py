@@ -20,6 +20,7 @@ from kvstore.ring.builder import new_ring
 from kvstore.server.members import ClusterTopology
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
+from tests.waiting import PATIENCE_S
 
 
 class MemoryLog:
@@ -184,7 +185,7 @@ class Collector:
 
     async def wait(self, *tokens: int) -> list[Any]:
         """The results of these requests, once all are there."""
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             while not set(tokens) <= set(self.results):
                 self._changed.clear()
                 await self._changed.wait()

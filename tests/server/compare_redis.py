@@ -18,7 +18,7 @@ from random import Random
 from typing import Any
 
 from tests.server.redis_door import redis_door
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 COMMANDS = 20_000
 NAMES_OF_KEYS = [b"a", b"b", b"c", b"n", b"e"]
@@ -59,7 +59,7 @@ class Side:
 
     async def ask(self, words: list[bytes]) -> Answer:
         self.writer.write(b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.read()
 
     async def read(self) -> Answer:

@@ -19,9 +19,10 @@ from kvstore.server.feeds import Feeds
 from kvstore.server.watch import send_watch
 from kvstore.types import PartitionId, ServerId
 from tests.server.feed_logs import MemoryLog, MemoryLogs
+from tests.waiting import PATIENCE_S
 
-WAIT_S = 4.0
-"""Shorter than a heartbeat: what comes only with one is late."""
+HEARTBEAT_S = 2 * PATIENCE_S
+"""What comes only with a heartbeat is late."""
 EVERYTHING = Interest()
 
 
@@ -79,7 +80,7 @@ class World:
         of: bytes | None = None,
         after: Mapping[str, int] | None = None,
         seen: Mapping[str, int] | None = None,
-        heartbeat_s: float = 5.0,
+        heartbeat_s: float = HEARTBEAT_S,
         is_reading: bool = True,
     ) -> Following:
         """A reader whose watch has begun. Raises what kept it from that."""
@@ -136,7 +137,7 @@ class Following:
         return sum(message.ByteSize() for message in self._held)
 
     async def begin(self) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while not self._reading.is_ready:
                 await self._wait()
         self._reads.clear()
@@ -146,20 +147,20 @@ class Following:
 
     async def take(self, count: int) -> list[Change]:
         """The next changes that it was shown."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while len(self.changes) < self._given + count:
                 await self._wait()
         self._given += count
         return self.changes[self._given - count : self._given]
 
     async def wait_position(self, wanted: Mapping[str, int]) -> None:
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self.position != wanted:
                 await self._wait()
 
     async def failure(self) -> Exception:
         """What ended the watch."""
-        async with asyncio.timeout(WAIT_S):
+        async with asyncio.timeout(PATIENCE_S):
             while self._ended is None:
                 self._news.clear()
                 await self._news.wait()

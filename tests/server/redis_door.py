@@ -12,6 +12,7 @@ from kvstore.server.config import Limits
 from kvstore.server.resp import RespServer
 from kvstore.server.resp_commands import CommandError
 from tests.server.backends import OneServer, one_server
+from tests.waiting import PATIENCE_S
 
 
 class Raw:
@@ -26,18 +27,18 @@ class Raw:
         return await self.read(len(expected))
 
     async def read(self, count: int) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             try:
                 return await self.reader.readexactly(count)
             except asyncio.IncompleteReadError as error:
                 return error.partial
 
     async def read_line(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.reader.readline()
 
     async def read_to_end(self) -> bytes:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             return await self.reader.read()
 
     def close(self) -> None:

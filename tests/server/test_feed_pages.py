@@ -19,6 +19,7 @@ from kvstore.server.feed_service import FeedService
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from tests.server.feed_logs import MemoryLog
 from tests.server.feed_world import World
+from tests.waiting import PATIENCE_S
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 AT, SPAN = Position(LedgerId(1), EntryId(0)), Span(7, 9)
@@ -157,7 +158,7 @@ async def test_pages_have_each_change_once_whatever_is_asked_and_trimmed(
             await world.settle()
             await random.choice(readers).read()
         for reader in readers:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE_S):
                 while reader.after < writer.log.seq:
                     await reader.read()
             reader.check_moves()

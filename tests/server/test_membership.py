@@ -21,7 +21,7 @@ from kvstore.ring.ring import Member as RingMember
 from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.types import PartitionId, ServerId
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 N1, N2 = ServerId("n1"), ServerId("n2")
@@ -68,7 +68,7 @@ async def test_the_ring_is_waited_for(world: World) -> None:
     await asyncio.sleep(0)
     assert not waiting.done()
     await world.other.create(paths.RING, codec.encode(RING))
-    assert (await asyncio.wait_for(waiting, 5)).version == RING.version
+    assert (await asyncio.wait_for(waiting, PATIENCE_S)).version == RING.version
 
 
 async def test_changes_are_seen_and_told(world: World) -> None:

@@ -16,7 +16,7 @@ from kvstore.types import PartitionId, ServerId
 from tests.server.redis_door import Raw
 from tests.server.servers import Server, Servers, servers
 from tests.server.test_resp_parser import packed
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 P1, N1, N2 = PartitionId("p1"), ServerId("n1"), ServerId("n2")
 
@@ -54,7 +54,7 @@ async def test_a_link_meant_for_another_server_is_refused(cluster: Servers) -> N
     raw.close()
     cluster["n1"].links._addresses[ServerId("n7")] = cluster.addresses[N2]
     with pytest.raises(Unavailable, match="not n7"):
-        await cluster["n1"].links.call(ServerId("n7"), P1, "m", b"", 1)
+        await cluster["n1"].links.call(ServerId("n7"), P1, "m", b"", PATIENCE_S)
 
 
 async def test_a_connection_becomes_a_link_only_as_the_first_thing(cluster: Servers) -> None:
@@ -123,32 +123,39 @@ async def broken(server: ServerId, method: str, body: bytes) -> bytes:
     raise ValueError("a bug")
 
 
+async def link(cluster: Servers) -> None:
+    """n1 has a link to n2, so that a call leaves at once."""
+    cluster["n2"].peers.serve(P1, echo)
+    await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
+
+
 async def test_a_call_is_answered_by_the_other_servers_replica(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, echo)
     links = cluster["n1"].links
-    assert await links.call(N2, P1, "ask", b"body", 5) == b"n1 ask body"
+    assert await links.call(N2, P1, "ask", b"body", PATIENCE_S) == b"n1 ask body"
     large = b"x" * (4 << 20)
-    assert await links.call(N2, P1, "ask", large, 5) == b"n1 ask " + large
-    answers = await asyncio.gather(*(links.call(N2, P1, "ask", b"%d" % i, 5) for i in range(50)))
+    assert await links.call(N2, P1, "ask", large, PATIENCE_S) == b"n1 ask " + large
+    answers = await asyncio.gather(*(links.call(N2, P1, "ask", b"%d" % i, PATIENCE_S) for i in range(50)))
     assert answers == [b"n1 ask %d" % i for i in range(50)]
     assert len(cluster["n2"].peers._sessions) == 1, "one link serves all"
 
 
 async def test_a_call_to_oneself_needs_no_link(cluster: Servers) -> None:
     cluster["n1"].peers.serve(P1, echo)
-    assert await cluster["n1"].links.call(N1, P1, "ask", b"", 1) == b"n1 ask "
+    assert await cluster["n1"].links.call(N1, P1, "ask", b"", PATIENCE_S) == b"n1 ask "
 
 
 async def test_what_the_replica_raises_arrives(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, refuse)
     with pytest.raises(InvalidRequest, match="not that"):
-        await cluster["n1"].links.call(N2, P1, "ask", b"", 5)
+        await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
     cluster["n2"].peers.forget(P1)
     with pytest.raises(NotLeader):
-        await cluster["n1"].links.call(N2, P1, "ask", b"", 5)
+        await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
 
 
 async def test_no_answer_in_time_is_an_unknown_outcome(cluster: Servers) -> None:
+    await link(cluster)
     cluster["n2"].peers.serve(P1, forever)
     with pytest.raises(OutcomeUnknown, match="within"):
         await cluster["n1"].links.call(N2, P1, "ask", b"", 0.1)
@@ -156,6 +163,7 @@ async def test_no_answer_in_time_is_an_unknown_outcome(cluster: Servers) -> None
 
 async def test_calls_under_way_are_bounded(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_link, "CALLS_MAX", 2)
+    await link(cluster)
     cluster["n2"].peers.serve(P1, forever)
     calls = [cluster["n1"].links.call(N2, P1, "ask", b"", 0.3) for _ in range(3)]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -168,9 +176,9 @@ async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster
     await cluster["n2"].resp.close()
     assert cluster.addresses[N2] == address
     with pytest.raises(PeerRefused):
-        await links.call(N2, P1, "ask", b"", 2)
+        await links.call(N2, P1, "ask", b"", PATIENCE_S)
     with pytest.raises(Unavailable, match="no address"):
-        await links.call(ServerId("n9"), P1, "ask", b"", 1)
+        await links.call(ServerId("n9"), P1, "ask", b"", PATIENCE_S)
     accepted: list[asyncio.StreamWriter] = []
     silent = await asyncio.start_server(lambda reader, writer: accepted.append(writer), "127.0.0.1", 0)
     links._addresses[ServerId("n8")] = f"127.0.0.1:{silent.sockets[0].getsockname()[1]}"
@@ -185,12 +193,12 @@ async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster
 
 async def test_a_link_lost_during_a_call_is_an_unknown_outcome_at_once(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, forever)
-    call = asyncio.ensure_future(cluster["n1"].links.call(N2, P1, "ask", b"", 60))
+    call = asyncio.ensure_future(cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S))
     await wait_until(lambda: has_calls(cluster["n2"]), what="the call is at n2")
     for session in list(cluster["n2"].peers._sessions):
         session.close()
     with pytest.raises(OutcomeUnknown, match="broke"):
-        await asyncio.wait_for(call, 5)
+        await asyncio.wait_for(call, PATIENCE_S)
 
 
 async def has_calls(server: Server) -> bool:
@@ -200,11 +208,11 @@ async def has_calls(server: Server) -> bool:
 async def test_a_bug_in_an_answer_costs_the_link_and_not_the_server(cluster: Servers) -> None:
     cluster["n2"].peers.serve(P1, broken)
     with pytest.raises(OutcomeUnknown):
-        await cluster["n1"].links.call(N2, P1, "ask", b"", 5)
+        await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S)
     cluster["n2"].peers.serve(P1, echo)
-    assert await cluster["n1"].links.call(N2, P1, "ask", b"", 5) == b"n1 ask "
+    assert await cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S) == b"n1 ask "
 
 
 async def test_a_call_that_is_too_large_is_not_sent(cluster: Servers) -> None:
     with pytest.raises(InvalidRequest, match="at most"):
-        await cluster["n1"].links.call(N2, P1, "ask", b"x" * (peer_frames.BODY_BYTES_MAX + 1), 5)
+        await cluster["n1"].links.call(N2, P1, "ask", b"x" * (peer_frames.BODY_BYTES_MAX + 1), PATIENCE_S)

@@ -6,16 +6,18 @@ import asyncio
 from pathlib import Path
 from typing import Any, cast
 
+import pytest
+
 from kvstore.errors import NotLeader, OutcomeUnknown
 from kvstore.partition import commands
-from kvstore.server import peer_frames
+from kvstore.server import peer_frames, peer_link
 from kvstore.server.peer_frames import Frames, Lane, Operations, Results
 from kvstore.server.peer_link import SWEEP_S, Link
 from kvstore.server.peer_server import PeerSession
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector
 from tests.server.servers import Server, servers
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 P1, N2 = PartitionId("p1"), ServerId("n2")
 
@@ -30,7 +32,7 @@ async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> Non
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         cluster["n2"].peers.serve(P1, echo)
         for _ in range(5):
-            assert await cluster["n1"].links.call(N2, P1, "ask", b"x", 5) == b"x"
+            assert await cluster["n1"].links.call(N2, P1, "ask", b"x", PATIENCE_S) == b"x"
         assert cluster["n2"].peers.statistics()["peer_sessions"] == 1
         await wait_until(lambda: has_links(cluster["n1"], 1), what="n1 has one link")
 
@@ -63,7 +65,7 @@ async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewh
         former.is_up = False
         server = cluster["n1"]
         cluster["n3"].peers.serve(P1, echo)
-        await server.links.call(ServerId("n3"), P1, "ask", b"there is a link", 5)
+        await server.links.call(ServerId("n3"), P1, "ask", b"there is a link", PATIENCE_S)
         server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
         await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
         await cluster.host("p1", "n3")
@@ -158,8 +160,11 @@ def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> 
     assert leader.done == [3, 5]
 
 
-async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_others_silent() -> None:
+async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_others_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """The event loop runs timers before it reads: the answers may all be there."""
+    monkeypatch.setattr(peer_link, "SILENCE_S", 3.0)
     links, stream, sink = Links(), Stream(), Collector()
     link = Link(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))

@@ -11,6 +11,7 @@ import pytest
 from tests.server.compare_redis import Answer, Side, alike
 from tests.server.redis_door import Door, Raw, redis_door
 from tests.server.redis_script import END, GOLDEN, Script, Step, escaped, gist, read, reply
+from tests.waiting import PATIENCE_S
 
 SCRIPTS = [script for path in sorted(GOLDEN.glob("redis_*.txt")) for script in read(path)]
 
@@ -47,7 +48,7 @@ async def answers(client: Raw, step: Step) -> list[bytes]:
     client.writer.write(step.data)
     found: list[bytes] = []
     try:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             for _ in step.ours or step.theirs:
                 found.append(await reply(client.reader))
     except TimeoutError:

@@ -27,6 +27,7 @@ from kvstore.types import PartitionId, Seq, ServerId
 from tests.client.model import Endpoint, View
 from tests.client.serving import ModelClock
 from tests.ring.rings import differences, settle
+from tests.waiting import PATIENCE_S
 
 P1 = PartitionId("p1")
 Action = admin_pb2.ChangeRingRequest
@@ -115,7 +116,14 @@ async def test_a_plan_for_a_ring_that_has_changed_meanwhile_is_refused(admin: Ri
 async def test_a_partition_that_does_not_answer_is_left_out_of_the_estimate(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.server.ring_admin.ASK_S", 0.01)
+    submit = node.submit
+
+    def submitted(op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+        """p2 is asked after p1, and only p2 has little time."""
+        monkeypatch.setattr("kvstore.server.ring_admin.ASK_S", 0.01 if partition == "p1" else PATIENCE_S)
+        submit(op, sink, token, ring_version, partition)
+
+    monkeypatch.setattr(node, "submit", submitted)
     node.silent = {"p2"}
     answer = await admin.change(Action(action=Action.REMOVE, partitions=["p1", "p2"], dry_run=True))
     assert [(row.id, row.HasField("keys")) for row in answer.partitions] == [("p1", True), ("p2", False), ("p3", False)]

@@ -9,6 +9,7 @@ import pytest
 from kvstore.errors import Overloaded
 from kvstore.server import scan_places
 from kvstore.server.scan_places import PATIENCE_S, WAIT_S, ScanPlaces
+from tests.waiting import PATIENCE_S as ENOUGH_S
 
 
 class Time:
@@ -39,7 +40,7 @@ async def test_a_scan_that_nobody_reads_gives_its_place_to_one_that_waits(time: 
     reading = asyncio.ensure_future(slow())
     await asyncio.sleep(0)
     time.now = PATIENCE_S
-    async with places.place(), asyncio.timeout(5):
+    async with places.place(), asyncio.timeout(ENOUGH_S):
         assert "too slowly" in await reading
 
 

@@ -13,6 +13,7 @@ from kvstore.types import PartitionId, ServerId
 from tests.client.model import View
 from tests.client.serving import ModelClock
 from tests.ring.rings import grown, ring_of
+from tests.waiting import PATIENCE_S
 
 
 class Backend:
@@ -45,7 +46,7 @@ async def test_a_client_that_waits_is_told_of_what_routes_keys_and_not_of_every_
         assert topologies.message().known == known
     flipped = steps.flip(steps.begin(ring, id, 1), id)
     backend.have(ring=flipped)
-    told = await asyncio.wait_for(waiting, 5)
+    told = await asyncio.wait_for(waiting, PATIENCE_S)
     assert (told.known > known, told.ring_version) == (True, flipped.version)
 
 

@@ -1,0 +1,20 @@
+"""Servers in tests are patient: a machine that stands still for seconds changes no answer. Tests of limits set their
+own."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.server import astray, dispatch, feeds, peer, peer_link, ring_admin
+from tests.waiting import PATIENCE_S
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(astray, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(peer, "CONNECT_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(peer_link, "SILENCE_S", PATIENCE_S)
+    monkeypatch.setattr(feeds, "OPEN_S", PATIENCE_S)
+    monkeypatch.setattr(ring_admin, "ASK_S", PATIENCE_S)
