@@ -16,8 +16,11 @@ from kvstore.rpc.server import GrpcServer
 from kvstore.server.kv import KV
 from kvstore.types import ServerId
 from tests.client.model import Endpoint, ModelCluster
+from tests.waiting import PATIENCE_S
 
 SERVICE = "kvstore.v1.KV"
+PATIENT = f"?timeout={PATIENCE_S:g}s&connect_timeout={PATIENCE_S / 2:g}s"
+"""For a client's URL: a machine that stands still for seconds fails no call."""
 
 
 def env_of(nursery: TaskNursery) -> Env:
@@ -69,7 +72,7 @@ class Servers:
 
     def kill_from_outside(self, id: ServerId) -> None:
         """The same, called in another thread than the servers'."""
-        asyncio.run_coroutine_threadsafe(self.kill(id), self.loop).result(10)
+        asyncio.run_coroutine_threadsafe(self.kill(id), self.loop).result(PATIENCE_S)
 
     async def close(self) -> None:
         for id in sorted(self._running):
@@ -79,6 +82,10 @@ class Servers:
     @property
     def url(self) -> str:
         return "kv://" + ",".join(endpoint.grpc for _, endpoint in sorted(self.cluster.endpoints.items()))
+
+    @property
+    def patient_url(self) -> str:
+        return self.url + PATIENT
 
 
 @asynccontextmanager
@@ -107,9 +114,9 @@ def serving_in_a_thread(cluster: ModelCluster) -> Iterator[Servers]:
 
     thread = threading.Thread(target=asyncio.run, args=(main(),), name="servers")
     thread.start()
-    assert ready.wait(10)
+    assert ready.wait(PATIENCE_S)
     try:
         yield held["servers"]
     finally:
         held["loop"].call_soon_threadsafe(held["stop"].set)
-        thread.join(10)
+        thread.join(PATIENCE_S)

@@ -27,7 +27,7 @@ async def servers() -> AsyncIterator[Servers]:
 
 
 def loader(servers: Servers, **options: Any) -> Loader:
-    return Loader(parse_url(servers.url + "?timeout=5s"), **options)
+    return Loader(parse_url(servers.patient_url), **options)
 
 
 def rows(count: int, *, value: bytes = b"v") -> list[Row]:

@@ -11,7 +11,7 @@ from kvstore.client.config import parse_url
 from kvstore.errors import ConditionFailed, InvalidRequest, Unavailable
 from tests.client.faces import FACES, Face
 from tests.client.model import ModelCluster
-from tests.client.serving import serving
+from tests.client.serving import PATIENT, serving
 from tests.cluster.harness import running_cluster
 
 
@@ -53,7 +53,7 @@ async def empty(url: str) -> None:
 
 @pytest.fixture(params=FACES.keys())
 async def subject(request: pytest.FixtureRequest, endpoints: str) -> AsyncIterator[Subject]:
-    config: ClientConfig = parse_url(endpoints + "?timeout=30s")
+    config: ClientConfig = parse_url(endpoints + PATIENT)
     client, other = await FACES[request.param](config).open(), await FACES[request.param](config).open()
     yield Subject(client, other)
     await client.close()
