@@ -27,7 +27,8 @@ from rocksdict import (
     WriteOptions,
 )
 
-from kvstore.partition.engine import Batch, ViewClosed
+from kvstore.env.clock import SystemClock
+from kvstore.partition.engine import BEHIND_S, Batch, ViewClosed
 
 BLOOM_BITS_PER_KEY = 10
 MEMTABLES_PER_FILE = 16
@@ -72,7 +73,12 @@ class RocksEngine:
         well, in any thread."""
         self._path = path
         self._on_damage: Callable[[str], None] = lambda _: None
-        self._options = _options(write_buffer_bytes, block_cache_bytes)
+        self._memtable_bytes = max(MEMTABLE_BYTES_MIN, write_buffer_bytes // MEMTABLES_PER_FILE)
+        self._options = _options(self._memtable_bytes, block_cache_bytes)
+        self._now = SystemClock().now
+        self._look_at = 0.0
+        """When it is looked again whether it is behind, or after `_bytes_to_look` of writes."""
+        self._bytes_to_look = 0
         self._threads = ThreadPoolExecutor(1, thread_name_prefix="engine flush")
         self._views: dict[RocksView, None] = {}
         self._open()
@@ -114,12 +120,23 @@ class RocksEngine:
         return WriteBatch(raw_mode=True)
 
     def write(self, batch: Batch) -> None:
+        self._bytes_to_look -= batch.size_in_bytes()  # type: ignore[attr-defined]
         try:
             self._db.write(batch)  # type: ignore[arg-type]
         except Exception as error:
             raise self._failed(error) from error
 
     def is_behind(self) -> bool:
+        """A look costs more than a small write, so there is one per table, and per BEHIND_S."""
+        now = self._now()
+        if self._bytes_to_look > 0 and now < self._look_at:
+            return False
+        if self._looks_behind():
+            return True
+        self._bytes_to_look, self._look_at = self._memtable_bytes, now + BEHIND_S
+        return False
+
+    def _looks_behind(self) -> bool:
         memtables = self._db.property_int_value("rocksdb.num-immutable-mem-table") or 0
         files = int(self._db.property_value(_FILES) or 0)
         return memtables >= BEHIND_MEMTABLES or files >= BEHIND_FILES or not self._has_room()
@@ -284,14 +301,14 @@ def _iterator(db: Rdict, end: bytes) -> Any:
     return db.iter(options)
 
 
-def _options(write_buffer_bytes: int, block_cache_bytes: int) -> Options:
+def _options(memtable_bytes: int, block_cache_bytes: int) -> Options:
     table = BlockBasedOptions()
     table.set_bloom_filter(BLOOM_BITS_PER_KEY, block_based=False)
     table.set_block_cache(Cache(block_cache_bytes))
     options = Options(raw_mode=True)
     options.create_if_missing(True)
     options.set_block_based_table_factory(table)
-    options.set_write_buffer_size(max(MEMTABLE_BYTES_MIN, write_buffer_bytes // MEMTABLES_PER_FILE))
+    options.set_write_buffer_size(memtable_bytes)
     options.set_min_write_buffer_number_to_merge(MEMTABLES_PER_FILE)
     options.set_max_write_buffer_number(MEMTABLES_MAX)
     # One thread writes: the memtable needs no atomic inserts.

@@ -9,9 +9,9 @@ from random import Random
 import pytest
 
 from kvstore.partition import engine_rocks
-from kvstore.partition.engine import Cursor, Engine, ViewClosed
+from kvstore.partition.engine import BEHIND_S, Cursor, Engine, ViewClosed
 from kvstore.partition.engine_memory import MemoryEngine
-from kvstore.partition.engine_rocks import RocksEngine
+from kvstore.partition.engine_rocks import MEMTABLE_BYTES_MIN, MEMTABLES_PER_FILE, RocksEngine
 
 DRIVERS: dict[str, Callable[[Path], Engine]] = {
     "memory": lambda path: MemoryEngine(),
@@ -185,6 +185,27 @@ async def test_an_engine_that_is_asked_to_pause_before_each_write_never_makes_on
         write(engine, *((b"%d-%d" % (number, each), b"v" * 1000) for each in range(20)))
         assert engine._db.property_int_value("rocksdb.is-write-stopped") == 0
     assert pauses > 0, "the test has not reached the bound"
+    engine.close()
+
+
+def test_an_engine_that_has_kept_up_looks_again_after_a_table_of_writes_or_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"), write_buffer_bytes=MEMTABLES_PER_FILE * MEMTABLE_BYTES_MIN)
+    now = 1.0
+    monkeypatch.setattr(engine, "_now", lambda: now)
+    assert not engine.is_behind()
+    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    write(engine, (b"a", b"1"))
+    assert not engine.is_behind(), "no look is due"
+    now += BEHIND_S
+    assert engine.is_behind()
+    monkeypatch.undo()
+    monkeypatch.setattr(engine, "_now", lambda: now)
+    assert not engine.is_behind(), "who is behind is asked each time"
+    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    write(engine, (b"b", b"v" * MEMTABLE_BYTES_MIN))
+    assert engine.is_behind()
     engine.close()
 
 
