@@ -16,7 +16,7 @@ import pyarrow as pa
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import Split
-from kvstore.client.pinned_arrow import batch_of
+from kvstore.client.pinned_arrow import batches_of
 from kvstore.client.pinned_read import read_pinned
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
@@ -28,6 +28,8 @@ from kvstore.types import Position
 
 PAGE_BYTES = 128 << 10
 """What a server reads at a time: others wait so long. Larger pages are hardly faster."""
+BATCH_BYTES = 1 << 20
+"""What is made one record batch."""
 PATIENCE_S = 60.0
 """How long a task looks for a replica before it fails."""
 WAIT_MS = 2000
@@ -90,8 +92,8 @@ def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
         0,
         job.cluster.tls,
     )
-    for page in read_pinned(split, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S):
-        yield batch_of(page, piece.partition)
+    pages = read_pinned(split, page_bytes=PAGE_BYTES, patience_s=PATIENCE_S)
+    yield from batches_of(pages, piece.partition, BATCH_BYTES)
 
 
 def changes(

@@ -1,0 +1,49 @@
+"""Pages of pinned reads as record batches: small pages become larger batches of the same records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+
+import pytest
+
+from kvstore.client.pinned_arrow import batch_of, batches_of
+from kvstore.client.pinned_read import Page
+from kvstore.partition.rows import data_key, encode_record
+from kvstore.proto import pinned_page
+
+NOW_MS = 1_700_000_000_000
+
+
+def pages(times_ms: Sequence[int], seed: int = 0) -> list[Page]:
+    """One for each time by which records have expired (0: none has), of records of all kinds."""
+    random, found = Random(seed), []
+    for number, time_ms in enumerate(times_ms):
+        keys = [b"key-%d-%d" % (number, each) for each in range(random.randrange(1, 30))]
+        rows = [
+            encode_record(
+                random.randbytes(random.randrange(40)),
+                version := random.randrange(1, 1000),
+                random.randrange(1, version + 1),
+                NOW_MS,
+                random.choice([0, NOW_MS - 5, NOW_MS + 5]) if time_ms else 0,
+            )
+            for _ in keys
+        ]
+        found.append(Page(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
+    return found
+
+
+@pytest.mark.parametrize("bytes_min", [1, 700, 1 << 20])
+@pytest.mark.parametrize("times_ms", [[], [0] * 9, [NOW_MS] * 9, [0, NOW_MS, NOW_MS, NOW_MS - 9, 0]])
+def test_records_of_joined_pages_are_those_of_the_pages(times_ms: list[int], bytes_min: int) -> None:
+    given = pages(times_ms)
+    expected = [row for page in given for row in batch_of(page, "p1").to_pylist()]
+    assert [row for batch in batches_of(given, "p1", bytes_min) for row in batch.to_pylist()] == expected
+
+
+def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
+    given = pages([0] * 40)
+    sizes = [len(page.message.keys) + len(page.message.rows) for page in given]
+    batches = list(batches_of(given, "p1", 2 * max(sizes)))
+    assert 1 < len(batches) <= 1 + sum(sizes) // (2 * max(sizes))
