@@ -1,5 +1,6 @@
 """What holds for every test: order, seeds and asyncio's debug mode. Markers and warnings are set in pyproject.toml."""
 
+import logging
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,10 @@ REAL_PROCESSES = {"needs_zookeeper", "cluster", "spark", "interop"}
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)
 settings.register_profile("drill", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("repeatable")
+
+
+# In debug mode it also says which turn of the loop took long: on a machine that stands still any turn does.
+logging.getLogger("asyncio").setLevel(logging.ERROR)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

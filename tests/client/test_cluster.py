@@ -16,7 +16,7 @@ from tests.cluster.harness import Cluster, running_cluster
 from tests.sim.linearizable import check
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 ENOUGH = 150
 """Acknowledged writes of each partition, so that a run proves something."""
 

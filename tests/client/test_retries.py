@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sortedcontainers import SortedDict
 
-from kvstore.client import ClientConfig, Level
+from kvstore.client import Level
 from kvstore.client.config import parse_url
 from kvstore.client.values import RING
 from kvstore.errors import (
@@ -275,8 +275,7 @@ async def test_a_call_under_way_at_close_ends_with_an_error(client: Face, server
 
 @pytest.mark.parametrize("face", FACES.values(), ids=FACES.keys())
 async def test_more_calls_than_there_is_room_for_wait_their_turn(face: type[Face], servers: Servers) -> None:
-    config = ClientConfig(endpoints=parse_url(servers.url).endpoints)
-    client = await face(config).open()
+    client = await face(parse_url(servers.patient_url)).open()
     key = servers.cluster.key_of(P1)
     keys = {key + b"{}" + b"%d" % i: b"v" for i in range(10)}
     calls = [client.call("put_many", keys) for _ in range(30)]

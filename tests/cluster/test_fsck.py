@@ -13,7 +13,7 @@ import pytest
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until_blocking
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from kvstore.proto import bookkeeper as wire
 from tests.cluster.harness import Cluster, running_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 ROUNDS = 150
 GROWTH_BYTES_MAX = 160 << 20

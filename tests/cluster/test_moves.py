@@ -14,7 +14,7 @@ from loadtest.ring_stage import PROBLEMS, RingStage
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS, VALUE_BYTES = 2_000, 400
 BYTES_PER_S = 250

@@ -22,7 +22,7 @@ from kvstore.client.pinned_read import read_pinned
 from kvstore.errors import InvalidRequest, NoSuchPin, Refused, StoreError
 from tests.cluster.harness import Cluster, running_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster]
 
 VALUES = {b"key%05d" % number: b"%d" % number * 20 for number in range(6_000)} | {b"large": b"x" * (1 << 20)}
 SPLIT_BYTES = 60_000

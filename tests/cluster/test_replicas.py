@@ -13,7 +13,7 @@ import pytest
 
 from tests.cluster.harness import Cluster, running_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS = {f"key{number}": f"value {number}" for number in range(2_000)}
 REPAIR_AFTER_S = 4.0

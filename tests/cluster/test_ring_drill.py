@@ -12,7 +12,7 @@ from loadtest.ring_drill import Course, grow, kills
 from loadtest.ring_stage import RingStage
 from tests.cluster.harness import Cluster, running_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 COURSE = Course(sizes=(1, 3, 2), rounds=1, keys=1_500, base_s=0.5, round_s=4.0)
 

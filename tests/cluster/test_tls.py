@@ -20,7 +20,7 @@ from kvstore.client import Client
 from kvstore.errors import StoreError
 from tests.cluster.harness import Cluster, running_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster]
 
 
 class Secured:

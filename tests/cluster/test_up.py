@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from kvstore.client import Client
 from tests.cluster.harness import Cluster, is_alive, running_cluster
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 
 
 @pytest.fixture(scope="module")

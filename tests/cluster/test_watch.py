@@ -18,7 +18,7 @@ from kvstore.errors import OutcomeUnknown, StoreError
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until_blocking
 
-pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 KEYS = [b"w%02d" % number for number in range(40)]
 ONE = KEYS[7]

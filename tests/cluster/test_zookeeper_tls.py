@@ -17,7 +17,7 @@ from tests.waiting import wait_until_blocking
 
 __all__ = ["secured"]
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.cluster]
 KVSTORE = [sys.executable, "-m", "kvstore"]
 
 

@@ -17,7 +17,6 @@ from tests.proto.golden import recorded
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
-    pytest.mark.timeout(600),
 ]
 
 

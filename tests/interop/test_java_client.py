@@ -12,7 +12,6 @@ from tests.interop.processes import Processes
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
-    pytest.mark.timeout(600),
 ]
 
 ENTRIES = "5000"

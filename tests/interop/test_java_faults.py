@@ -19,7 +19,6 @@ from tests.waiting import wait_until
 pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
-    pytest.mark.timeout(600),
 ]
 AUTO_RECOVERY = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 

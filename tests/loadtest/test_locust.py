@@ -16,7 +16,7 @@ from loadtest.workloads import Keyspace
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.cluster]
 KEYS = 200
 COMMAND = (
     sys.executable,

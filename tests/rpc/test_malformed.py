@@ -61,13 +61,13 @@ async def code_of(channel: grpc.aio.Channel, method: str) -> grpc.StatusCode:
     try:
         match method:
             case "Get":
-                await channel.unary_unary(path)(MALFORMED, timeout=5)
+                await channel.unary_unary(path)(MALFORMED, timeout=PATIENCE_S)
             case "Session":
-                call = channel.stream_stream(path)(timeout=5)
+                call = channel.stream_stream(path)(timeout=PATIENCE_S)
                 await call.write(MALFORMED)
                 await call.read()
             case _:
-                await channel.unary_stream(path)(MALFORMED, timeout=5).read()
+                await channel.unary_stream(path)(MALFORMED, timeout=PATIENCE_S).read()
     except grpc.aio.AioRpcError as error:
         return error.code()
     return grpc.StatusCode.OK
@@ -87,9 +87,9 @@ async def test_what_cannot_be_parsed_is_refused_and_not_unknown(
 async def test_good_messages_of_every_kind_are_answered(served: tuple[Service, grpc.aio.Channel]) -> None:
     service, channel = served
     stub: Any = kv_pb2_grpc.KVStub(channel)
-    await stub.Get(kv_pb2.GetRequest(), timeout=5)
-    assert await stub.Watch(kv_pb2.WatchRequest(), timeout=5).read() == kv_pb2.WatchResponse()
-    session = stub.Session(timeout=5)
+    await stub.Get(kv_pb2.GetRequest(), timeout=PATIENCE_S)
+    assert await stub.Watch(kv_pb2.WatchRequest(), timeout=PATIENCE_S).read() == kv_pb2.WatchResponse()
+    session = stub.Session(timeout=PATIENCE_S)
     await session.write(kv_pb2.Frame())
     assert await session.read() == kv_pb2.Answers()
     await session.done_writing()

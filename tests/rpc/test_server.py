@@ -27,7 +27,7 @@ async def server() -> AsyncIterator[tuple[GrpcServer, int]]:
 async def health_of(port: int, service: str) -> Any:
     async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub: Any = health_pb2_grpc.HealthStub(channel)
-        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=5)).status
+        return (await stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=PATIENCE_S)).status
 
 
 async def test_a_server_serves_when_it_is_told_so(server: tuple[GrpcServer, int]) -> None:

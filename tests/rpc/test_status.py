@@ -9,6 +9,7 @@ import pytest
 from kvstore import errors
 from kvstore.rpc.channels import channel_options, server_options
 from kvstore.rpc.status import FIELDS, STATUS, abort, describe, from_rpc_error, reason_of, restore
+from tests.waiting import PATIENCE_S
 
 
 def descendants(kind: type) -> set[type]:
@@ -91,7 +92,7 @@ async def test_every_error_crosses_a_server_unchanged(channel: grpc.aio.Channel)
     call = channel.unary_unary("/test/Raise")
     for kind in STATUS:
         with pytest.raises(grpc.RpcError) as caught:
-            await call(reason_of(kind).encode(), timeout=5)
+            await call(reason_of(kind).encode(), timeout=PATIENCE_S)
         failure: Any = caught.value
         assert failure.code() is STATUS[kind]
         assert same(from_rpc_error(failure), an_error(kind))
@@ -99,7 +100,7 @@ async def test_every_error_crosses_a_server_unchanged(channel: grpc.aio.Channel)
 
 async def test_a_method_that_is_not_there_is_refused(channel: grpc.aio.Channel) -> None:
     with pytest.raises(grpc.RpcError) as caught:
-        await channel.unary_unary("/test/Nothing")(b"", timeout=5)
+        await channel.unary_unary("/test/Nothing")(b"", timeout=PATIENCE_S)
     failure: Any = caught.value
     assert type(from_rpc_error(failure)) is errors.InvalidRequest
 
@@ -107,7 +108,7 @@ async def test_a_method_that_is_not_there_is_refused(channel: grpc.aio.Channel) 
 async def test_a_call_that_reached_nobody_was_not_sent() -> None:
     async with grpc.aio.insecure_channel("127.0.0.1:1", options=channel_options()) as channel:
         with pytest.raises(grpc.RpcError) as caught:
-            await channel.unary_unary("/test/Raise")(b"", timeout=5)
+            await channel.unary_unary("/test/Raise")(b"", timeout=PATIENCE_S)
     failure: Any = caught.value
     assert type(from_rpc_error(failure)) is errors.Unavailable
 

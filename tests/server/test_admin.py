@@ -37,6 +37,7 @@ from kvstore.types import (
 from kvstore.wal.lists import LedgerLists
 from tests.client.model import Endpoint, ModelCluster, View
 from tests.client.serving import ModelClock
+from tests.waiting import PATIENCE_S
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")
@@ -121,7 +122,7 @@ async def failure_of(call: Any) -> StoreError:
 
 
 async def test_the_status_shows_every_node_also_one_that_is_away(stub: Any) -> None:
-    status = await stub.Status(admin_pb2.StatusRequest(), timeout=5)
+    status = await stub.Status(admin_pb2.StatusRequest(), timeout=PATIENCE_S)
     assert (status.server, status.version, status.ring_version, status.metadata_connected) == ("n1", "9.9", 1, True)
     assert [(node.id, node.alive, list(node.leads), node.resp) for node in status.nodes] == [
         ("n1", True, ["p1"], "n1:2"),
@@ -132,14 +133,14 @@ async def test_the_status_shows_every_node_also_one_that_is_away(stub: Any) -> N
 
 
 async def test_the_ring_shows_shares_and_tokens(stub: Any, source: Source) -> None:
-    ring = await stub.Ring(admin_pb2.RingRequest(), timeout=5)
+    ring = await stub.Ring(admin_pb2.RingRequest(), timeout=PATIENCE_S)
     assert [(each.id, each.leader) for each in ring.partitions] == [("p1", "n1"), ("p2", "n2")]
     assert sum(each.share for each in ring.partitions) == pytest.approx(1)
     assert list(ring.tokens) == list(source.topology.ring.tokens)
 
 
 async def test_partitions_show_each_replica_with_the_freshest_of_what_is_known(stub: Any) -> None:
-    p1, p2 = (await stub.Partitions(admin_pb2.PartitionsRequest(), timeout=5)).partitions
+    p1, p2 = (await stub.Partitions(admin_pb2.PartitionsRequest(), timeout=PATIENCE_S)).partitions
     assert (p1.leader, p1.epoch, list(p1.ledgers), list(p2.ledgers)) == ("n1", 2, [1, 2], [])
     replicas = {each.server: each for each in p1.replicas}
     assert {id: (each.role, each.sequence, each.reachable) for id, each in replicas.items()} == {
@@ -151,37 +152,39 @@ async def test_partitions_show_each_replica_with_the_freshest_of_what_is_known(s
 
 
 async def test_ledgers_of_a_partition_come_in_the_order_of_its_log(stub: Any) -> None:
-    first, second = (await stub.Ledgers(admin_pb2.LedgersRequest(partition="p1"), timeout=5)).ledgers
+    first, second = (await stub.Ledgers(admin_pb2.LedgersRequest(partition="p1"), timeout=PATIENCE_S)).ledgers
     assert (first.id, first.state, first.last_entry, first.length, first.first_sequence) == (1, "CLOSED", 41, 4_100, 1)
     assert (second.id, second.state, second.HasField("last_entry"), second.epoch) == (2, "OPEN", False, 2)
     assert list(second.fragments[0].bookies) == ["b1", "b2", "b3"]
-    assert len((await stub.Ledgers(admin_pb2.LedgersRequest(), timeout=5)).ledgers) == 2
+    assert len((await stub.Ledgers(admin_pb2.LedgersRequest(), timeout=PATIENCE_S)).ledgers) == 2
 
 
 async def test_a_ledger_in_no_list_is_shown_by_its_id(stub: Any) -> None:
-    ledger = (await stub.Ledger(admin_pb2.LedgerRequest(ledger=3), timeout=5)).ledger
+    ledger = (await stub.Ledger(admin_pb2.LedgerRequest(ledger=3), timeout=PATIENCE_S)).ledger
     assert (ledger.id, ledger.HasField("first_sequence"), ledger.ack_quorum) == (3, False, 2)
-    assert isinstance(await failure_of(stub.Ledger(admin_pb2.LedgerRequest(ledger=9), timeout=5)), NoSuchLedger)
+    assert isinstance(
+        await failure_of(stub.Ledger(admin_pb2.LedgerRequest(ledger=9), timeout=PATIENCE_S)), NoSuchLedger
+    )
 
 
 async def test_a_partition_that_is_not_there_is_refused_with_those_that_are(stub: Any) -> None:
-    error = await failure_of(stub.Ledgers(admin_pb2.LedgersRequest(partition="p9"), timeout=5))
+    error = await failure_of(stub.Ledgers(admin_pb2.LedgersRequest(partition="p9"), timeout=PATIENCE_S))
     assert isinstance(error, InvalidRequest)
     assert "p1, p2" in str(error)
 
 
 async def test_bookies_that_ledgers_name_are_shown_also_when_they_are_lost(stub: Any) -> None:
-    bookies = (await stub.Bookies(admin_pb2.BookiesRequest(), timeout=5)).bookies
+    bookies = (await stub.Bookies(admin_pb2.BookiesRequest(), timeout=PATIENCE_S)).bookies
     assert [(each.id, each.state, each.ledgers) for each in bookies] == [(b, "lost", 3) for b in ("b1", "b2", "b3")]
 
 
 async def test_draining_waits_until_nothing_is_led(stub: Any, source: Source) -> None:
     source.held.set()
-    assert list((await stub.Drain(admin_pb2.DrainRequest(timeout_s=5), timeout=10)).handed_over) == ["p1"]
+    assert list((await stub.Drain(admin_pb2.DrainRequest(timeout_s=5), timeout=PATIENCE_S)).handed_over) == ["p1"]
 
 
 async def test_draining_that_takes_too_long_says_so(stub: Any) -> None:
-    error = await failure_of(stub.Drain(admin_pb2.DrainRequest(timeout_s=0.05), timeout=10))
+    error = await failure_of(stub.Drain(admin_pb2.DrainRequest(timeout_s=0.05), timeout=PATIENCE_S))
     assert isinstance(error, Unavailable)
 
 

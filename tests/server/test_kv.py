@@ -16,6 +16,7 @@ from kvstore.rpc.status import from_rpc_error, restore
 from kvstore.types import PartitionId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving
+from tests.waiting import PATIENCE_S
 
 CLIENT = b"c" * 16
 P1 = PartitionId("p1")
@@ -46,14 +47,14 @@ async def failure_of(call: Any) -> Exception:
 
 
 async def test_what_was_put_is_got_with_its_version(stub: Any) -> None:
-    put = await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)
-    got = await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=5)
+    put = await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)
+    got = await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)
     assert (got.record.value, got.record.version, put.applied) == (b"v", put.version, True)
     assert got.progress.sequence == put.version
 
 
 async def test_an_absent_key_has_no_record(stub: Any) -> None:
-    assert not (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=5)).HasField("record")
+    assert not (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)).HasField("record")
 
 
 async def test_a_call_without_a_deadline_is_answered_too(stub: Any) -> None:
@@ -62,16 +63,16 @@ async def test_a_call_without_a_deadline_is_answered_too(stub: Any) -> None:
 
 async def test_a_condition_that_is_not_met_tells_the_version(stub: Any) -> None:
     put = kv_pb2.PutRequest(key=b"k", value=b"v", flags=Flag.IF_ABSENT)
-    first = await stub.Put(put, timeout=5)
-    error = await failure_of(stub.Put(put, timeout=5))
+    first = await stub.Put(put, timeout=PATIENCE_S)
+    error = await failure_of(stub.Put(put, timeout=PATIENCE_S))
     assert isinstance(error, ConditionFailed)
     assert error.version == first.version
 
 
 async def test_old_values_come_when_asked_for(stub: Any) -> None:
-    await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"1"), timeout=5)
-    put = await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"2", flags=Flag.RETURN_OLD), timeout=5)
-    deleted = await stub.Delete(kv_pb2.DeleteRequest(key=b"k", flags=Flag.RETURN_OLD), timeout=5)
+    await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"1"), timeout=PATIENCE_S)
+    put = await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"2", flags=Flag.RETURN_OLD), timeout=PATIENCE_S)
+    deleted = await stub.Delete(kv_pb2.DeleteRequest(key=b"k", flags=Flag.RETURN_OLD), timeout=PATIENCE_S)
     assert (put.old.value, deleted.old.value, deleted.sequence) == (b"1", b"2", 3)
 
 
@@ -79,13 +80,13 @@ async def test_old_values_come_when_asked_for(stub: Any) -> None:
     "request_", [kv_pb2.PutRequest(key=b"", value=b"v"), kv_pb2.PutRequest(key=b"k" * 4097, value=b"v")]
 )
 async def test_a_key_out_of_bounds_is_refused(stub: Any, request_: kv_pb2.PutRequest) -> None:
-    assert isinstance(await failure_of(stub.Put(request_, timeout=5)), InvalidRequest)
+    assert isinstance(await failure_of(stub.Put(request_, timeout=PATIENCE_S)), InvalidRequest)
 
 
 async def test_a_batch_over_two_partitions_names_both(stub: Any, servers: Servers) -> None:
     keys = [servers.cluster.key_of(PartitionId("p1")), servers.cluster.key_of(PartitionId("p2"))]
     operations = [kv_pb2.Operation(code=kv_pb2.PUT, key=key, value=b"v") for key in keys]
-    error = await failure_of(stub.Batch(kv_pb2.BatchRequest(operations=operations), timeout=5))
+    error = await failure_of(stub.Batch(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S))
     assert isinstance(error, InvalidRequest)
     assert "p1" in str(error)
     assert "p2" in str(error)
@@ -97,7 +98,7 @@ async def test_a_batch_answers_each_of_its_operations(stub: Any) -> None:
         kv_pb2.Operation(code=kv_pb2.INCREMENT, key=b"k", options=kv_pb2.Options(delta=-9)),
         kv_pb2.Operation(code=kv_pb2.GET, key=b"k"),
     ]
-    results = (await stub.Batch(kv_pb2.BatchRequest(operations=operations), timeout=5)).results
+    results = (await stub.Batch(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S)).results
     assert [(each.version, each.integer, each.record.value) for each in results] == [
         (1, 0, b""),
         (2, -2, b""),
@@ -122,7 +123,7 @@ async def test_a_batch_answers_each_of_its_operations(stub: Any) -> None:
     ids=str,
 )
 async def test_what_could_not_be_stored_is_refused_at_the_door(stub: Any, method: str, request_: Any) -> None:
-    assert isinstance(await failure_of(getattr(stub, method)(request_, timeout=5)), InvalidRequest)
+    assert isinstance(await failure_of(getattr(stub, method)(request_, timeout=PATIENCE_S)), InvalidRequest)
 
 
 @pytest.mark.parametrize("method", ["Get", "Put", "Batch", "Execute", "Topology"])
@@ -130,24 +131,24 @@ async def test_bytes_that_are_no_message_end_the_call_and_not_the_server(
     channel: grpc.aio.Channel, stub: Any, method: str
 ) -> None:
     with pytest.raises(grpc.RpcError):
-        await channel.unary_unary(f"/kvstore.v1.KV/{method}")(b"\xff" * 100, timeout=5)
-    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)).version == 1
+        await channel.unary_unary(f"/kvstore.v1.KV/{method}")(b"\xff" * 100, timeout=PATIENCE_S)
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)).version == 1
 
 
 async def test_bytes_that_are_no_frame_end_the_stream_and_not_the_server(channel: grpc.aio.Channel, stub: Any) -> None:
     call = channel.stream_stream("/kvstore.v1.KV/Session")()
     await call.write(b"\xff" * 100)
     assert await call.code() is not grpc.StatusCode.OK
-    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)).version == 1
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)).version == 1
 
 
 async def test_a_message_larger_than_a_message_may_be_is_refused(servers: Servers, stub: Any) -> None:
     address = servers.cluster.endpoints[servers.cluster.ids[0]].grpc
     async with grpc.aio.insecure_channel(address) as unbounded:
         with pytest.raises(grpc.RpcError) as caught:
-            await unbounded.unary_unary("/kvstore.v1.KV/Put")(bytes(5 << 20), timeout=5)
+            await unbounded.unary_unary("/kvstore.v1.KV/Put")(bytes(5 << 20), timeout=PATIENCE_S)
     assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
-    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)).version == 1
+    assert (await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)).version == 1
 
 
 def lane(*ops: tuple[int, bytes, bytes, int], first: int = 1, **fields: Any) -> kv_pb2.Lane:
@@ -187,10 +188,12 @@ class Stream:
 
 
 async def test_each_call_is_timed_by_its_method_and_of_frames_each_lane(servers: Servers, stub: Any) -> None:
-    await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=5)
-    await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v", flags=Flag.IF_ABSENT), timeout=5))
-    await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=5)
-    await stub.Execute(kv_pb2.Frame(lanes=[lane((Code.GET, b"k", b"", 0), (Code.GET, b"x", b"", 0))]), timeout=5)
+    await stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=PATIENCE_S)
+    await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v", flags=Flag.IF_ABSENT), timeout=PATIENCE_S))
+    await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)
+    await stub.Execute(
+        kv_pb2.Frame(lanes=[lane((Code.GET, b"k", b"", 0), (Code.GET, b"x", b"", 0))]), timeout=PATIENCE_S
+    )
     stream = Stream(stub)
     await stream.send(lane((Code.GET, b"k", b"", 0)), lane((Code.GET, b"x", b"", 0), first=2))
     await stream.receive(1, 2)
@@ -283,25 +286,28 @@ async def test_a_cancelled_put_is_still_carried_out(stub: Any, servers: Servers)
         return True
 
     backend.intercept = hold
-    error = await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=0.2))
-    assert isinstance(error, OutcomeUnknown)
+    for timeout_s in (0.2, 2.0, 20.0):
+        error = await failure_of(stub.Put(kv_pb2.PutRequest(key=b"k", value=b"v"), timeout=timeout_s))
+        assert isinstance(error, OutcomeUnknown)
+        if held:  # else the time was over before it arrived
+            break
     held[0]()
     backend.intercept = lambda op, answer: False
-    assert (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=5)).record.value == b"v"
+    assert (await stub.Get(kv_pb2.GetRequest(key=b"k"), timeout=PATIENCE_S)).record.value == b"v"
 
 
 async def test_a_unary_frame_gets_all_its_answers(stub: Any) -> None:
     frame = kv_pb2.Frame(lanes=[lane((Code.PUT, b"k", b"v", 0), (Code.GET, b"x", b"", 0))])
-    answers = await stub.Execute(frame, timeout=5)
+    answers = await stub.Execute(frame, timeout=PATIENCE_S)
     assert (list(answers.numbers), list(answers.absent)) == ([1], [2])
 
 
 async def test_reads_that_do_not_fit_a_unary_answer_are_refused_so_that_they_can_be_asked_again(stub: Any) -> None:
     big = b"v" * (1 << 20)
     for i in range(4):
-        await stub.Put(kv_pb2.PutRequest(key=b"k%d" % i, value=big), timeout=5)
+        await stub.Put(kv_pb2.PutRequest(key=b"k%d" % i, value=big), timeout=PATIENCE_S)
     frame = kv_pb2.Frame(lanes=[lane(*((int(Code.GET), b"k%d" % i, b"", 0) for i in range(4)))])
-    answers = await stub.Execute(frame, timeout=5)
+    answers = await stub.Execute(frame, timeout=PATIENCE_S)
     assert len(answers.found) == 2
     assert [(each.reason, len(each.numbers)) for each in answers.failures] == [("OVERLOADED", 2)]
 
@@ -310,17 +316,17 @@ async def test_a_scan_gives_all_partitions_in_order(stub: Any) -> None:
     keys = sorted(b"k%04d" % i for i in range(500))
     for start in range(0, 500, 100):
         ops = [(int(Code.PUT), key, b"v", 0) for key in keys[start : start + 100]]
-        await stub.Execute(kv_pb2.Frame(lanes=[lane(*ops)]), timeout=5)
-    scanned = [key async for page in stub.Scan(kv_pb2.ScanRequest(), timeout=5) for key in page.keys]
+        await stub.Execute(kv_pb2.Frame(lanes=[lane(*ops)]), timeout=PATIENCE_S)
+    scanned = [key async for page in stub.Scan(kv_pb2.ScanRequest(), timeout=PATIENCE_S) for key in page.keys]
     assert scanned == keys
     part = kv_pb2.ScanRequest(start=keys[10], end=keys[400], limit=20, keys_only=True)
-    pages = [page async for page in stub.Scan(part, timeout=5)]
+    pages = [page async for page in stub.Scan(part, timeout=PATIENCE_S)]
     assert [key for page in pages for key in page.keys] == keys[10:30]
     assert {record.value for page in pages for record in page.records} == {b""}
 
 
 async def test_the_topology_names_leaders_and_where_they_listen(stub: Any, servers: Servers) -> None:
-    topology = await stub.Topology(kv_pb2.TopologyRequest(), timeout=5)
+    topology = await stub.Topology(kv_pb2.TopologyRequest(), timeout=PATIENCE_S)
     assert [(each.id, each.leader) for each in topology.partitions] == [("p1", "n1"), ("p2", "n2"), ("p3", "n3")]
     assert {each.id: each.grpc for each in topology.servers} == {
         id: endpoint.grpc for id, endpoint in servers.cluster.endpoints.items()
@@ -329,25 +335,27 @@ async def test_the_topology_names_leaders_and_where_they_listen(stub: Any, serve
 
 
 async def test_a_known_topology_is_awaited_until_it_changes(stub: Any, servers: Servers) -> None:
-    known = (await stub.Topology(kv_pb2.TopologyRequest(), timeout=5)).known
-    same = await stub.Topology(kv_pb2.TopologyRequest(known=known, wait_ms=20), timeout=5)
+    known = (await stub.Topology(kv_pb2.TopologyRequest(), timeout=PATIENCE_S)).known
+    same = await stub.Topology(kv_pb2.TopologyRequest(known=known, wait_ms=20), timeout=PATIENCE_S)
     assert same.known == known
-    waiting = stub.Topology(kv_pb2.TopologyRequest(known=known, wait_ms=20_000), timeout=30)
+    waiting = stub.Topology(kv_pb2.TopologyRequest(known=known, wait_ms=20_000), timeout=PATIENCE_S)
     servers.cluster.lead(P1, servers.cluster.ids[1])
     assert {each.id: each.leader for each in (await waiting).partitions}["p1"] == "n2"
 
 
 async def test_the_change_feed_says_that_it_is_not_there(stub: Any) -> None:
-    error = await failure_of(stub.Watch(kv_pb2.WatchRequest(), timeout=5).read())
+    error = await failure_of(stub.Watch(kv_pb2.WatchRequest(), timeout=PATIENCE_S).read())
     assert "change feed" in str(error)
 
 
 async def test_health_and_reflection_name_the_service(channel: grpc.aio.Channel) -> None:
     health = health_pb2_grpc.HealthStub(channel)
-    answer = await health.Check(health_pb2.HealthCheckRequest(service="kvstore.v1.KV"), timeout=5)
+    answer = await health.Check(health_pb2.HealthCheckRequest(service="kvstore.v1.KV"), timeout=PATIENCE_S)
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
     reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
-    call = reflection.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=5)
+    call = reflection.ServerReflectionInfo(
+        iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=PATIENCE_S
+    )
     listed = (await call.read()).list_services_response.service
     assert "kvstore.v1.KV" in {each.name for each in listed}
 

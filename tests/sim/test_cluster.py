@@ -31,7 +31,6 @@ def _quiet() -> Iterator[None]:
     logger.setLevel(before)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_a_cluster_keeps_its_promises_under_any_faults(chunk: int, seed: int) -> None:
     first = seed + chunk * SEEDS_PER_CHUNK
@@ -51,7 +50,6 @@ def _refuse_idle_runs(outcomes: list[Outcome]) -> None:
     assert sum(sum(outcome.struck.values()) for outcome in outcomes) > 2 * len(outcomes)
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", ROADS)
 def test_every_road_is_taken(name: str) -> None:
     """By a few seeds with the faults and knobs that lead there: chunks may run in several processes, so that none of
@@ -64,7 +62,6 @@ def test_every_road_is_taken(name: str) -> None:
     pytest.fail(f"{ROAD_SEEDS_MAX} seeds did not take it")
 
 
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", FAULTS)
 def test_every_fault_strikes_by_itself(name: str) -> None:
     """And its blow is survived, without any other."""

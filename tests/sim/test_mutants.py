@@ -11,7 +11,7 @@ from tests.sim.catalogue import MUTANTS, noticed
 from tests.sim.mutants import ELEVEN
 
 SEEDS = range(20)
-pytestmark = [pytest.mark.sim, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.sim]
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from tests.sim.mutants_wal import MUTANTS, caught_by
 
 SEEDS = range(40)
 
-pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
 
 
 @pytest.mark.parametrize("name", MUTANTS)

@@ -18,7 +18,7 @@ from tests.spark.jobs import command, die, fill, interrupted, killer, pairs, rea
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 SMALL = {"pageBytes": "4096", "splitBytes": "64KiB"}
 """Many pages and pieces of little data."""

@@ -20,7 +20,7 @@ from tests.waiting import wait_until_blocking
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 SMALL_LEDGERS = """
 [partition]
 retention_ms = 1

@@ -16,7 +16,7 @@ from tests.spark.snapshots.made import EPOCH_MS, Change, full, incremental, some
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.spark]
 
 LOG = some_log(180)
 

@@ -39,7 +39,7 @@ from tests.waiting import wait_until_blocking
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow]
 SLOW_MIB = 0.2
 """A second: what has changed, 100 KiB in each partition, takes some."""
 RESTORED = 60_000

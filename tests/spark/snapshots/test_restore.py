@@ -22,7 +22,7 @@ from tests.spark.snapshots.made import Change, full, incremental
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.spark, pytest.mark.cluster]
 
 NOW_MS = time.time_ns() // 1_000_000
 BEFORE_MS = NOW_MS - 3_600_000
