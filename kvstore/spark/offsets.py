@@ -94,6 +94,20 @@ def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> li
     return found
 
 
+def tasks(spans: Sequence[Span], rows_max: int) -> list[tuple[Span, ...]]:
+    """What each task reads: one span, or several that have no more than so many sequences together."""
+    found: list[list[Span]] = []
+    left = 0
+    for span in spans:
+        count = span.until - span.after
+        if count > left:
+            found.append([])
+            left = rows_max
+        found[-1].append(span)
+        left -= count
+    return list(map(tuple, found))
+
+
 def shares(amount: int, waiting: Sequence[str]) -> dict[str, int]:
     """An amount, spread evenly; nobody gets nothing."""
     return {each: max(1, amount // len(waiting)) for each in waiting}

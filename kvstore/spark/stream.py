@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 TASK_ROWS = 200_000
-"""Sequences that one task reads."""
+"""Sequences that one task reads at most."""
+SMALL_ROWS = 10_000
+"""Partitions that have fewer together are read by one task: to begin another costs more."""
 PROBE_BYTES = 1 << 20
 WAIT_MS = 2_000
 """How long a server may wait for changes that a replica of it has not seen yet."""
@@ -51,12 +54,33 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._hold = options.hold or f"spark-{uuid4().hex[:16]}"
         self._batch_start: Offset = {}
         self._held_at = -1e9
+        self._feed: FeedReader | None = None
+        self._servers: dict[str, tuple[str, ...]] = {}
+        """Who reads each partition best, as of the last look at positions."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Sent to the tasks of each micro-batch: without what is open."""
+        return self.__dict__ | {"_feed": None}
 
     # ── on the driver ──
 
+    def _positions(self, timeout_s: float | None = None) -> list[PartitionFeed]:
+        feeds = self._reader().positions(timeout_s=timeout_s)
+        self._servers = {each.partition: each.servers for each in feeds}
+        return feeds
+
+    def _reader(self) -> FeedReader:
+        """One for the whole query: a connection takes as long as what is asked over it."""
+        self._feed = self._feed or FeedReader(self._config)
+        return self._feed
+
+    def stop(self) -> None:
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            feed.close()
+
     def initialOffset(self) -> Offset:
-        with FeedReader(self._config) as feed:
-            feeds = feed.positions()
+        feeds = self._positions()
         if self._options.start == "earliest":
             return offsets.oldest(feeds)
         if self._options.start == "latest":
@@ -75,34 +99,32 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxBytes(self._options.bytes_max) if self._options.bytes_max else ReadAllAvailable()
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
-        with FeedReader(self._config) as feed:
-            feeds = feed.positions()
-            _check_readable(start, feeds)
-            self._keep_hold(feed, start)
-            ends = self._reachable(feeds)
-            waiting = [each for each in feeds if ends[each.partition] > offsets.sequence_of(start, each.partition)]
-            if waiting and not isinstance(limit, ReadAllAvailable):
-                ends |= _limited(feed, start, waiting, ends, limit, self._options)
+        feeds = self._positions()
+        _check_readable(start, feeds)
+        self._keep_hold(self._reader(), start)
+        ends = self._reachable(feeds)
+        waiting = [each for each in feeds if ends[each.partition] > offsets.sequence_of(start, each.partition)]
+        if waiting and not isinstance(limit, ReadAllAvailable):
+            ends |= _limited(self._reader(), start, waiting, ends, limit, self._options)
         return offsets.advanced(start, ends, [each for each in feeds if each.partition in ends])
 
     def reportLatestOffset(self) -> Offset | None:
         try:
-            with FeedReader(self._config) as feed:
-                return offsets.latest(feed.positions(timeout_s=2.0))
+            return offsets.latest(self._positions(timeout_s=2.0))
         except StoreError:
             return None
 
     def prepareForTriggerAvailableNow(self) -> None:
-        with FeedReader(self._config) as feed:
-            self._target = {each.partition: each.latest for each in feed.positions()}
+        self._target = {each.partition: each.latest for each in self._positions()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        with FeedReader(self._config) as feed:
-            servers = {each.partition: each.servers for each in feed.positions()}
-        return [
-            InputPartition(Span(each.partition, each.after, each.until, servers.get(each.partition, ())))
+        if not self._servers:
+            self._positions()
+        spans = [
+            replace(each, servers=self._servers.get(each.partition, ()))
             for each in offsets.spans(start, end, TASK_ROWS)
         ]
+        return [InputPartition(task) for task in offsets.tasks(spans, SMALL_ROWS)]
 
     def _reachable(self, feeds: Sequence[PartitionFeed]) -> dict[str, int]:
         """Up to where each partition may be read now. Under AvailableNow one that is new joins in the next run."""
@@ -127,37 +149,40 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # ── in tasks ──
 
     def read(self, partition: InputPartition) -> Iterator[RecordBatch]:
-        span: Span | None = partition.value
-        if span is None:
+        task: tuple[Span, ...] | None = partition.value
+        if task is None:
             return
+        with FeedReader(self._config) as feed:
+            for span in task:
+                yield from self._changes(feed, span)
+
+    def _changes(self, feed: FeedReader, span: Span) -> Iterator[RecordBatch]:
         # gRPC must begin behind the fork that made this process.
         from kvstore.spark.changes import batch_of
 
         keys = self._options.keys
-        with FeedReader(self._config) as feed:
-            after, clock = span.after, SystemClock()
-            progress_at = clock.now()
-            while after < span.until:
-                page = feed.changes(
-                    span.partition,
-                    after,
-                    until=span.until,
-                    servers=span.servers,
-                    wait_ms=WAIT_MS,
-                    start=keys.start,
-                    end=keys.end,
-                    keys_only="value" not in self._options.columns,
+        after, clock = span.after, SystemClock()
+        progress_at = clock.now()
+        while after < span.until:
+            page = feed.changes(
+                span.partition,
+                after,
+                until=span.until,
+                servers=span.servers,
+                wait_ms=WAIT_MS,
+                start=keys.start,
+                end=keys.end,
+                keys_only="value" not in self._options.columns,
+            )
+            if page.next > after:
+                progress_at = clock.now()
+            elif clock.now() - progress_at > self._config.timeout_s:
+                raise Unavailable(
+                    f"nobody gives the changes of partition {span.partition} behind {after} (want up to {span.until})"
                 )
-                if page.next > after:
-                    progress_at = clock.now()
-                elif clock.now() - progress_at > self._config.timeout_s:
-                    raise Unavailable(
-                        f"nobody gives the changes of partition {span.partition} behind {after} "
-                        f"(wanted: up to {span.until})"
-                    )
-                after = page.next
-                if page.keys:
-                    yield batch_of(page, span.partition, self._options.columns)
+            after = page.next
+            if page.keys:
+                yield batch_of(page, span.partition, self._options.columns)
 
 
 def _check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
