@@ -31,10 +31,13 @@ from kvstore.partition.tail import Tail
 from kvstore.partition.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.upkeep import Upkeep, flush
 from kvstore.ring import Rings, codec
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import Logs
+
+LOOK_S = 1.0
+"""Between two looks for other replicas, by one that has just started."""
 
 
 class Partition:
@@ -94,6 +97,8 @@ class Partition:
         self._exports = snapshots.Exports(self.state, env.clock)
         self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas, turns)
         self._answers: list[tuple[Sink, int, Any]] = []
+        self._is_behind_start = True
+        """Until it has applied what the others had when it started it knows nothing of what was there before."""
 
     def _means(self, env: Env, server_env: Env, rings: Rings, pins: Pins, logs: Logs) -> Means:
         return Means(
@@ -116,6 +121,7 @@ class Partition:
         self._replica.start()
         self._upkeep.start()
         self._pinning.start()
+        self._nursery.spawn(self._come_to_start(), name=f"{self.id} start")
         if self.mover is not None:
             self.mover.start()
 
@@ -245,6 +251,8 @@ class Partition:
         state = self.state
         if self._replica.failure is not None or state.position is None:
             return Unavailable(f"partition {self.id}: this replica has no state: {self._replica.failure or 'not yet'}")
+        if self._is_behind_start:
+            return NotCaughtUp(f"partition {self.id}: this replica has not come yet to where the others are")
         at = SEQ_AT.get(op[0])
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
@@ -258,6 +266,25 @@ class Partition:
             return queries.answer(state, op, state.record_time_ms, tokens)
         except StoreError as error:
             return error
+
+    async def _come_to_start(self) -> None:
+        """Return when this replica has applied what the others had when it started (docs/protocol.md P27). Alone, it
+        counts as there if it has a state from before."""
+        has_state = self.state.position is not None
+        others = await self._others_have()
+        while others is None or not (others or has_state):
+            await asyncio.sleep(LOOK_S)
+            others = await self._others_have()
+        await self._tail.reach(max(others, default=Seq(0)))
+        self._is_behind_start = False
+
+    async def _others_have(self) -> list[Seq] | None:
+        """None if it is not known."""
+        try:
+            published = await self._claims.published()
+        except MetadataError:
+            return None
+        return [said.seq for server, said in published.items() if server != self._server]
 
     def _is_ahead_of_ring(self) -> bool:
         """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by

@@ -81,10 +81,14 @@ class Tail:
 
     async def wait_seq(self, seq: Seq) -> None:
         """Wait until the mutation of this sequence is applied, and the engine takes more."""
+        await self.reach(seq)
+        await wait_caught_up(self._state.engine)
+
+    async def reach(self, seq: Seq) -> None:
+        """Wait until the mutation of this sequence is applied."""
         while self._state.seq < seq:
             self._progress.clear()
             await self._progress.wait()
-        await wait_caught_up(self._state.engine)
 
     async def _apply(self, entries: Sequence[LogEntry]) -> None:
         for start in range(0, len(entries), ENTRIES_PER_TURN):
