@@ -1,5 +1,4 @@
-"""Operations for callers that await one result: the sink behind them. For rare operations; hot paths are sinks
-themselves."""
+"""One operation whose caller awaits the result: the sink behind it. Whoever has many under way is a sink itself."""
 
 from __future__ import annotations
 
@@ -12,33 +11,26 @@ from kvstore.server.backend import Backend
 from kvstore.types import PartitionId
 
 
-class Asks:
-    """Bounded by what its callers have under way: one entry each."""
+async def ask(backend: Backend, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
+    """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; the operation
+    goes on."""
+    answer = _Answer()
+    backend.submit(op, answer, 0, ring_version, partition)
+    result = await answer.given
+    if isinstance(result, StoreError):
+        raise result
+    return result
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._waiting: dict[int, asyncio.Future[Result]] = {}
-        self._begun = 0
 
-    async def ask(self, op: Op, partition: PartitionId | None = None) -> Any:
-        """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; the operation
-        goes on."""
-        self._begun += 1
-        token = self._begun
-        waiter = self._waiting[token] = asyncio.get_running_loop().create_future()
-        try:
-            self._backend.submit(op, self, token, 0, partition)
-            result = await waiter
-        finally:
-            del self._waiting[token]
-        if isinstance(result, StoreError):
-            raise result
-        return result
+class _Answer:
+    """The sink of one operation."""
+
+    def __init__(self) -> None:
+        self.given: asyncio.Future[Result | StoreError] = asyncio.get_running_loop().create_future()
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        waiter = self._waiting.get(token)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(result)
+        if not self.given.done():
+            self.given.set_result(result)
 
     def flush(self) -> None:
-        """Each caller is woken by itself."""
+        """The caller is woken by itself."""

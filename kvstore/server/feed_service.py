@@ -28,11 +28,11 @@ from kvstore.partition.commands import Code, Flag, Level
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState
 from kvstore.rpc.status import abort
+from kvstore.server.ask import ask
 from kvstore.server.backend import Backend
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_tail import Cursor
 from kvstore.server.feeds import Feeds
-from kvstore.server.kv import Calls
 from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
@@ -67,7 +67,6 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._env, self._backend, self._feeds, self._store = env, backend, feeds, store
         self._lists = LedgerLists(store)
         self._pins = Pins(store, self._lists)
-        self._calls = Calls(backend)
         self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._running = 0
@@ -109,7 +108,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         while True:
             try:
                 async with asyncio.timeout(max(0.001, deadline - self._env.clock.now())):
-                    await self._calls.run(op, 0, partition)
+                    await ask(self._backend, op, partition)
                 return self._backend.progress(partition)[0]
             except Moved:
                 await asyncio.sleep(0.02)  # it is just getting or giving away a range

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Mapping
+from functools import partial
 from typing import Any
 
 import grpc
@@ -17,6 +18,7 @@ from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.answers import record_message, result_message
+from kvstore.server.ask import ask
 from kvstore.server.backend import Backend
 from kvstore.server.feeds import Feeds
 from kvstore.server.frames import (
@@ -40,43 +42,12 @@ _METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "D
 _FRAMES = ("Execute", "Session")
 
 
-class Calls:
-    """The sink of all unary calls. A call that was cancelled drops its answer; what it asked for goes on."""
-
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
-        self._waiting: dict[int, asyncio.Future[Result]] = {}
-        self._begun = 0
-
-    def complete(self, token: int, result: Result | StoreError) -> None:
-        waiter = self._waiting.pop(token, None)
-        if waiter is not None and not waiter.done():
-            waiter.set_result(result)
-
-    def flush(self) -> None:
-        """Each answer leaves by itself."""
-
-    async def run(self, op: Op, ring_version: int, partition: str | None = None) -> Result:
-        """The result of one operation. Raises StoreError."""
-        token = self._begun = self._begun + 1
-        waiter = self._waiting[token] = asyncio.get_running_loop().create_future()
-        try:
-            self._backend.submit(op, self, token, ring_version, partition)  # type: ignore[arg-type]
-            result = await waiter
-        finally:
-            self._waiting.pop(token, None)
-        if isinstance(result, StoreError):
-            raise result
-        return result
-
-
 class KV(kv_pb2_grpc.KVServicer):
     """`kvstore.v1.KV`."""
 
     def __init__(self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None) -> None:
         """Without `feeds` there is nothing to watch."""
         self._env, self._backend, self._feeds = env, backend, feeds
-        self._calls = Calls(backend)
         self._scans = ScanPlaces(env.clock.now)
         self._unsent = Unsent()
         self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
@@ -181,7 +152,7 @@ class KV(kv_pb2_grpc.KVServicer):
         try:
             check_level(request.level)
             async with self._scans.place() as place:
-                async for page in scan_pages(self._backend, self._calls, request):
+                async for page in scan_pages(self._backend, partial(ask, self._backend), request):
                     await place.wait_read(context.write(page))
         except StoreError as error:
             await abort(context, error)
@@ -210,9 +181,9 @@ class KV(kv_pb2_grpc.KVServicer):
         begun = now()
         try:
             if context.time_remaining() is not None:
-                return await self._calls.run(op, ring_version)
+                return await ask(self._backend, op, ring_version=ring_version)
             async with asyncio.timeout(TIMEOUT_DEFAULT_MS / 1000):
-                return await self._calls.run(op, ring_version)
+                return await ask(self._backend, op, ring_version=ring_version)
         except TimeoutError:
             kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
             raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None

@@ -10,7 +10,7 @@ from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.partition.commands import Op
 from kvstore.ring.ring import Ring
-from kvstore.server.ask import Asks
+from kvstore.server.ask import ask
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
 from kvstore.server.resp_admission import SERVERS_MAX, Admission
@@ -46,7 +46,6 @@ class RespServer:
         self.connections_refused = 0
         self._env, self._limits, self._began = env, limits, env.clock.now()
         self._accept_peer, self._facts = accept_peer, facts
-        self._asks = Asks(backend)
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
         self._input: dict[RespConnection, int] = {}
@@ -156,7 +155,7 @@ class RespServer:
         return self.ring.partition_of(key)
 
     def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
-        return self._asks.ask(op, partition)
+        return ask(self.backend, op, partition)
 
     def accept_peer(self, words: list[bytes], stream: Stream) -> StreamHandler:
         """Raises CommandError."""

@@ -15,7 +15,7 @@ from kvstore.proto import admin_pb2
 from kvstore.ring import Member, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
 from kvstore.server import proposal
-from kvstore.server.ask import Asks
+from kvstore.server.ask import ask
 from kvstore.server.assign import homeless
 from kvstore.server.backend import Backend, Topology
 from kvstore.server.heat import Load, suggest
@@ -54,7 +54,7 @@ class RingAdmin:
 
     def __init__(self, env: Env, source: RingSource, backend: Backend) -> None:
         self._env, self._source = env, source
-        self._asks = Asks(backend)
+        self._backend = backend
 
     async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
         """Do what is asked, or only tell what it would change."""
@@ -201,7 +201,7 @@ class RingAdmin:
         for partition in partitions:
             try:
                 async with asyncio.timeout(ASK_S):
-                    keys[partition] = await self._asks.ask((Code.COUNT, b"", int(Level.STALE)), partition)
+                    keys[partition] = await ask(self._backend, (Code.COUNT, b"", int(Level.STALE)), partition)
                     if sample:
                         sizes[partition] = await self._record_bytes(partition, starts[partition])
             except (StoreError, TimeoutError):
@@ -209,7 +209,7 @@ class RingAdmin:
 
     async def _record_bytes(self, partition: PartitionId, token: int) -> float:
         """Mean size of some records from a token on."""
-        items, _ = await self._asks.ask((Code.SCAN_TOKENS, token, SAMPLE_KEYS, int(Level.STALE), 0), partition)
+        items, _ = await ask(self._backend, (Code.SCAN_TOKENS, token, SAMPLE_KEYS, int(Level.STALE), 0), partition)
         if not items:
             return 0.0
         return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
 
 from kvstore.client.scanning import Merge
-from kvstore.partition.commands import Code, Flag, Op, Record, Result
+from kvstore.partition.commands import Code, Flag, Record, Result
 from kvstore.proto import kv_pb2
 from kvstore.ring.ring import Ring
 from kvstore.server.answers import MESSAGE_BYTES, record_message
 from kvstore.server.backend import Backend
-from kvstore.server.keys import with_one_ring
+from kvstore.server.keys import Ask, with_one_ring
+from kvstore.types import PartitionId
 
 
-class Run(Protocol):
-    """Runs one operation on a partition and returns its result. Raises StoreError."""
-
-    async def run(self, op: Op, ring_version: int, partition: str | None = None) -> Result: ...
-
-
-async def scan_pages(backend: Backend, calls: Run, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
+async def scan_pages(backend: Backend, ask: Ask, request: kv_pb2.ScanRequest) -> AsyncIterator[kv_pb2.ScanResponse]:
     """The keys in [start, end) in order, some in each message. What was found with a ring that has changed meanwhile is
     looked for again. Raises StoreError."""
     flags = int(Flag.KEYS_ONLY) if request.keys_only else 0
     routed = backend.topology.ring.routed
     merge: Merge[Record] = Merge(sorted(backend.topology.ring.partitions), request.start, limit=request.limit)
 
-    async def ask(ring: Ring) -> tuple[int, Merge[Record], list[tuple[str, Result]]]:
+    async def ask_all(ring: Ring) -> tuple[int, Merge[Record], list[tuple[str, Result]]]:
         asked = merge if ring.routed == routed else merge.anew(sorted(ring.partitions))
         pages = []
         for partition, start, limit in asked.wanted():
             op = (Code.SCAN, start, request.end, limit, flags, request.level, request.token.get(partition, 0))
-            pages.append((partition, await calls.run(op, 0, partition)))
+            pages.append((partition, await ask(op, PartitionId(partition))))
         return ring.routed, asked, pages
 
     while not merge.is_done:
-        routed, merge, pages = await with_one_ring(lambda: backend.topology.ring, ask)
+        routed, merge, pages = await with_one_ring(lambda: backend.topology.ring, ask_all)
         for partition, (items, next_start) in pages:
             merge.feed(partition, items, next_start)
         for message in _messages(merge.take()):

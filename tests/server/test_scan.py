@@ -34,8 +34,7 @@ class Partitions:
     def topology(self) -> Any:
         return SimpleNamespace(ring=self.ring)
 
-    async def run(self, op: Op, ring_version: int, partition: str | None = None) -> Any:
-        assert partition is not None
+    async def ask(self, op: Op, partition: PartitionId) -> Any:
         if self.asked == self.moves_before_question:
             self.held = {P1: self.held[P2], P2: self.held[P1]}
             self.ring = next_ring(self.ring)
@@ -49,7 +48,7 @@ class Partitions:
 class NeverHere(Partitions):
     """Every partition says that what it is asked for is elsewhere."""
 
-    async def run(self, op: Op, ring_version: int, partition: str | None = None) -> Any:
+    async def ask(self, op: Op, partition: PartitionId) -> Any:
         self.asked += 1
         raise Moved("", 0)
 
@@ -59,7 +58,7 @@ def next_ring(ring: Ring) -> Ring:
 
 
 async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:
-    return [key async for message in scan_pages(partitions, partitions, request) for key in message.keys]
+    return [key async for message in scan_pages(partitions, partitions.ask, request) for key in message.keys]
 
 
 @pytest.mark.parametrize("moment", range(-1, 5))
