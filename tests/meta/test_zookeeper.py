@@ -149,7 +149,7 @@ async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_r
     zookeeper: str, zookeeper_chroot: str, connect: Connect
 ) -> None:
     async with Proxy(zookeeper) as proxy:
-        store = await connect(f"{proxy.address}/{zookeeper_chroot.partition('/')[2]}", session_timeout_s=1)
+        store = await connect(f"{proxy.address}/{zookeeper_chroot.partition('/')[2]}")
         witness = await connect(zookeeper_chroot)
         await store.create("/e", ephemeral=True)
         hint, gone, states, session = Hint(), Hint(), States(store), store.session
@@ -209,17 +209,17 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 async def recovers_from_silence(store: ZooKeeperStore, server: ZooKeeperProcess, *, silent_s: float) -> None:
-    """Pause the server, see SUSPENDED well before the session's end, and CONNECTED after it goes on."""
+    """Pause the server, see SUSPENDED although nothing breaks, and CONNECTED after it goes on."""
     states, loop = States(store), asyncio.get_running_loop()
     server.pause()
     paused_at = loop.time()
     try:
-        await states.wait_for(SessionState.SUSPENDED, timeout_s=7)
+        await states.wait_for(SessionState.SUSPENDED, timeout_s=20)
 
         async def is_over() -> bool:
             return loop.time() - paused_at > silent_s
 
-        await wait_until(is_over, timeout_s=silent_s + 5)
+        await wait_until(is_over, timeout_s=silent_s + 30)
         assert store.state is SessionState.SUSPENDED
     finally:
         server.resume()
@@ -232,7 +232,7 @@ async def recovers_from_silence(store: ZooKeeperStore, server: ZooKeeperProcess,
             return False
         return True
 
-    await wait_until(answers, timeout_s=15)
+    await wait_until(answers)
     assert store.session != 0
 
 
@@ -314,12 +314,16 @@ async def hint_after(store: ZooKeeperStore, path: str) -> None:
     await hint.wait()
 
 
-async def test_closing_while_the_server_is_away_does_not_wait_for_it(own_zookeeper: ZooKeeperProcess) -> None:
-    store = await ZooKeeperStore.connect(f"{own_zookeeper.address}/kv")
+async def test_closing_while_the_server_is_away_does_not_wait_for_it(
+    own_zookeeper: ZooKeeperProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who did would wait two thirds of the session's time."""
+    monkeypatch.setattr(zookeeper_session, "CLOSE_TIMEOUT_S", 0.1)
+    store = await ZooKeeperStore.connect(f"{own_zookeeper.address}/kv", session_timeout_s=30)
     own_zookeeper.pause()
     started = asyncio.get_running_loop().time()
     await store.close()
-    assert asyncio.get_running_loop().time() - started < zookeeper_session.CLOSE_TIMEOUT_S + 1
+    assert asyncio.get_running_loop().time() - started < 10
     with pytest.raises(MetadataUnavailable):
         await store.get("/")
 
@@ -343,7 +347,7 @@ async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path
                     return False
                 return True
 
-            await wait_until(works, timeout_s=30, what="a write after a member died")
+            await wait_until(works, what="a write after a member died")
             assert SessionState.LOST not in states.seen
             restart(member).wait_ready()
         assert (await store.get("/e"))[1].owner == store.session == session
