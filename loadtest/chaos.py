@@ -18,7 +18,8 @@ from loadtest.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault
 from loadtest.figures import Event
 
 READY_S = 60.0
-COMMAND_S = 300.0
+COMMAND_S = 900.0
+"""A snapshot gives way to everything else: on a busy machine it takes long."""
 POLL_S = 0.25
 
 

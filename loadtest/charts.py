@@ -95,7 +95,7 @@ def _mark(mark: Mark, across: Callable[[float], float]) -> str:
     y = TOP + 17 * (mark.number % 2)  # neighbours do not hide each other
     band = ""
     if mark.ended_s is not None and mark.ended_s > mark.at_s:
-        width = across(mark.ended_s) - x
+        width = min(across(mark.ended_s), WIDTH - RIGHT) - x  # what began in the run may end after it
         band = f'<rect class="band" x="{x:.1f}" y="{TOP}" width="{width:.1f}" height="{bottom - TOP}"/>'
     return (
         f'<g class="mark" data-event="{mark.number}"><title>{escape(mark.text)}</title>{band}'

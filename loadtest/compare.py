@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
-from loadtest.baseline import Line, Tolerance, baseline_of, compare, differences
+from loadtest.baseline import Tolerance, baseline_of, compare, differences
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -42,13 +42,14 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
         stored = _read(baseline)
         unlike = differences(stored, document)
     except (OSError, ValueError, KeyError) as error:
-        print(f"cannot compare: {error!r}", file=sys.stderr)
+        told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
+        print(f"cannot compare {results} with {baseline}: {told}", file=sys.stderr)
         return 2
     if unlike:
         print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)
         return 2
     lines = compare(stored, document, tolerance)
-    print(as_table([_row(line) for line in lines]))
+    print(as_table([line.row() for line in lines]))
     fallen = [line.figure for line in lines if line.is_fallen]
     if fallen:
         print(f"fallen behind {baseline}: {', '.join(fallen)}", file=sys.stderr)
@@ -58,11 +59,6 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
 def _read(path: Path) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return found
-
-
-def _row(line: Line) -> dict[str, Any]:
-    shown = "FALLEN" if line.is_fallen else "ok"
-    return {"figure": line.figure, "baseline": line.stored, "now": line.now, "limit": line.limit, "": shown}
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ from typing import Any
 import gevent
 
 from kvstore.client import Client
-from loadtest import chaos_plan, resp_user
+from loadtest import chaos_plan, resp_wire
 from loadtest.baseline import Line, Tolerance, compare, differences
 from loadtest.chaos import Chaos
 from loadtest.doors import first_values
 from loadtest.expectations import Expectations
 from loadtest.figures import PERCENTILES, Run, document
 from loadtest.options import Options
+from loadtest.pulse import Pulse
 from loadtest.recorder import Recorder
 from loadtest.report import page
 from loadtest.shapes import Knee, Seen, Shape, shape_of
@@ -48,6 +49,7 @@ class Conductor:
         self._shape: Shape = shape_of(options.shape, options.rate, options.seconds)
         self._rate, self._changed_at = 0.0, 0.0
         self._chaos: Chaos | None = None
+        self._pulse: Pulse | None = None
         if options.shape == "chaos":
             faults = chaos_plan.plan(options.node_ids(), options.seconds, options.warmup, options.seed)
             self._chaos = Chaos(options.data_dir, options.report.parent, faults)
@@ -59,7 +61,7 @@ class Conductor:
         draws = Draws(options.workloads[0], options.keys)
         records = first_values(keyspace, draws, Expectations(writer), Random(options.seed)) if options.preload else {}
         if options.is_redis_only:
-            resp_user.load(options.resp_nodes()[0], records)
+            resp_wire.load_records(options.resp_nodes()[0], records)
             return
         with Client(options.client_config()) as client:
             keys = list(records)
@@ -68,6 +70,7 @@ class Conductor:
 
     def start(self) -> float:
         """The users are about to start: what is measured `warmup` seconds from now counts."""
+        self._pulse = Pulse(self.options.report.parent)
         self.began = time.time()
         self.ended = None
         if self._chaos is not None:
@@ -90,12 +93,13 @@ class Conductor:
 
     def finish(self, *, doors: str) -> int:
         """Write the report and say what came of it; returns the exit code."""
+        pulse = self._pulse.finish() if self._pulse is not None else {}
         if self._chaos is not None:
             self._chaos.finish()
         if self.began is None:
             print("loadtest: the run never began", file=sys.stderr)
             return 2
-        made = document(self.recorder, self._run(self.began, doors))
+        made = document(self.recorder, self._run(self.began, doors, pulse))
         lines = self._beside(made)
         path = self.options.report
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -117,7 +121,7 @@ class Conductor:
         cell = self.recorder.between(first, last)
         return Seen(cell.done / (last - first), cell.responses.get_value_at_percentile(99) / 1000, cell.errors)
 
-    def _run(self, began: float, doors: str) -> Run:
+    def _run(self, began: float, doors: str, pulse: Mapping[str, float]) -> Run:
         knee: dict[str, Any] | None = None
         if isinstance(self._shape, Knee):
             trials = [trial._asdict() for trial in self._shape.trials]
@@ -127,7 +131,7 @@ class Conductor:
             ended=self.ended or time.time(),
             counted_from=began + self.options.warmup,
             options=self.options.document() | {"doors": doors},
-            machine=machine(),
+            machine=machine() | dict(pulse),
             goals=self.options.goals,
             events=self._chaos.events if self._chaos is not None else (),
             knee=knee,
@@ -158,7 +162,7 @@ def summary(made: Mapping[str, Any]) -> str:
     total = made["total"]
     times = ", ".join(f"p{each:g} {total[f'p{each:g}_ms']:g} ms" for each in PERCENTILES)
     return (
-        f"loadtest: {total['per_s']:g}/s, {total['achieved']:.2%} of those due; {times}; "
+        f"loadtest: {total['per_s']:g}/s, achieved {total['achieved']:.2%} of {total['due_per_s']:g}/s due; {times}; "
         f"{total['errors']} errors, {total['wrong']} wrong values"
     )
 

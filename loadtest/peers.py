@@ -30,11 +30,12 @@ def free_ports(count: int) -> list[int]:
 
 
 @contextmanager
-def redis(folder: Path) -> Iterator[int]:
-    """A Redis with `appendfsync always`; gives its port."""
+def redis(folder: Path, *, is_synced: bool = True) -> Iterator[int]:
+    """A Redis with `appendfsync always`, or in memory only; gives its port."""
     (port,) = free_ports(1)
     arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
-    with _process("redis-server", *arguments, "--appendonly", "yes", "--appendfsync", "always", folder=folder):
+    synced = ["--appendonly", "yes", "--appendfsync", "always"] if is_synced else []
+    with _process("redis-server", *arguments, *synced, folder=folder):
         _wait_listening(port)
         yield port
 
@@ -42,10 +43,14 @@ def redis(folder: Path) -> Iterator[int]:
 @contextmanager
 def empty_grpc(folder: Path) -> Iterator[str]:
     """A gRPC server of the same library whose handlers do nothing; gives its address."""
-    (port,) = free_ports(1)
-    address = f"127.0.0.1:{port}"
-    with _process(sys.executable, "-m", "loadtest.unary", address, folder=folder):
-        _wait_listening(port)
+    with _python_server("loadtest.unary", folder) as address:
+        yield address
+
+
+@contextmanager
+def memory_grpc(folder: Path) -> Iterator[str]:
+    """A server for our own clients that has nothing but a dictionary; gives its address."""
+    with _python_server("loadtest.memory_server", folder) as address:
         yield address
 
 
@@ -91,6 +96,15 @@ def scratch() -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _python_server(module: str, folder: Path) -> Iterator[str]:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with _process(sys.executable, "-m", module, address, folder=folder):
+        _wait_listening(port)
+        yield address
 
 
 @contextmanager

@@ -20,6 +20,9 @@ class Line(NamedTuple):
     pipeline: int = 1
     tag: str = ""
     """All keys carry it, so they are of one partition; empty: all partitions."""
+    prefix: str = ""
+    """Other keys than redis-benchmark's own: this and twelve digits."""
+    keys: int = KEYS
 
 
 class Figure(NamedTuple):
@@ -32,7 +35,7 @@ def run_line(line: Line, address: str, requests: int) -> Figure:
     """Run redis-benchmark against host:port. Raises RuntimeError with what it said."""
     host, _, port = address.rpartition(":")
     command = ["redis-benchmark", "-h", host, "-p", port, "-c", str(line.connections), "-n", str(requests)]
-    command += ["-r", str(KEYS), "-P", str(line.pipeline), "--csv", *_what(line)]
+    command += ["-r", str(line.keys), "-P", str(line.pipeline), "--csv", *_what(line)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     rows = list(csv.DictReader(io.StringIO(done.stdout)))
     if done.returncode or not rows or "WARN" in done.stderr.upper() or "ERR" in done.stderr.upper():
@@ -42,7 +45,8 @@ def run_line(line: Line, address: str, requests: int) -> Figure:
 
 
 def _what(line: Line) -> list[str]:
-    if not line.tag:
+    prefix = f"{{{line.tag}}}:" if line.tag else line.prefix
+    if not prefix:
         return ["-d", str(line.value_bytes), "-t", line.command]
-    key = f"{{{line.tag}}}:__rand_int__"
+    key = f"{prefix}__rand_int__"
     return ["GET", key] if line.command == "get" else ["SET", key, "x" * line.value_bytes]

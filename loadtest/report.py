@@ -56,7 +56,7 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
         _section("Errors told to callers", _table(document["errors"])),
         _wrong(document),
         _knee(document["knee"]),
-        _section("Beside the baseline", _table([_beside(each) for each in beside])),
+        _section("Beside the baseline", _table([each.row() for each in beside])),
         _details(document),
         "</body></html>",
     ]
@@ -147,11 +147,6 @@ def _knee(knee: Mapping[str, Any] | None) -> str:
         return ""
     found = f"<p>Highest rate carried: <b>{knee['carried_per_s']:,.0f}/s</b></p>"
     return _section("The knee", found + _table(knee["trials"]))
-
-
-def _beside(line: Beside) -> dict[str, Any]:
-    shown = "FALLEN" if line.is_fallen else "ok"
-    return {"figure": line.figure, "baseline": line.stored, "now": line.now, "limit": line.limit, "": shown}
 
 
 def _details(document: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ the patience ends, as the gRPC client does inside. A write whose connection brok
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -15,17 +15,14 @@ import gevent
 from kvstore.errors import Refused, Unavailable
 from loadtest.doors import Stopwatch
 from loadtest.expectations import Expectations
-from loadtest.resp_wire import Lost, ReplyError, RespConnection, Unreachable
+from loadtest.resp_wire import CONNECT_S, Lost, ReplyError, RespConnection, Unreachable
 from loadtest.users import PacedUser, Session
 from loadtest.values import encode
 from loadtest.workloads import Keyspace
 
 PATIENCE_S = 5.0
 """For one command, as the client library's timeout."""
-CONNECT_S = 1.0
 REST_S = 0.05
-LOAD_S, CHUNK = 30.0, 500
-"""Of the records to begin with: for one answer, and how many are sent together."""
 REFUSALS = ("TRYAGAIN", "CLUSTERDOWN")
 
 
@@ -128,21 +125,3 @@ class RespUser(PacedUser):
 
     def open_door(self, session: Session, number: int) -> RespDoor:
         return RespDoor(session.resp, number, session.expectations, session.keyspace)
-
-
-def load(address: str, items: Mapping[bytes, bytes]) -> None:
-    """Write the records through the Redis door of one node. Raises Unavailable."""
-    try:
-        connection = RespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
-    except Unreachable as error:
-        raise Unavailable(str(error)) from error
-    commands = [(b"SET", key, value) for key, value in items.items()]
-    try:
-        for first in range(0, len(commands), CHUNK):
-            for answer in connection.ask_all(commands[first : first + CHUNK]):
-                if isinstance(answer, ReplyError):
-                    raise Unavailable(f"{address} refused a record: {answer}")
-    except Lost as error:
-        raise Unavailable(str(error)) from error
-    finally:
-        connection.close()

@@ -8,14 +8,18 @@ gevent a greenlet waits, elsewhere a thread.
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hiredis
 
+from kvstore.errors import Unavailable
 from loadtest.doors import Stopwatch
 
 READ_BYTES = 1 << 16
+CONNECT_S = 1.0
+LOAD_S, CHUNK = 30.0, 500
+"""Of the records to begin with: for one answer, and how many are sent together."""
 
 
 class ReplyError(Exception):
@@ -57,7 +61,9 @@ class RespConnection:
         watch, answers = self._watch, []
         try:
             watch.sends()
-            self._socket.sendall(packed)
+            sent = self._socket.send(packed)  # nearly always all of it, and quicker than sendall
+            if sent < len(packed):
+                self._socket.sendall(packed[sent:])
             for _ in commands:
                 while (answer := self._reader.gets()) is False:
                     data = self._socket.recv(READ_BYTES)
@@ -74,3 +80,21 @@ class RespConnection:
 
     def close(self) -> None:
         self._socket.close()
+
+
+def load_records(address: str, items: Mapping[bytes, bytes]) -> None:
+    """Write the records through the Redis door of one node. Raises Unavailable."""
+    try:
+        connection = RespConnection(address, Stopwatch(), connect_s=CONNECT_S, patience_s=LOAD_S)
+    except Unreachable as error:
+        raise Unavailable(str(error)) from error
+    commands = [(b"SET", key, value) for key, value in items.items()]
+    try:
+        for first in range(0, len(commands), CHUNK):
+            for answer in connection.ask_all(commands[first : first + CHUNK]):
+                if isinstance(answer, ReplyError):
+                    raise Unavailable(f"{address} refused a record: {answer}")
+    except Lost as error:
+        raise Unavailable(str(error)) from error
+    finally:
+        connection.close()

@@ -1,6 +1,6 @@
 """`make loadtest`: two minutes of load, headless, on the local cluster if it runs, else on one of its own.
 
-    python -m loadtest.run [--data-dir DIR] [--processes N] [any option of loadtest/locustfile.py]
+    python -m loadtest.run [--data-dir DIR] [--processes N] [any option of loadtest/locustfile.py] [GrpcUser|RespUser]
 
 A cluster of its own lives in a scratch folder and is ended afterwards. The report is reports/loadtest.html. The exit
 code is Locust's: 0 as it must be, 1 not so, 2 wrong usage.
@@ -19,6 +19,8 @@ from pathlib import Path
 from kvstore.errors import ConfigError
 from kvstore.server.local import LocalCluster
 from loadtest import peers
+from loadtest.options import Options, add_options, options_of
+from loadtest.workloads import Draws
 from tests.cluster.harness import running_cluster
 
 FOLDER = Path(__file__).parent
@@ -32,24 +34,37 @@ PROFILE = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path, default=Path("data"), help="use this local cluster if it runs")
     parser.add_argument("--processes", type=int, default=0, help="Locust workers; 0: one process does it all")
-    arguments, rest = parser.parse_known_args()
-    with peers.scratch() as folder, _cluster(arguments.data_dir, folder) as data_dir:
-        sys.exit(run_locust(data_dir, [*PROFILE, *rest], processes=arguments.processes))
+    add_options(parser)
+    given = [*PROFILE, *sys.argv[1:]]
+    options = _checked(parser, given)
+    with peers.scratch() as folder, _cluster(options, folder) as data_dir:
+        sys.exit(run_locust(data_dir, given))
 
 
-def run_locust(data_dir: Path, options: Sequence[str], *, processes: int = 0) -> int:
+def _checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
+    """What is wrong is told before a cluster is started for it. Words that only Locust knows are Locust's to judge."""
+    try:
+        options = options_of(parser.parse_known_args(words)[0])
+        for workload in options.workloads:
+            Draws(workload, 1)
+    except ValueError as error:
+        print(f"loadtest: {error}", file=sys.stderr)
+        sys.exit(2)
+    return options
+
+
+def run_locust(data_dir: Path, options: Sequence[str], *, is_quiet: bool = False) -> int:
     """Run Locust on a local cluster; returns its exit code. Interrupted or asked to end, it still writes its report."""
-    workers = ["--processes", str(processes)] if processes else []
+    output = subprocess.DEVNULL if is_quiet else None
     command = [
         *(sys.executable, "-m", "locust", "-f", str(FOLDER / "locustfile.py"), "--headless", "--only-summary"),
-        *workers,
-        *("--data-dir", str(data_dir)),
         *options,
+        *("--data-dir", str(data_dir)),
     ]
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    process = subprocess.Popen(command, start_new_session=True)  # an interrupt reaches it by us, and once
+    # In a session of its own: an interrupt reaches it by us, and once.
+    process = subprocess.Popen(command, start_new_session=True, stdout=output, stderr=output)
     try:
         return process.wait()
     except KeyboardInterrupt:
@@ -59,10 +74,13 @@ def run_locust(data_dir: Path, options: Sequence[str], *, processes: int = 0) ->
 
 
 @contextmanager
-def _cluster(data_dir: Path, folder: Path) -> Iterator[Path]:
-    if _serves(data_dir):
-        print(f"loadtest: on the cluster of {data_dir}", file=sys.stderr)
-        yield data_dir
+def _cluster(options: Options, folder: Path) -> Iterator[Path]:
+    if options.store or options.resp:
+        yield options.data_dir
+        return
+    if _serves(options.data_dir):
+        print(f"loadtest: on the cluster of {options.data_dir}", file=sys.stderr)
+        yield options.data_dir
         return
     print("loadtest: no cluster runs here; starting one in a scratch folder", file=sys.stderr)
     with running_cluster(folder) as cluster:

@@ -79,7 +79,7 @@ def workloads_of(text: str, *, keys: str = "", sizes: str = "") -> list[Workload
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = sorted(set(names) - WORKLOADS.keys())
     if unknown or not names:
-        raise ValueError(f"want some of {', '.join(WORKLOADS)}, got {text!r}")
+        raise ValueError(f"--workload: want some of {', '.join(WORKLOADS)}, got {text!r}")
     found = []
     for name in names:
         workload = WORKLOADS[name]

@@ -42,7 +42,7 @@ class Load:
     keys: int = 100_000
     value_bytes: int = 100
     prefix: bytes = b"bench-"
-    """What keys begin with. A `{tag}` in it brings all of them to one partition."""
+    """What keys begin with; twelve digits follow. A `{tag}` in it brings all of them to one partition."""
     level: Level = Level.LINEARIZABLE
     seed: int = 1
 
@@ -202,7 +202,7 @@ class Generator:
 
         def pick() -> tuple[str, bytes]:
             name = only or random.choices(names, cum_weights=weights)[0]
-            return name, b"%b%d" % (load.prefix, random.randrange(load.keys))
+            return name, b"%b%012d" % (load.prefix, random.randrange(load.keys))
 
         return pick
 

@@ -80,7 +80,7 @@ async def test_a_mix_and_its_keys_are_drawn_by_the_seed(calls: Calls) -> None:
     load = Load(seconds=0.3, warmup_s=0, in_flight=8, keys=5, mix=(("get", 9), ("put", 1)), prefix=b"{t}")
     await Generator(load, calls.all()).run()
     assert calls.seen["get"] > 3 * calls.seen["put"] > 0
-    assert calls.keys == {b"{t}%d" % number for number in range(5)}
+    assert calls.keys == {b"{t}%012d" % number for number in range(5)}
 
 
 async def test_failures_are_counted_by_name_and_not_as_operations(calls: Calls) -> None:

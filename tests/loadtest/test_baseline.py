@@ -14,7 +14,7 @@ from loadtest.compare import main, run_compare
 
 RUN: dict[str, Any] = {
     "options": {"workload": "ycsb-a", "shape": "steady", "rate": 400.0, "seconds": 105.0, "report": "x.html"},
-    "machine": {"cores": 2, "processor": "one", "load_1m": 0.4},
+    "machine": {"cores": 2, "processor": "one", "load_1m": 0.4, "pulse_p50_ms": 1.0, "pulse_p95_ms": 2.0},
     "total": {
         "per_s": 400.0,
         "achieved": 1.0,
@@ -53,6 +53,25 @@ def test_each_figure_may_fall_so_far_and_no_further(figure: str, still: float, n
 
 def test_a_better_run_has_not_fallen() -> None:
     assert fallen(changed("total", per_s=900.0, p99_ms=1.0)) == []
+
+
+def test_on_a_machine_that_is_slower_just_now_latencies_may_be_as_much_longer_and_no_more() -> None:
+    slow = changed("machine", pulse_p50_ms=3.0, pulse_p95_ms=8.0)
+    slow["total"] |= {"p50_ms": 23.9, "p95_ms": 79.9, "p99_ms": 159.9, "service_p50_ms": 17.9, "service_p99_ms": 119.9}
+    assert fallen(slow) == []
+    slow["total"] |= {"p50_ms": 24.1, "p99_ms": 160.1}
+    assert fallen(slow) == ["p50_ms", "p99_ms"]
+
+
+def test_a_rate_falls_whatever_the_machine_does() -> None:
+    slow = changed("machine", pulse_p50_ms=100.0, pulse_p95_ms=100.0)
+    slow["total"]["per_s"] = 279.0
+    assert fallen(slow) == ["per_s"]
+
+
+def test_a_run_without_a_pulse_is_not_compared() -> None:
+    (reason,) = differences(baseline_of(RUN), changed("machine", pulse_p50_ms=None))
+    assert reason == "pulse_p50_ms was not measured"
 
 
 @pytest.mark.parametrize(("part", "name"), [("options", "rate"), ("options", "workload"), ("machine", "cores")])

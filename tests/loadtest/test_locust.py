@@ -60,7 +60,7 @@ def test_a_kill_is_marked_in_the_report_of_two_workers_and_no_value_is_wrong(clu
     mixes = ("--workload", "ycsb-a,ycsb-d,ycsb-f,cas,ycsb-e", "--errors-max", "0.2")
     code, made, page, said = run(cluster, tmp_path, "--shape", "chaos", "--seconds", "18", "--processes", "2", *mixes)
     assert code == 0, said
-    assert 1_000 < sum(line["count"] for line in made["operations"]) < made["total"]["done"]
+    assert 1_000 < sum(line["count"] for line in made["operations"]) <= made["total"]["done"]
     assert max(point["users"] or 0 for point in made["timeline"]) == 20
     assert made["total"]["wrong"] == 0
     doors_and_operations = {(line["door"], line["operation"]) for line in made["operations"]}

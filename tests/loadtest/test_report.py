@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from loadtest.baseline import Line as Beside
-from loadtest.charts import BOTTOM, HEIGHT, TOP, Line, Mark, timeline
+from loadtest.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Line, Mark, timeline
 from loadtest.figures import Event, Goals, Run, document
 from loadtest.recorder import Recorder
 from loadtest.report import page
@@ -50,13 +50,20 @@ def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
         assert [mark.find("rect") is not None for mark in marks] == [False, True]
 
 
+def test_an_event_that_ends_after_the_run_stays_on_the_chart() -> None:
+    drawn = timeline("t", [Line("l", [(0.0, 1.0)], "one")], [Mark(1, 50.0, 900.0, "x")], seconds=100)
+    x, width = map(float, re.findall(r'<rect class="band" x="([\d.]+)".*? width="([\d.]+)"', drawn)[0])
+    assert width > 0
+    assert x + width <= WIDTH - RIGHT + 0.1
+
+
 def test_the_page_needs_nothing_from_elsewhere() -> None:
     text = page(made())
     assert not re.search(r"<(script|link|img|iframe)|@import|url\(|https?://", text)
 
 
 def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
-    text = page(made(), [Beside("p99_ms", 3.0, 9.0, 8.0, True)])
+    text = page(made(), [Beside("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
     for told in ("OutcomeUnknown", "kill -9 n2", "ready after 1.5 s", "900/s", "FALLEN", "✓ as it must be"):
         assert told in text
 

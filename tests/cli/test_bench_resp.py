@@ -1,0 +1,102 @@
+"""`kvstore bench run --resp`: plain commands through a Redis door."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import hiredis
+import pytest
+
+from kvstore.cli.bench_resp import RespCallers
+from kvstore.cli.loads import Load, run_calls
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Unavailable
+
+Answer = Callable[[list[bytes]], bytes | None]
+
+
+@asynccontextmanager
+async def door(answer: Answer) -> AsyncIterator[str]:
+    """A server that answers each command so; None: it closes the connection."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands = hiredis.Reader()
+        while data := await reader.read(1 << 16):
+            commands.feed(data)
+            while (command := commands.gets()) is not False:
+                said = answer(command)
+                if said is None:
+                    writer.close()
+                    return
+                writer.write(said)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        host, port = server.sockets[0].getsockname()
+        yield f"{host}:{port}"
+    finally:
+        server.close()
+
+
+async def callers(address: str, load: Load) -> RespCallers:
+    found = RespCallers(address, load, timeout_s=30)
+    await found.open(load.in_flight)
+    return found
+
+
+async def test_every_operation_is_the_command_of_its_name() -> None:
+    seen: list[list[bytes]] = []
+    load = Load(in_flight=1, value_bytes=3)
+    async with door(lambda command: seen.append(command) or b"+OK\r\n") as address:
+        opened = await callers(address, load)
+        for call in opened.calls().values():
+            await call(b"k")
+        opened.close()
+    value = seen[1][2]
+    assert seen == [[b"GET", b"k"], [b"SET", b"k", value], [b"INCR", b"n-k"], [b"DEL", b"k"]]
+    assert len(value) == 3
+
+
+async def test_a_load_is_run_over_as_many_connections_as_callers() -> None:
+    load = Load(seconds=0.2, warmup_s=0, in_flight=3, mix=(("get", 1),))
+    async with door(lambda command: b"$-1\r\n") as address:
+        opened = await callers(address, load)
+        found = await run_calls(load, opened.calls())
+        opened.close()
+    assert found.operations > 0
+    assert not found.errors
+    (row,) = found.rows()
+    assert row["service_p50_ms"] <= row["p50_ms"]
+
+
+async def test_an_error_reply_is_an_error_and_the_connection_stays() -> None:
+    replies = iter([b"-ERR no\r\n", b"+OK\r\n"])
+    async with door(lambda command: next(replies)) as address:
+        opened = await callers(address, Load(in_flight=1))
+        put = opened.calls()["put"]
+        with pytest.raises(InvalidRequest, match="ERR no"):
+            await put(b"k")
+        await put(b"k")
+        opened.close()
+
+
+async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced() -> None:
+    replies = iter([None, b"+OK\r\n"])
+    async with door(lambda command: next(replies)) as address:
+        opened = await callers(address, Load(in_flight=1))
+        put = opened.calls()["put"]
+        with pytest.raises(OutcomeUnknown):
+            await put(b"k")
+        await put(b"k")
+        opened.close()
+
+
+async def test_an_address_is_judged_before_it_is_used() -> None:
+    with pytest.raises(InvalidRequest, match="--resp"):
+        RespCallers("nowhere", Load(), timeout_s=30)
+    async with door(lambda command: None) as address:
+        pass
+    with pytest.raises(Unavailable, match=address):
+        await callers(address, Load(in_flight=1))
