@@ -73,6 +73,7 @@ def test_a_replica_does_not_answer_by_a_ring_that_is_older_than_what_it_owns(mon
         away = next(node for node in cluster.nodes if not {PartitionId("p1"), PartitionId("p2")} & set(node.leads))
         worker = Worker(cluster, "writer", cluster.world.fork("writer"), Identity(cluster.world.fork("id")))
         assert (await worker.do(commands.put(KEY, b"before"), with_id=False)).status is Status.OK
+        await asyncio.sleep(2)  # until it has what the others had when it started
         cluster.metadata.cut(away.name, silently=False)
         for target in ("p2", "p1"):
             await world.shift(SPAN, target)
