@@ -109,6 +109,8 @@ class Conductor:
             f"{line.figure} has fallen: {line.now:g}, baseline {line.stored:g}" for line in lines if line.is_fallen
         ]
         print(summary(made), file=sys.stderr)
+        if made["knee"] is not None:
+            print(f"loadtest: the knee: {made['knee']['carried_per_s']:g}/s were carried", file=sys.stderr)
         for reason in reasons:
             print(f"loadtest: {reason}", file=sys.stderr)
         print(f"loadtest: report in {path}", file=sys.stderr, flush=True)
