@@ -12,7 +12,7 @@ from loadtest.drill_mixed import MixedLoad
 from tests.sim.history import Result
 from tests.sim.linearizable import check_search
 from tests.sim.versions import Violation
-from tests.waiting import wait_until
+from tests.waiting import PATIENCE_S, wait_until
 
 OPERATIONS = 1_500
 
@@ -92,6 +92,8 @@ async def _command(reader: asyncio.StreamReader) -> list[bytes]:
 async def loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> MixedLoad:
     """What callers saw of the store."""
     monkeypatch.setattr(drill_mixed, "REST_S", 0.0)
+    monkeypatch.setattr(drill_mixed, "TIMEOUTS_S", (PATIENCE_S,))
+    monkeypatch.setattr(drill_mixed, "CONNECT_S", PATIENCE_S)
     server = await asyncio.start_server(store.serve, "127.0.0.1", 0)
     address: tuple[str, int] = server.sockets[0].getsockname()[:2]
     load = MixedLoad([address], [b"tag"], time.perf_counter)
@@ -100,7 +102,7 @@ async def loaded(store: Store, monkeypatch: pytest.MonkeyPatch) -> MixedLoad:
     async def enough() -> bool:
         return len(load.history) > OPERATIONS
 
-    await wait_until(enough, timeout_s=30, what="operations")
+    await wait_until(enough, what="operations")
     await load.stop()
     server.close()
     return load
