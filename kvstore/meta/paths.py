@@ -19,14 +19,6 @@ COOKIES = f"{LEDGERS}/cookies"
 IDGEN = f"{LEDGERS}/idgen"
 IDGEN_LONG = f"{LEDGERS}/idgen-long"
 
-UNDERREPLICATION = f"{LEDGERS}/underreplication"
-UNDERREPLICATION_LAYOUT = f"{UNDERREPLICATION}/LAYOUT"
-UNDERREPLICATED = f"{UNDERREPLICATION}/ledgers"
-UNDERREPLICATION_LOCKS = f"{UNDERREPLICATION}/locks"
-UNDERREPLICATION_DISABLED = f"{UNDERREPLICATION}/disable"
-LOST_BOOKIE_RECOVERY_DELAY = f"{UNDERREPLICATION}/lostBookieRecoveryDelay"
-AUDITOR_ELECTION = f"{UNDERREPLICATION}/auditorelection"
-
 SERVERS = "/servers"
 PARTITIONS = "/partitions"
 KEPT = "/kept"
@@ -40,7 +32,6 @@ LEDGER_MAX = 2**63 - 1
 
 _SHORT = re.compile(r"(\d{2})/(\d{4})/L(\d{4})")
 _LONG = re.compile(r"(\d{3})/(\d{4})/(\d{4})/(\d{4})/L(\d{4})")
-_UNDERREPLICATED = re.compile(r"(?:[0-9a-f]{4}/){4}urL(\d{10,19})")
 
 
 def _digits(number: int, *, groups: tuple[int, ...]) -> list[str]:
@@ -83,26 +74,6 @@ def readonly(bookie: BookieId) -> str:
 
 def cookie(bookie: BookieId) -> str:
     return f"{COOKIES}/{bookie}"
-
-
-def underreplicated(ledger_id: LedgerId) -> str:
-    """Where a ledger is marked as lacking copies: four groups of four hexadecimal digits, then the id."""
-    text = f"{ledger_id:016x}"
-    groups = "/".join(text[i : i + 4] for i in range(0, 16, 4))
-    return f"{UNDERREPLICATED}/{groups}/urL{ledger_id:010d}"
-
-
-def underreplicated_of(path: str) -> LedgerId | None:
-    """The ledger that `path` marks; None for any other path."""
-    match = _UNDERREPLICATED.fullmatch(path.removeprefix(f"{UNDERREPLICATED}/"))
-    if match is None:
-        return None
-    found = LedgerId(int(match[1]))
-    return found if found <= LEDGER_MAX and underreplicated(found) == path else None
-
-
-def underreplication_lock(ledger_id: LedgerId) -> str:
-    return f"{UNDERREPLICATION_LOCKS}/urL{ledger_id:010d}"
 
 
 def server(server_id: ServerId) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, Protocol
 
 from kvstore.env import Env
@@ -221,9 +221,7 @@ def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[Server
         server = ServerId(request.drain)
 
         def drain(ring: Ring) -> Ring:
-            known = set(servers) | {each for member in ring.partitions.values() for each in member.replicas}
-            if server not in known:
-                raise ValueError(f"want one of the servers {', '.join(sorted(known))}, got {server}")
+            _check_known(ring, servers, server)
             stuck = homeless(ring, servers, server)
             if stuck:
                 raise ValueError(f"no other server can take the replicas of {', '.join(stuck)}: add one first")
@@ -231,7 +229,13 @@ def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[Server
 
         return drain
     if request.undrain:
-        return lambda ring: replica_steps.undrain(ring, ServerId(request.undrain))
+        server = ServerId(request.undrain)
+
+        def undrain(ring: Ring) -> Ring:
+            _check_known(ring, servers, server)
+            return replica_steps.undrain(ring, server)
+
+        return undrain
     newcomer = ServerId(request.newcomer)
     if newcomer not in servers:
         raise InvalidRequest(f"want one of the servers that are up, {', '.join(sorted(servers))}, got {newcomer!r}")
@@ -243,6 +247,13 @@ def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[Server
         return replica_steps.begin_replacing(ring, partition, newcomer, leaving)
 
     return begin
+
+
+def _check_known(ring: Ring, servers: Collection[ServerId], server: ServerId) -> None:
+    """Raises ValueError for a server that is not up, holds nothing, and is not drained."""
+    known = {*servers, *ring.draining, *(each for member in ring.partitions.values() for each in member.replicas)}
+    if server not in known:
+        raise ValueError(f"want one of the servers {', '.join(sorted(known))}, got {server}")
 
 
 def _checked(work: Callable[[], Ring]) -> Ring:

@@ -20,6 +20,7 @@ pytestmark = [
     pytest.mark.interop,
     pytest.mark.skipif(not java.is_installed(), reason="python -m tests.interop.apache --install fetches the jars"),
 ]
+UNDERREPLICATION = f"{paths.LEDGERS}/underreplication"
 AUTO_RECOVERY = "org.apache.bookkeeper.replication.AutoRecoveryMain"
 
 
@@ -82,6 +83,13 @@ async def written(cluster: Processes, entries: int) -> tuple[LedgerId, EntryId]:
     return writer.ledger, await writer.stop()
 
 
+def mark_of(ledger: LedgerId) -> str:
+    """Where Apache's auditor marks a ledger as lacking copies."""
+    text = f"{ledger:016x}"
+    groups = "/".join(text[i : i + 4] for i in range(0, 16, 4))
+    return f"{UNDERREPLICATION}/ledgers/{groups}/urL{ledger:010d}"
+
+
 async def no_ledger_names(cluster: Processes, bookie: OurBookie, *ledgers: LedgerId) -> bool:
     """Whether the ledgers have found other bookies, and are not marked as lacking copies."""
     for ledger in ledgers:
@@ -89,7 +97,7 @@ async def no_ledger_names(cluster: Processes, bookie: OurBookie, *ledgers: Ledge
         if any(bookie.id in fragment.ensemble for fragment in metadata.fragments):
             return False
         with suppress(NoSuchNode):
-            await cluster.store.get(paths.underreplicated(ledger))
+            await cluster.store.get(mark_of(ledger))
             return False
     return True
 
@@ -117,7 +125,7 @@ async def test_apaches_shell_and_auto_recovery_make_copies_again_on_our_bookies(
 
         async def is_audited() -> bool:
             with suppress(NoSuchNode):
-                return bool(await cluster.store.children(f"{paths.UNDERREPLICATION}/auditorelection"))
+                return bool(await cluster.store.children(f"{UNDERREPLICATION}/auditorelection"))
             return False
 
         assert not await is_repaired()

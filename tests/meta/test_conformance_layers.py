@@ -1,4 +1,4 @@
-"""What stands on the metadata store, on every driver: ledgers, ids, layout, registrations, repair locks."""
+"""What stands on the metadata store, on every driver: ledgers, ids, layout, registrations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.registration import BookieRegistration, RegistrationClient
 from kvstore.meta.store import MetadataStore
-from kvstore.meta.underreplication import RepairMarks
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.meta.drivers import Driver, Hint, TestNursery
 from tests.waiting import wait_until
@@ -136,16 +135,3 @@ async def test_a_kept_node_is_made_again_when_somebody_removes_it(
 
     await wait_until(is_back)
     assert (await other.get("/servers/n1"))[1].created > before.created
-
-
-async def test_a_marked_ledger_is_repaired_by_one_worker(store: MetadataStore, other: MetadataStore) -> None:
-    first, second = RepairMarks(store, "host-1"), RepairMarks(other, "host-2")
-    await asyncio.gather(first.initialise(), second.initialise())
-    await asyncio.gather(first.mark(LedgerId(7), [B1], 5), second.mark(LedgerId(7), [B2], 5))
-    locks = await asyncio.gather(first.acquire(LedgerId(7)), second.acquire(LedgerId(7)))
-    winners = [(marks, lock) for marks, lock in zip((first, second), locks, strict=True) if lock is not None]
-    assert len(winners) == 1
-    marks, lock = winners[0]
-    assert sorted(lock.mark.missing) == [B1, B2]
-    assert await marks.replicated(lock)
-    assert await second.list_marked() == []

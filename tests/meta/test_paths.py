@@ -26,11 +26,6 @@ def test_a_ledger_path_says_its_ledger(ledger: int) -> None:
     assert paths.ledger_of(paths.ledger(LedgerId(ledger))) == ledger
 
 
-@given(st.integers(0, 2**63 - 1))
-def test_a_mark_says_its_ledger(ledger: int) -> None:
-    assert paths.underreplicated_of(paths.underreplicated(LedgerId(ledger))) == ledger
-
-
 @pytest.mark.parametrize(
     "path",
     [
@@ -58,12 +53,6 @@ def test_an_id_out_of_range_has_no_path(ledger: int) -> None:
 def test_the_listing_tells_ledger_trees_from_the_rest() -> None:
     names = ["00", "21", "000", "available", "cookies", "LAYOUT", "idgen", "underreplication", "1", "0000"]
     assert [name for name in names if paths.is_ledger_tree(name)] == ["00", "21", "000"]
-
-
-def test_an_underreplicated_ledger_is_marked_where_apaches_tools_look() -> None:
-    marked = paths.underreplicated(LedgerId(123456789))
-    assert marked == "/ledgers/underreplication/ledgers/0000/0000/075b/cd15/urL0123456789"
-    assert paths.underreplication_lock(LedgerId(7)) == "/ledgers/underreplication/locks/urL0000000007"
 
 
 def test_our_own_nodes_stand_beside_the_ledgers() -> None:
