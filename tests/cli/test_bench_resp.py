@@ -93,6 +93,17 @@ async def test_a_connection_that_is_lost_leaves_the_outcome_open_and_is_replaced
         opened.close()
 
 
+async def test_a_connection_that_is_lost_while_nobody_uses_it_is_replaced() -> None:
+    async with door(lambda command: b"+OK\r\n") as address:
+        opened = await callers(address, Load(in_flight=1))
+        put = opened.calls()["put"]
+        await put(b"k")
+        opened.close()
+        async with asyncio.timeout(30):
+            await put(b"k")
+        opened.close()
+
+
 async def test_an_address_is_judged_before_it_is_used() -> None:
     with pytest.raises(InvalidRequest, match="--resp"):
         RespCallers("nowhere", Load(), timeout_s=30)

@@ -74,6 +74,8 @@ async def test_an_open_loop_counts_the_wait_for_a_caller_as_latency(calls: Calls
     assert row["count"] == 40
     assert row["p50_ms"] > 1
     assert row["p90_ms"] > 100, f"a stalled caller hid the wait: {row}"
+    assert row["service_p99_ms"] >= row["service_p50_ms"] > 0
+    assert row["service_p50_ms"] < row["p50_ms"], "waiting for one's turn is no service"
 
 
 async def test_a_mix_and_its_keys_are_drawn_by_the_seed(calls: Calls) -> None:
