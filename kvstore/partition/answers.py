@@ -64,6 +64,25 @@ class Answers:
                 sink.flush()
 
 
+class Soon:
+    """Results for who is just asking: no sink is called from inside the call that gave it."""
+
+    def __init__(self) -> None:
+        self._results: list[Reply] = []
+
+    def give(self, sink: Sink, token: int, result: Result | StoreError) -> None:
+        """Complete the operation on the next turn of the event loop, in the order of these calls."""
+        if not self._results:
+            asyncio.get_running_loop().call_soon(self._tell)
+        self._results.append((sink, token, result))
+
+    def _tell(self) -> None:
+        answers, results = Answers(), self._results
+        self._results = []
+        answers.give_all(results)
+        answers.flush()
+
+
 class Once:
     """A sink for one operation that this program itself waits for."""
 

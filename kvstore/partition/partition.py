@@ -11,7 +11,7 @@ from kvstore.env import Env
 from kvstore.errors import MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning, queries, snapshots
-from kvstore.partition.answers import TurnAway
+from kvstore.partition.answers import Soon, TurnAway
 from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
@@ -96,7 +96,7 @@ class Partition:
             self.mover = Mover(self._means(env, server_env, rings, pins, logs))
         self._exports = snapshots.Exports(self.state, env.clock)
         self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas, turns)
-        self._answers: list[tuple[Sink, int, Any]] = []
+        self._complete_soon = Soon().give
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""
 
@@ -294,20 +294,6 @@ class Partition:
     def _owned_seq(self) -> int:
         member = self._rings.ring.partitions.get(self.id) if self._rings is not None else None
         return member.owned_seq if member is not None else 0
-
-    def _complete_soon(self, sink: Sink, token: int, result: Any) -> None:
-        if not self._answers:
-            asyncio.get_running_loop().call_soon(self._complete)
-        self._answers.append((sink, token, result))
-
-    def _complete(self) -> None:
-        answers, self._answers = self._answers, []
-        sinks: dict[int, Sink] = {}
-        for sink, token, result in answers:
-            sink.complete(token, result)
-            sinks[id(sink)] = sink
-        for sink in sinks.values():
-            sink.flush()
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         if method == snapshots.BEGIN:

@@ -14,10 +14,10 @@ from operator import itemgetter
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotLeader, Overloaded, StoreError, Unavailable
+from kvstore.partition.answers import Soon
 from kvstore.partition.commands import LEVEL_AT, Code, Level, Op, Sink
 from kvstore.server.astray import WAIT_S, FromPeer, Strays
 from kvstore.server.config import Limits
-from kvstore.server.failures import Failures
 from kvstore.server.frames import check_one_partition
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
@@ -59,7 +59,7 @@ class Dispatcher:
         """Where the operations of a partition went last, if to another server. Some may still be under way there."""
         self._arrivals = _ARRIVED
         self._timer: asyncio.TimerHandle | None = None
-        self._fail_later = Failures().add
+        self._fail_later = Soon().give
         self._forget = membership.on_topology(self._on_topology)
         self._strays = Strays(self._fail_later, most=limits.waiting_max, bytes_max=WAITING_BYTES_MAX)
         self._astray = self._strays.keys
