@@ -210,9 +210,10 @@ def failure_of(error: Exception) -> StoreError:
         if isinstance(kind, type) and issubclass(kind, StoreError) and kind.__init__ is StoreError.__init__:
             return kind(message)
         return InvalidRequest(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)]
-    return errors.Unavailable(f"the Spark job failed: {(told or lines or [type(error).__name__])[-1][:500]}")
+    lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
+    told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
+    rest = [line for line in lines if not line.startswith("at ")]
+    return errors.Unavailable(f"the Spark job failed: {(told or rest or [type(error).__name__])[0][:500]}")
 
 
 def _now_ms() -> int:

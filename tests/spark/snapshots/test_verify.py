@@ -45,14 +45,15 @@ def test_whole_snapshots_have_no_problem(store: SnapshotStore) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 100, -1])
-def test_any_changed_byte_of_a_file_is_found(store: SnapshotStore, at: int) -> None:
+@pytest.mark.parametrize("number", [0, 1])
+def test_any_changed_byte_of_any_file_is_found(store: SnapshotStore, number: int, at: int) -> None:
     manifest = full(store, "a", LOG)
-    path = store.folder("a") / manifest.files[1].path
+    path = store.folder("a") / manifest.files[number].path
     data = bytearray(path.read_bytes())
     data[at] ^= 1
     path.write_bytes(data)
     assert found(store, manifest) == [
-        "a/data/p2-00000.parquet its checksum is not the manifest's: it was changed or is damaged"
+        f"a/{manifest.files[number].path} its checksum is not the manifest's: it was changed or is damaged"
     ]
     with pytest.raises(Corrupted, match=f"{re.escape(str(path))} is damaged"):
         verify.check_files(store, [manifest], lambda _: None)
