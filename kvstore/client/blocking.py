@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -122,23 +122,7 @@ class BlockingLink:
     def collect(self, sent: Sent) -> list[kv_pb2.Answers]:
         """Wait for a frame's answers and hand them to their waiters."""
         call, numbered = sent
-        if call is None:
-            self._fail(numbered, Unavailable(f"the connection to {self.address} is closed"))
-            return []
-        try:
-            answers = call.result()
-        except grpc.RpcError as error:
-            self._fail(numbered, from_rpc_error(error))
-            return []
-        except grpc.FutureCancelledError:
-            self._fail(numbered, OutcomeUnknown("the connection was closed"))
-            return []
-        for operation, answer in settled(answers, numbered):
-            if operation is not None:
-                operation.waiter.set(answer)
-        for operation in numbered.values():
-            operation.waiter.set(lost(operation, f"{self.address} left it without an answer"))
-        return [answers]
+        return self._settle(call.result, numbered) if call is not None else self._closed(numbered)
 
     def close(self) -> None:
         """Calls under way end with an error."""
@@ -153,11 +137,28 @@ class BlockingLink:
             self._channel.close()
 
     def _send_queued(self, ring_version: int) -> list[kv_pb2.Answers]:
+        """In this thread from send to answers: a call that another thread completes takes half as long again."""
         with self._lock:
             operations = cut(self._pending)
-        return self.collect(self._start(operations, ring_version)) if operations else []
+        if not operations:
+            return []
+        frame, numbered, time_s = self._frame(operations, ring_version)
+        try:
+            return self._settle(lambda: self._stub.Execute(frame, timeout=time_s), numbered)
+        except ValueError:  # gRPC's word for a channel that was closed
+            return self._closed(numbered)
 
     def _start(self, operations: Sequence[Operation], ring_version: int) -> Sent:
+        frame, numbered, time_s = self._frame(operations, ring_version)
+        try:
+            return self._stub.Execute.future(frame, timeout=time_s), numbered
+        except ValueError:
+            return None, numbered
+
+    def _frame(
+        self, operations: Sequence[Operation], ring_version: int
+    ) -> tuple[kv_pb2.Frame, dict[int, Operation], float]:
+        """With how long its call may take, in seconds."""
         longest = max(operation.deadline for operation in operations) - self._clock.now()
         time_s = min(max(longest, 0.001), self._attempt_s)
         with self._guard:
@@ -167,10 +168,27 @@ class BlockingLink:
         for operation in operations:
             operation.is_sent = True
         self.frames += 1
+        return frame, numbered, time_s + GRACE_S
+
+    def _settle(self, answers_of: Callable[[], kv_pb2.Answers], numbered: dict[int, Operation]) -> list[kv_pb2.Answers]:
         try:
-            return self._stub.Execute.future(frame, timeout=time_s + GRACE_S), numbered
-        except ValueError:  # gRPC's word for a channel that was closed
-            return None, numbered
+            answers = answers_of()
+        except grpc.RpcError as error:
+            self._fail(numbered, from_rpc_error(error))
+            return []
+        except grpc.FutureCancelledError:
+            self._fail(numbered, OutcomeUnknown("the connection was closed"))
+            return []
+        for operation, answer in settled(answers, numbered):
+            if operation is not None:
+                operation.waiter.set(answer)
+        for operation in numbered.values():
+            operation.waiter.set(lost(operation, f"{self.address} left it without an answer"))
+        return [answers]
+
+    def _closed(self, numbered: dict[int, Operation]) -> list[kv_pb2.Answers]:
+        self._fail(numbered, Unavailable(f"the connection to {self.address} is closed"))
+        return []
 
     def _fail(self, numbered: dict[int, Operation], error: StoreError) -> None:
         """A frame's call has failed as a whole."""
