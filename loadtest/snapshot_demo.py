@@ -34,6 +34,8 @@ OFFSETS = range(47_000, 52_000, 100)
 PARTITIONS = (3, 5)
 WARM_S, QUIET_S = 3.0, 10.0
 FEED_RATE, FEED_WARM_S, FEED_S = 500, 10.0, 12.0
+TRIGGERS = ("1 second", "500 milliseconds", "0 seconds")
+"""How often micro-batches begin; 0: each when the one before has ended."""
 BEFORE, MEANWHILE, AFTER = "before", "meanwhile", "after"
 VALUE = "concat('value ', id, ' ', repeat(sha2(concat(id, '{tag}'), 256), 2))"
 """About 140 bytes, of which half can be compressed."""
@@ -64,7 +66,7 @@ class Demo:
             self._snapshot("verify", self._snapshots, "--store", of=first)
         with self._timed("change feed read"), writing([node.resp for node in first.load().nodes], FEED_RATE):
             said = _run([sys.executable, "-m", "loadtest.snapshot_demo", "--feed", str(first.data_dir)])
-        print(f"  from write to data frame, in micro-batches of 1 s: {said.strip()}")
+        print(f"  from write to data frame:\n{said.rstrip()}")
         first.down()
         second = self._up("second", PARTITIONS[1])
         with self._timed("restored", full["rows"]):
@@ -190,11 +192,17 @@ def load(data_dir: str, rows: int, tag: str) -> None:
 
 
 def feed_delay(data_dir: str) -> None:
-    """Prints how long after it was written a change is in a data frame, by micro-batches of a second."""
+    """Prints how long after it was written a change is in a data frame, and what a micro-batch takes."""
     from kvstore.spark.session import open_session
 
     session = open_session("feed demo")
     session.sparkContext.setLogLevel("OFF")
+    for trigger in TRIGGERS:
+        _feed_delay(session, data_dir, trigger)
+    session.stop()
+
+
+def _feed_delay(session: SparkSession, data_dir: str, trigger: str) -> None:
     stream = session.readStream.format("kvstore").option("dataDir", data_dir).option("columns", "written_at").load()
     delays: list[float] = []
     counts_from = time.time() + FEED_WARM_S
@@ -205,14 +213,17 @@ def feed_delay(data_dir: str) -> None:
 
     with tempfile.TemporaryDirectory() as checkpoint:
         writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
-        query = writer.trigger(processingTime="1 second").start()
+        query = writer.trigger(processingTime=trigger).start()
         query.awaitTermination(int(FEED_WARM_S + FEED_S))
+        parts: dict[str, int] = query.lastProgress["durationMs"] if query.lastProgress else {}
         query.stop()
-        session.stop()
     delays.sort()
-    if delays:
+    if not delays:
+        print(f"    trigger {trigger}: no change came within {FEED_WARM_S + FEED_S:g} s")
+    else:
         middle, late = delays[len(delays) // 2], delays[int(len(delays) * 0.99)]
-        print(f"{len(delays)} changes, p50 {middle:.2f} s, p99 {late:.2f} s")
+        took = ", ".join(f"{name} {each}" for name, each in parts.items() if each)
+        print(f"    trigger {trigger}: {len(delays)}, p50 {middle:.2f} s, p99 {late:.2f} s; last batch, ms: {took}")
 
 
 def main() -> None:
