@@ -1,0 +1,155 @@
+"""What a job holds in memory does not grow with the store: one of 160 MiB, in values of the largest size, passes
+through every process piece by piece."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from pyspark.sql import functions as F
+
+from kvstore.client import Client
+from kvstore.client.bulk import BACKLOG_BATCHES, BATCH_BYTES
+from kvstore.spark.snapshots import verify
+from kvstore.spark.snapshots.chains import Cut
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.restore import restore
+from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.table import GROUP_BYTES
+from tests.cluster.harness import Cluster
+from tests.spark.jobs import read
+from tests.spark.snapshots.taken import config, take
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
+MIB = 1 << 20
+VALUES = 160
+"""Of a MiB each, all in one partition, and so in one task: ten times what a page, a batch or a group holds."""
+SPLIT_BYTES = 1 << 32
+HEAP_BYTES = 512 * MIB
+"""spark.driver.memory of these tests."""
+JVM_BYTES = 640 * MIB
+"""What a JVM with Arrow needs beside its heap."""
+WORKER_BYTES = 192 * MIB
+"""What a worker needs beside its data: Python with pyspark, pyarrow and gRPC has some 150 MiB."""
+ARROW_BYTES = 8 * MIB
+"""spark.sql.execution.arrow.maxBytesPerBatch of our sessions."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def stored(cluster: Cluster) -> None:
+    chooser = random.Random(1)
+    with Client(cluster.url + "?timeout=60s") as client:
+        for number in range(0, VALUES, 8):
+            client.put_many({b"{m}%03d" % (number + each): chooser.randbytes(MIB) for each in range(8)})
+
+
+@dataclass(frozen=True, slots=True)
+class Peaks:
+    """In bytes, the largest process of each kind."""
+
+    driver: int
+    """Beyond what it held before."""
+    jvm: int
+    worker: int
+    server: int
+    """Beyond what it held before."""
+
+
+@contextmanager
+def measured(cluster: Cluster) -> Iterator[list[Peaks]]:
+    """The peaks of what happens meanwhile."""
+    servers = [cluster.pid(node) for node in cluster.ids]
+    before = {pid: _reset(pid) for pid in (*servers, *_family())}
+    found: list[Peaks] = []
+    yield found
+    jvms, workers = ([pid for pid in _family() if each in _read(pid, "cmdline")] for each in ("java", "pyspark.daemon"))
+    found.append(
+        Peaks(
+            driver=_peak(os.getpid()) - before[os.getpid()],
+            jvm=max(map(_peak, jvms)),
+            worker=max(map(_peak, workers)),
+            server=max(_peak(pid) - before[pid] for pid in servers),
+        )
+    )
+
+
+def _family() -> list[int]:
+    me = psutil.Process()
+    return [me.pid, *(each.pid for each in me.children(recursive=True))]
+
+
+def _reset(pid: int) -> int:
+    """From now on the process' peak is what it holds now, and that is the answer."""
+    with suppress(OSError):  # it has ended
+        Path(f"/proc/{pid}/clear_refs").write_text("5")
+    return _peak(pid)
+
+
+def _peak(pid: int) -> int:
+    """0 for a process that has ended."""
+    found = re.search(r"VmHWM:\s*(\d+) kB", _read(pid, "status"))
+    return int(found[1]) << 10 if found else 0
+
+
+def _read(pid: int, name: str) -> str:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text()
+    except OSError:
+        return ""
+
+
+def assert_bounded(peaks: Peaks, *, worker: int, server: int) -> None:
+    """`worker`, `server`: what is due to the data."""
+    told = {name: round(size / MIB) for name, size in asdict(peaks).items()}
+    assert peaks.driver < 32 * MIB, told
+    assert peaks.jvm < HEAP_BYTES + JVM_BYTES, told
+    assert WORKER_BYTES / 2 < peaks.worker < WORKER_BYTES + worker, told
+    assert peaks.server < server, told
+
+
+def test_a_read_holds_some_pages(spark: SparkSession, cluster: Cluster) -> None:
+    """The first of these tests: workers keep what they once had."""
+    with measured(cluster) as peaks:
+        frame = read(spark, cluster, splitBytes="4GiB")
+        assert frame.agg(F.sum(F.length("value"))).collect()[0][0] == VALUES * MIB
+    assert_bounded(peaks[0], worker=80 * MIB, server=32 * MIB)
+
+
+@pytest.fixture(scope="module")
+def taken(
+    spark: SparkSession, cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[SnapshotStore, Manifest, Peaks]:
+    store = SnapshotStore(tmp_path_factory.mktemp("memory") / "snapshots")
+    with measured(cluster) as peaks:
+        manifest = take(spark, cluster, store, split_bytes=SPLIT_BYTES)
+    return store, manifest, peaks[0]
+
+
+def test_a_snapshot_holds_some_groups_of_rows(taken: tuple[SnapshotStore, Manifest, Peaks]) -> None:
+    store, manifest, peaks = taken
+    (large,) = (file for file in manifest.files if file.rows)
+    assert (large.rows, list(verify.problems_of(store, [manifest]))) == (VALUES, [])
+    assert_bounded(peaks, worker=7 * GROUP_BYTES, server=32 * MIB)
+
+
+def test_a_restore_holds_some_batches(
+    spark: SparkSession, cluster: Cluster, taken: tuple[SnapshotStore, Manifest, Peaks]
+) -> None:
+    store, manifest, _ = taken
+    spark.conf.set("spark.sql.files.minPartitionNum", "1")  # one task has all of it
+    spark.conf.set("spark.sql.files.maxPartitionBytes", "4g")
+    with measured(cluster) as peaks:
+        done = restore(spark, store, [manifest], Cut(), config(cluster), into_filled=True, progress=lambda *_: None)
+    assert done.written == VALUES
+    assert_bounded(peaks[0], worker=BACKLOG_BATCHES * BATCH_BYTES + 4 * ARROW_BYTES + 64 * MIB, server=64 * MIB)
