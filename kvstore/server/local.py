@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -128,10 +128,12 @@ class LocalCluster:
         return pid
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when every node of the cluster serves. Raises Unavailable."""
-        for node in self.load().nodes:
+        """Return when every node of the cluster serves. Raises Unavailable, at once if one has ended: others may wait
+        for it."""
+        nodes = self.load().nodes
+        for node in nodes:
             self._progress(f"waiting for node {node.id} at http://{node.http}")
-            self._wait(partial(_http_ok, node.http, "/readyz"), node, timeout_s)
+            self._wait(partial(_http_ok, node.http, "/readyz"), node, nodes, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
@@ -184,11 +186,14 @@ class LocalCluster:
         _end([node.pid for node in running if node.pid is not None], signal.SIGTERM, STOP_TIMEOUT_S)
         return [node.id for node in running]
 
-    def _wait(self, condition: Callable[[], bool], node: NodePlace, timeout_s: float) -> None:
+    def _wait(
+        self, condition: Callable[[], bool], node: NodePlace, nodes: Sequence[NodePlace], timeout_s: float
+    ) -> None:
         deadline = time.monotonic() + timeout_s
         while not condition():
-            if not self._runs(node):
-                raise Unavailable(f"node {node.id} ended while starting; it said:\n{self._last_words(node.id)}")
+            for each in nodes:
+                if not self._runs(each):
+                    raise Unavailable(f"node {each.id} ended while starting; it said:\n{self._last_words(each.id)}")
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"node {node.id} is not ready after {timeout_s} s; see {self.data_dir}/logs/{node.id}.log"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, Unavailable
 from kvstore.server import layout
 from kvstore.server.app import VERSION
 from kvstore.server.layout import Wish
@@ -128,3 +128,14 @@ def test_it_tells_its_version() -> None:
 
 def test_a_wrong_option_is_wrong_usage() -> None:
     assert kvstore("up", "--nonsense").returncode == 2
+
+
+def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = LocalCluster(tmp_path)
+    planned = layout.plan(Wish(data_dir=tmp_path), None)
+    monkeypatch.setattr(cluster, "load", lambda: planned)
+    monkeypatch.setattr(cluster, "_runs", lambda node: node.id != "n2")
+    with pytest.raises(Unavailable, match="node n2 ended while starting"):
+        cluster.wait_ready(timeout_s=1)
