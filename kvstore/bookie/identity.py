@@ -140,7 +140,7 @@ class _Identification:
             doubts = (
                 f"{self._config.journal_dir} remembers start {words}, the metadata store {version}: it is a copy",
             )
-        self._note_start(path, version)
+        self._note_start(path, version, version + 1)
         await self._claim(cookie, version)
         return doubts
 
@@ -175,7 +175,7 @@ class _Identification:
             make_directory(self._disk, directory)
             self._write(f"{directory}/{FORMATTING}", encode_cookie(cookie))
         version = await self._cookies.write(cookie, None)
-        self._note_start(f"{self._config.journal_dir}/{STARTS}", version)
+        self._note_start(f"{self._config.journal_dir}/{STARTS}", version, version)  # a copy of it is no later start
         for directory in self._directories:
             self._write(f"{directory}/{VERSION}", encode_cookie(cookie))
         for directory in self._directories:
@@ -191,11 +191,11 @@ class _Identification:
         finally:
             file.close()
 
-    def _note_start(self, path: str, version: int) -> None:
+    def _note_start(self, path: str, last: int, this: int) -> None:
         """In place, so that it needs no room: a full disk keeps no bookie from starting. One that is half written is
         not remembered, and raises doubts."""
         file = self._disk.open(path, create=True)
-        file.pwrite(0, b"%20d %20d\n" % (version, version + 1))
+        file.pwrite(0, b"%20d %20d\n" % (last, this))
         file.sync()
         file.close()
 
