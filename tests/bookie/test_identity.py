@@ -158,12 +158,16 @@ def test_a_damaged_cookie_is_refused(world: SimWorld, tree: MemoryTree) -> None:
         start(world, tree)
 
 
-def test_a_restored_copy_of_the_directories_is_doubted(world: SimWorld, tree: MemoryTree) -> None:
-    start(world, tree)
-    start(world, tree)
+@pytest.mark.parametrize("before", [1, 2, 3])
+@pytest.mark.parametrize("since", [1, 2])
+def test_a_restored_copy_of_the_directories_is_doubted(
+    world: SimWorld, tree: MemoryTree, before: int, since: int
+) -> None:
+    for _ in range(before):
+        start(world, tree)
     backup = disk_of(world).copy(world.random)
-    assert start(world, tree).doubts == ()
-    assert start(world, tree).doubts == ()
+    for _ in range(since):
+        assert start(world, tree).doubts == ()
     world.node("b1").disk = backup
     assert "it is a copy" in start(world, tree).doubts[0]
     assert start(world, tree).doubts == (), "the doubt is noted in the journal by then"
