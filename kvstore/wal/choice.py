@@ -15,6 +15,8 @@ from kvstore.wal.placement import choose, quorum_for, swaps
 
 QUARANTINE_S = 5.0
 """A bookie that has failed is nobody's replacement for so long."""
+URGENT_QUARANTINE_S = 0.5
+"""The same for a ledger that can confirm nothing without one: who failed a moment ago may well be back."""
 
 
 class BookieView(Protocol):
@@ -60,12 +62,12 @@ class BookieChoice:
     def is_registered(self, bookie: BookieId) -> bool:
         return bookie in self._view.current.writable or self.is_readonly(bookie)
 
-    def spares(self) -> frozenset[BookieId]:
-        """Those that may take a failed bookie's place. None while the metadata store is away: no change could be
-        recorded."""
+    def spares(self, *, is_urgent: bool = False) -> frozenset[BookieId]:
+        """Those that may take a failed bookie's place; `is_urgent` if too few are left to confirm anything. None while
+        the metadata store is away: no change could be recorded."""
         if self._store.state is not SessionState.CONNECTED:
             return frozenset()
-        return self.writable - self._quarantined()
+        return self.writable - self._quarantined(URGENT_QUARANTINE_S if is_urgent else QUARANTINE_S)
 
     def failed(self, bookie: BookieId) -> None:
         """Keep away from `bookie` for a while."""
@@ -85,9 +87,11 @@ class BookieChoice:
             raise NotEnoughBookies(f"want {quorum.ensemble} bookies, have {sorted(ensemble)}")
         return quorum, ensemble
 
-    def swaps(self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId]) -> dict[BookieId, BookieId]:
+    def swaps(
+        self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId], *, is_urgent: bool = False
+    ) -> dict[BookieId, BookieId]:
         """Who replaces whom in `ensemble`."""
-        zones = {bookie: self._zone_of(bookie) for bookie in self.spares().union(ensemble)}
+        zones = {bookie: self._zone_of(bookie) for bookie in self.spares(is_urgent=is_urgent).union(ensemble)}
         return swaps(ensemble, failed, zones, self._random, self.own)
 
     def listen(self, key: object, listener: Callable[[], None]) -> None:
@@ -97,10 +101,10 @@ class BookieChoice:
     def forget(self, key: object) -> None:
         self._listeners.pop(key, None)
 
-    def _quarantined(self) -> frozenset[BookieId]:
+    def _quarantined(self, for_s: float = QUARANTINE_S) -> frozenset[BookieId]:
         now = self._clock.now()
         self._failed_at = {bookie: at for bookie, at in self._failed_at.items() if now - at < QUARANTINE_S}
-        return frozenset(self._failed_at)
+        return frozenset(bookie for bookie, at in self._failed_at.items() if now - at < for_s)
 
     def _changed(self) -> None:
         for listener in list(self._listeners.values()):

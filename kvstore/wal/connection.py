@@ -29,6 +29,8 @@ CONNECT_TIMEOUT_S = 1.0
 ADD_SILENCE_S = 2.0
 READ_SILENCE_S = 4.0
 CHECK_EVERY_S = 0.25
+STOOD_STILL_S = 2 * CHECK_EVERY_S
+"""A check that comes so late tells that this process was stopped, or had no turn."""
 RETRY_MIN_S = 0.05
 RETRY_MAX_S = 2.0
 BUFFERED_BYTES_MAX = 64 << 20
@@ -75,6 +77,7 @@ class Connection:
         self._out: list[bytes] = []
         self._out_bytes = 0
         self._is_checking = False
+        self._checked_at = 0.0
         self._is_closed = False
 
     @property
@@ -160,8 +163,7 @@ class Connection:
         self._out.append(frame)
         self._out_bytes += len(frame)
         if not self._is_checking:
-            self._is_checking = True
-            self._loop.call_later(CHECK_EVERY_S, self._check)
+            self._check_later()
 
     def _flush(self) -> None:
         if self._stream is None or not self._out:
@@ -261,10 +263,21 @@ class Connection:
         for waiting, _ in reads.values():
             waiting(error)
 
+    def _check_later(self) -> None:
+        self._is_checking = True
+        self._checked_at = self._clock.now()
+        self._loop.call_later(CHECK_EVERY_S, self._check)
+
     def _check(self) -> None:
         """Look for what has waited too long, for as long as anything waits."""
         self._is_checking = False
         now = self._clock.now()
+        if now - self._checked_at < STOOD_STILL_S:  # else it was this process that was silent: it reads first
+            self._end_late(now)
+        if (self._adds or self._reads) and not self._is_closed:
+            self._check_later()
+
+    def _end_late(self, now: float) -> None:
         if self._adds and not self._is_connecting and now - self._progress_at > ADD_SILENCE_S:
             self._abort(f"no add was answered for {ADD_SILENCE_S} s")
         late = [txn for txn, (_, deadline) in self._reads.items() if deadline <= now]
@@ -273,9 +286,6 @@ class Connection:
         for txn in late:
             if (waiting := self._reads.pop(txn, None)) is not None:
                 waiting[0](BookieError(f"{self.bookie}: no answer in time"))
-        if (self._adds or self._reads) and not self._is_closed:
-            self._is_checking = True
-            self._loop.call_later(CHECK_EVERY_S, self._check)
 
 
 class _Link:

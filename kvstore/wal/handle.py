@@ -133,7 +133,12 @@ class LedgerHandle:
     def look_for_spares(self) -> None:
         """Tell the writer who could replace a failed bookie now."""
         if not self.is_halted and not self._is_closing:
-            self._feed(Spares(self._ports.choice.spares()))
+            self._feed(Spares(self._ports.choice.spares(is_urgent=self._is_urgent())))
+
+    def _is_urgent(self) -> bool:
+        """Too few bookies are left to confirm anything."""
+        metadata = self.writer.metadata
+        return len(set(metadata.fragments[-1].ensemble) - self.writer.failed) < metadata.quorum.ack
 
     async def close(self) -> None:
         """Record that the ledger ends with the last entry, all entries being confirmed. Raises LedgerFenced,
@@ -244,6 +249,7 @@ class LedgerHandle:
         log.info("ledger=%d bookie=%s failed: %s", self.ledger, bookie, error)
         self._ports.choice.failed(bookie)
         self._feed(Failed(bookie))
+        self.look_for_spares()
         if bookie not in self._probing:
             self._probing.add(bookie)
             self._nursery.spawn(self._probe(bookie), name=f"ledger {self.ledger} probe {bookie}")
@@ -252,7 +258,8 @@ class LedgerHandle:
         await asyncio.sleep(MERGE_S)
         writer = self.writer
         first, mine = writer.next_fragment, writer.metadata
-        swapped = self._ports.choice.swaps(mine.fragments[-1].ensemble, writer.failed)
+        ensemble = mine.fragments[-1].ensemble
+        swapped = self._ports.choice.swaps(ensemble, writer.failed, is_urgent=self._is_urgent())
         if not swapped:
             self._feed(ChangeFailed())
             return

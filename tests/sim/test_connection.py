@@ -173,6 +173,26 @@ def test_a_silent_bookie_fails_adds_after_two_seconds_without_progress() -> None
     run(case)
 
 
+def test_who_stood_still_himself_takes_no_bookie_for_silent() -> None:
+    async def case(wire: Wire) -> None:
+        client = wire.world.node("client")
+
+        async def add() -> None:
+            wire.add(0)
+            await wire.added(1)
+            wire.world.node("b1").disk.slow_syncs((0.5, 0.5))
+            wire.add(1)
+
+        wire.env.nursery.spawn(add(), name="add")
+        await asyncio.sleep(0.1)
+        client.pause()
+        await asyncio.sleep(2 * connection.ADD_SILENCE_S)
+        client.resume()
+        assert await wire.added(2, within_s=5) == [None, None]
+
+    run(case)
+
+
 def test_a_slow_bookie_that_makes_progress_is_not_silent() -> None:
     async def case(wire: Wire) -> None:
         wire.world.node("b1").disk.slow_syncs((1.0, 1.0))

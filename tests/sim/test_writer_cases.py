@@ -17,6 +17,7 @@ from kvstore.errors import (
     StoreError,
 )
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerState
+from kvstore.wal.choice import URGENT_QUARANTINE_S
 from tests.sim.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
 
 pytestmark = pytest.mark.sim
@@ -228,6 +229,24 @@ def test_a_bookie_that_is_back_takes_adds_again() -> None:
         assert holders(bench, 5) == [B1, B2, B3]
 
     run(case)
+
+
+def test_who_failed_a_moment_ago_takes_a_place_only_when_nothing_can_be_confirmed_without() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.ports.choice.failed(B4)
+        await bench.pass_time(URGENT_QUARANTINE_S)
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 2)
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B3)
+        bench.bookies.stop(B2)
+        entries = Appended()
+        handle.append(b"a", entries.done)
+        await bench.pass_time()
+        assert len(entries.confirmed) == 1
+        assert B4 in (await bench.recorded()).fragments[-1].ensemble
+
+    run(case, bookies=4)
 
 
 def test_entries_wait_for_an_ack_quorum_and_are_confirmed_when_it_is_back() -> None:
