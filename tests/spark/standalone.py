@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.request import urlopen
@@ -57,9 +57,11 @@ def _daemon(directory: Path, kind: str, host: str, *more: str) -> Iterator[Path]
     try:
         yield log
     finally:
-        family = [*psutil.Process(process.pid).children(recursive=True), psutil.Process(process.pid)]
+        family = psutil.Process(process.pid).children(recursive=True)
+        process.kill()
         for each in family:
-            each.kill()
+            with suppress(psutil.NoSuchProcess):  # executors end of themselves too
+                each.kill()
         process.wait(20)
         psutil.wait_procs(family, 20)
 
