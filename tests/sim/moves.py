@@ -25,9 +25,11 @@ from kvstore.types import PartitionId, ServerId
 from tests.sim import history
 from tests.sim.clients import Identity, Worker
 from tests.sim.cluster import Cluster
+from tests.sim.disk import DiskConfig
 from tests.sim.env import SimWorld
 from tests.sim.history import Kind, Result, history_of
 from tests.sim.knobs import Knobs
+from tests.sim.network import NetworkConfig
 from tests.sim.nodes import Node, small_journals
 from tests.sim.operations import Operation, Status
 from tests.sim.run import all_serve, heal, until_broken
@@ -300,9 +302,11 @@ def play(
     users: int = 6,
     keys: Sequence[bytes] = SPREAD,
     counters: Sequence[bytes] = COUNTERS,
+    network: NetworkConfig | None = None,
+    disk: DiskConfig | None = None,
 ) -> None:
     """A cluster comes up, users work, the story happens, users stop, all is judged. Raises whatever is wrong."""
-    with SimWorld(seed) as world:
+    with SimWorld(seed, network=network, disk=disk) as world:
         try:
             world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters), limit_s=600.0)
         except BaseException as error:
