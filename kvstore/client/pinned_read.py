@@ -14,7 +14,7 @@ from kvstore.env.caller import caller_env
 from kvstore.errors import NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.proto.pinned_page import Row
-from kvstore.rpc.channels import open_channel
+from kvstore.rpc.channels import open_channel, paging
 from kvstore.rpc.status import from_rpc_error
 
 PATIENCE_S = 30.0
@@ -103,7 +103,7 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) 
 
 
 def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest) -> Iterator[data_pb2.PinnedPage]:
-    with open_channel(address, split.tls) as channel:
+    with open_channel(address, split.tls, paging()) as channel:
         call = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
         try:
             for page in call:

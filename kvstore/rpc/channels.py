@@ -15,6 +15,8 @@ TIMEOUT_DEFAULT_MS = 5_000
 TIMEOUT_MAX_MS = 30_000
 KEEPALIVE_MS = 10_000
 KEEPALIVE_TIMEOUT_MS = 5_000
+AHEAD_BYTES = 1 << 20
+"""What a reader of pages has of them at most that it has not asked for yet, and the message that is coming."""
 CONNECTIONS_MAX = 2_500
 """Of one server, unless it is told otherwise; one more is closed at once."""
 CONCURRENT_CALLS_MAX = 4_096
@@ -60,11 +62,18 @@ def channel_options() -> Options:
     )
 
 
-def open_channel(address: str, tls: Tls | None) -> grpc.Channel:
+def paging() -> Options:
+    """Of a client that reads streams of pages. Left to itself, gRPC takes in as much as the connection carries in a
+    round trip, tens of MiB on a busy machine, whether anybody reads it or not."""
+    return (("grpc.http2.bdp_probe", 0), ("grpc.http2.lookahead_bytes", AHEAD_BYTES))
+
+
+def open_channel(address: str, tls: Tls | None, more: Options = ()) -> grpc.Channel:
     """A blocking client's channel. Raises OSError if a TLS file cannot be read."""
+    options = (*channel_options(), *more)
     if tls is None:
-        return grpc.insecure_channel(address, options=channel_options())
-    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=channel_options())
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(*tls.contents()), options=options)
 
 
 def open_aio_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -83,6 +84,23 @@ def replicas() -> Iterator[list[Replica]]:
     yield made
     for each in made:
         each.close()
+
+
+class Pages(Replica):
+    """Gives pages of a MiB."""
+
+    COUNT = 256
+
+    def __init__(self) -> None:
+        self.given = 0
+        super().__init__()
+
+    def ReadPinned(self, request: data_pb2.ReadPinnedRequest, context: Any) -> Iterator[data_pb2.PinnedPage]:
+        row = rows.encode_record(bytes(1 << 20), 1, 1, 1, 0)
+        for number in range(self.COUNT):
+            self.given += 1
+            key = b"%06d" % number
+            yield pinned_page.encode([key], [row], 0, key, ends=number == self.COUNT - 1)
 
 
 def split_of(replicas: list[Replica]) -> Split:
@@ -221,3 +239,16 @@ def test_a_pin_in_which_a_token_is_missing_is_no_pin(replicas: list[Replica]) ->
 
 def _fields(split: Split) -> dict[str, Any]:
     return {name: getattr(split, name) for name in Split.__slots__}
+
+
+def test_a_reader_that_takes_its_time_has_few_pages_ahead() -> None:
+    """gRPC would fetch more and more of them."""
+    replica, ahead = Pages(), 0
+    try:
+        for number, _ in enumerate(read_pinned(split_of([replica])), 1):
+            if number in (96, 160, 224):
+                threading.Event().wait(0.5)
+            ahead = max(ahead, replica.given - number)
+    finally:
+        replica.close()
+    assert ahead <= 5
