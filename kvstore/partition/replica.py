@@ -75,6 +75,8 @@ class Replica:
         self._role_changed = asyncio.Event()
         """Set once, at the next change; then there is another."""
         self._yielding = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while the leader's znode is changed."""
         self._opening: Task | None = None
         self._tailing: Task | None = None
         self._log: LeaderLog | None = None
@@ -118,10 +120,11 @@ class Replica:
         self._feed(steps.Stop())
         if self._log is not None:
             self._log.close_for_good()
-        try:
-            await self._claims.release(self._claimed)
-        except MetadataError as error:
-            log.info("partition=%s leader znode not given back: %s", self._partition, error)
+        async with self._changing:  # a claim under way comes to its end: it would stay for as long as the session
+            try:
+                await self._claims.release(self._claimed)
+            except MetadataError as error:
+                log.info("partition=%s leader znode not given back: %s", self._partition, error)
 
     async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
         """Let the replica on `successor`, the process of this nonce, lead instead of this one. Raises StoreError if the
@@ -272,7 +275,9 @@ class Replica:
         while True:
             command = await self._commands.get()
             try:
-                await self._change_metadata(command)
+                async with self._changing:
+                    if self.role is not Role.STOPPED:
+                        await self._change_metadata(command)
             except StoreError as error:
                 log.info("partition=%s %s: %r", self._partition, command, error)
                 if isinstance(command, steps.Claim | steps.Succeed):

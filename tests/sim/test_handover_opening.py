@@ -7,8 +7,12 @@ from typing import Any
 
 import pytest
 
+from kvstore.errors import NoSuchNode
+from kvstore.meta import paths
+from kvstore.partition.claim import Claims
+from kvstore.partition.election import LeaderRecord
 from kvstore.partition.leader import Leader
-from tests.sim.scenarios import Stage, knobs, play
+from tests.sim.scenarios import P, Stage, knobs, play
 from tests.sim.test_handover import handing_back, led_by_another, led_by_preferred, write
 
 pytestmark = pytest.mark.sim
@@ -65,3 +69,41 @@ def test_a_successor_serves_though_the_metadata_store_stands_still(seed: int, mo
         await asyncio.sleep(2.0)
 
     play(story, handing_back(), seed)
+
+
+def test_a_replica_that_stops_while_its_claim_is_on_its_way_leaves_no_leaders_znode(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It would stand for as long as the server's session: nobody could lead, and a removed partition would stay."""
+    become, stopped = Claims._become, asyncio.Event()
+
+    async def story(stage: Stage) -> None:
+        async def stop_meanwhile(self: Claims, record: LeaderRecord, *rest: Any) -> bool:
+            monkeypatch.setattr(Claims, "_become", become)
+
+            async def on_its_way() -> bool:
+                await asyncio.sleep(0.01)
+                return await become(self, record, *rest)
+
+            async def stop() -> None:
+                await replica.stop(hand_over=False)
+                stopped.set()
+
+            (node,) = [node for node in stage.cluster.nodes if node.id == record.server]
+            replica = node.replica(P)
+            assert replica is not None
+            stage.spawn(stop())
+            return await asyncio.shield(asyncio.ensure_future(on_its_way()))
+
+        first = await led_by_preferred(stage)
+        monkeypatch.setattr(Claims, "_become", stop_meanwhile)
+        first.crash()
+        await stopped.wait()
+        await asyncio.sleep(0.05)
+        with pytest.raises(NoSuchNode):
+            stage.cluster.metadata.tree.get(paths.partition_leader(P))
+        for node in stage.cluster.nodes:
+            node.crash()
+            node.start()
+
+    play(story, knobs())
