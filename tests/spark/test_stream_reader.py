@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
-from kvstore.client.config import ClientConfig
 from kvstore.client.feed import PartitionFeed
 from kvstore.proto import feed_pb2
 from kvstore.spark import stream
 from kvstore.spark.columns import CHANGES, COLUMNS
 from kvstore.spark.options import stream_options
 from kvstore.spark.stream import ChangeReader
+from tests.spark.feeds import CONFIG, OpenedFeed
 
-CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
 PAGE_ROWS = 3
 Log = dict[str, list[int]]
 """The sequences of each partition's changes; between them may be others, of which a feed tells nothing."""
 LOG: Log = {"p1": [1, 2, 3, 4, 5, 6, 7, 20, 21, 22, 40], "p2": [9], "p3": []}
 
 
-class Feed:
+class Feed(OpenedFeed):
     """Stands for the servers: pages of a few changes each."""
 
     log: ClassVar[Log] = {}
     held: ClassVar[list[dict[str, int]]] = []
-
-    def __init__(self, cluster: ClientConfig) -> None:
-        assert cluster is CONFIG
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
 
     def positions(self, **_: Any) -> list[PartitionFeed]:
         return [PartitionFeed(each, 0, max(log, default=0), False, ()) for each, log in self.log.items()]

@@ -2,39 +2,26 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
-from kvstore.client.config import ClientConfig
 from kvstore.client.feed import PartitionFeed
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
 from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots.manifest import Place
 from kvstore.spark.snapshots.planning import CHANGES_PER_PIECE, PIECES_PER_PARTITION_MAX, change_pieces
+from tests.spark.feeds import CONFIG, OpenedFeed
 
 PAGE_ROWS = 3
-CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
 KINDS = (feed_pb2.CREATED, feed_pb2.OVERWRITTEN, feed_pb2.DELETED, feed_pb2.EXPIRED)
 
 
-class Feed:
+class Feed(OpenedFeed):
     """A log of which every change has the next sequence, in small pages. It is shown up to `end`."""
 
     end = 20
-
-    def __init__(self, cluster: ClientConfig) -> None:
-        assert cluster is CONFIG
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        return
 
     def changes(self, partition: str, after: int, *, until: int, **_: Any) -> feed_pb2.ChangesResponse:
         sequences = range(after + 1, min(after + PAGE_ROWS, until, self.end) + 1)

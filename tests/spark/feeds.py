@@ -1,0 +1,25 @@
+"""A reader of the feed that stands for the servers, as far as tests of it have that in common."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Self
+
+from kvstore.client.config import ClientConfig
+
+CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
+
+
+class OpenedFeed:
+    """Takes this cluster only, and opens nothing."""
+
+    def __init__(self, cluster: ClientConfig) -> None:
+        assert cluster is CONFIG
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        return
