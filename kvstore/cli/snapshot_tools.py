@@ -7,7 +7,7 @@ import os
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -46,6 +46,9 @@ SETTINGS = {
     "spark.hadoop.parquet.page.verify-checksum.enabled": "true",
     "spark.sql.parquet.columnarReaderBatchSize": "1024",
 }
+
+QUICK_START = {"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""For jobs whose rows the JVM never sees: it lives for seconds, and would compile for most of them."""
 
 
 def need_spark(*modules: str) -> None:
@@ -126,13 +129,17 @@ def hold(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
 
 @contextmanager
 def spark(
-    master: str, conf: Sequence[Setting] | None, progress: Bar, niceness: int = NICENESS
+    master: str,
+    conf: Sequence[Setting] | None,
+    progress: Bar,
+    niceness: int = NICENESS,
+    defaults: Mapping[str, str] = SETTINGS,
 ) -> Iterator[SparkSession]:
     """A Spark session of our own, ended with the command; on this machine so nice. Raises ConfigError."""
     need_spark("pyspark")
     from kvstore.spark.session import open_session
 
-    settings = SETTINGS | dict(conf or ())
+    settings = {**defaults, **dict(conf or ())}
     if master == MASTER:
         master = f"local[*,{ATTEMPTS}]"
     niceness = niceness if master.startswith("local") else 0

@@ -87,7 +87,8 @@ def create(
         bytes_per_s=rate * (1 << 20),
     )
     began = time.monotonic()
-    with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
+    settings = tools.SETTINGS | tools.QUICK_START
+    with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress, nice, settings) as session:
         manifest = job.create(store, wanted, session, progress)
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
     if hold_hours:

@@ -22,7 +22,7 @@ from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreErro
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
 from kvstore.spark.snapshots.planning import Wanted, pin_name, plan_snapshot
 from kvstore.spark.snapshots.store import WORK, SnapshotStore
-from kvstore.spark.snapshots.tasks import Job, write_piece
+from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
 from kvstore.spark.snapshots.work import Piece, Plan, Work
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def create(store: SnapshotStore, wanted: Wanted, session: SparkSession, progress
     """A new snapshot in `store`. Raises StoreError, OSError: then there is none, and what was done may be gone on with
     by the next call that wants the same."""
     store.root.mkdir(parents=True, exist_ok=True)
+    progress("starting workers", 0, None)
+    wake(session)
     work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
     try:
         manifest = _make(store, work, plan, wanted, session, progress)
@@ -122,6 +124,17 @@ def _make(
             winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
     return work.publish(store, plan, winners, _now_ms())
+
+
+def wake(session: SparkSession) -> None:
+    """Have workers started, with the libraries of tasks loaded, before servers keep a position for them: a second of a
+    processor for each. Raises StoreError."""
+    context = session.sparkContext
+    workers = context.defaultParallelism
+    try:
+        context.parallelize(range(workers), workers).foreach(load_libraries)
+    except Exception as error:  # whatever Spark and its JVM raise
+        raise failure_of(error) from error
 
 
 def run_pieces(session: SparkSession, job: Job, pieces: list[Piece], group: str) -> dict[str, DataFile]:

@@ -198,6 +198,17 @@ def test_a_driver_that_is_killed_leaves_nothing_that_looks_like_a_snapshot_and_t
 # ── S6: pins ──
 
 
+def test_workers_that_do_not_start_fail_the_job_before_anything_is_pinned(
+    spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(jobs, "load_libraries", lambda _: 1 // 0)
+    before = list_pins(config(cluster))
+    with pytest.raises(StoreError, match="ZeroDivisionError"):
+        take(spark, cluster, store)
+    assert list_pins(config(cluster)) == before
+    assert list(store.root.iterdir()) == []
+
+
 def test_a_pin_that_ends_fails_the_job_and_leaves_nothing(
     spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
