@@ -1,10 +1,11 @@
-"""The HTTP door: health, metrics and a status page. Bounded: it reads no bodies and answers from memory."""
+"""The HTTP door: health, metrics and a status page. Bounded: it has few connections, reads no bodies and answers from
+memory."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import orjson
@@ -17,6 +18,10 @@ from kvstore.server.metrics import Statistics, metrics_of
 from kvstore.server.page import page_of
 
 HEADER_BYTES_MAX = 8190
+CONNECTIONS_MAX = 64
+"""One more takes the place of that which has asked for nothing for the longest time."""
+SILENT_S = 75.0
+"""A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 LAG_LOOK_S = 0.25
@@ -48,26 +53,17 @@ class HttpDoor:
         self._lag = LoopLag()
         self._registry.register(Collected(shown, self._lag))
         ProcessCollector(namespace="", registry=self._registry)
-        self._runner: web.AppRunner | None = None
+        self._pages = {
+            "/": self._status,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/metrics": self._metrics,
+        }
+        self._runner: web.ServerRunner | None = None
 
     async def open(self, address: str) -> None:
         """Raises OSError."""
-        app = web.Application(client_max_size=1)
-        app.add_routes(
-            [
-                web.get("/", _page(self._status)),
-                web.get("/healthz", _page(self._healthz)),
-                web.get("/readyz", _page(self._readyz)),
-                web.get("/metrics", _page(self._metrics)),
-            ]
-        )
-        self._runner = web.AppRunner(
-            app,
-            access_log=None,
-            max_line_size=HEADER_BYTES_MAX,
-            max_field_size=HEADER_BYTES_MAX,
-            shutdown_timeout=SHUTDOWN_S,
-        )
+        self._runner = web.ServerRunner(Connections(self._answer), shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
         host, port = split_address(address)
         await web.TCPSite(self._runner, host, port, ssl_context=self._tls).start()
@@ -78,7 +74,15 @@ class HttpDoor:
         if self._runner is not None:
             await self._runner.cleanup()
 
-    def _status(self, request: web.Request) -> web.Response:
+    def _answer(self, request: web.BaseRequest) -> web.Response:
+        page = self._pages.get(request.path)
+        if page is None:
+            return web.Response(text="404: Not Found", status=404)
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
+        return page(request)
+
+    def _status(self, request: web.BaseRequest) -> web.Response:
         """A page for whoever says that it reads HTML, as browsers do; JSON for all others."""
         if "text/html" in request.headers.get("Accept", ""):
             page = page_of(self._shown.status())
@@ -86,23 +90,51 @@ class HttpDoor:
         body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
         return web.Response(body=body, content_type="application/json")
 
-    def _healthz(self, _: web.Request) -> web.Response:
+    def _healthz(self, _: web.BaseRequest) -> web.Response:
         """The event loop runs, or this would not answer."""
         return web.Response(text="ok\n")
 
-    def _readyz(self, _: web.Request) -> web.Response:
+    def _readyz(self, _: web.BaseRequest) -> web.Response:
         faults = self._shown.not_ready()
         return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
 
-    def _metrics(self, _: web.Request) -> web.Response:
+    def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain", charset="utf-8")
 
 
-def _page(make: Callable[[web.Request], web.Response]) -> Callable[[web.Request], Awaitable[web.Response]]:
-    async def handle(request: web.Request) -> web.Response:
-        return make(request)
+class Connections(web.Server):
+    """Speaks HTTP on as many connections as there may be."""
 
-    return handle
+    def __init__(self, answer: Callable[[web.BaseRequest], web.Response]) -> None:
+        super().__init__(
+            self._handle,
+            access_log=None,
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            keepalive_timeout=SILENT_S,
+        )
+        self._answer = answer
+        self._silent: dict[asyncio.Transport, None] = {}
+        """All of them; who has asked for nothing for the longest time is the first."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._silent[transport] = None
+        if len(self._silent) > CONNECTIONS_MAX:
+            longest = next(iter(self._silent))
+            del self._silent[longest]
+            longest.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        if handler.transport is not None:
+            self._silent.pop(handler.transport, None)
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        if request.transport in self._silent:
+            del self._silent[request.transport]
+            self._silent[request.transport] = None
+        return self._answer(request)
 
 
 class Collected:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -12,10 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.bookie.statistics import Histogram
+from kvstore.server import http
 from kvstore.server.http import HttpDoor
 from kvstore.server.metrics import NAMES, metrics_of
 from kvstore.server.page import page_of
 from kvstore.server.zookeeper import free_port
+from tests.waiting import PATIENCE_S
 
 
 class Shown:
@@ -78,6 +82,53 @@ async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) ->
     status, _ = await fetch(f"{url}/{'x' * 20_000}")
     assert status == 400
     assert (await fetch(f"{url}/healthz"))[0] == 200
+
+
+async def test_connections_that_ask_for_nothing_give_way_to_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "CONNECTIONS_MAX", 2)
+    host, _, port = url.removeprefix("http://").partition(":")
+    request = b"GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
+
+    async def connected(data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        return reader, writer
+
+    async with asyncio.timeout(PATIENCE_S):
+        asks, asking = await connected(request)
+        assert (await asks.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        silent, idle = await connected(b"GET /healthz HT")
+        asking.write(request)
+        await asks.readuntil(b"ok\n")
+        late, later = await connected(request)
+        await late.readuntil(b"ok\n")
+        with contextlib.suppress(ConnectionError):
+            assert await silent.read() == b"", "closed: it was the longest without a whole request"
+        asking.write(request)
+        await asks.readuntil(b"ok\n")
+    for writer in (asking, idle, later):
+        writer.close()
+
+
+async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SILENT_S", 0.1)
+    port = free_port()
+    door = HttpDoor(Shown())
+    await door.open(f"127.0.0.1:{port}")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read() == b""
+    writer.close()
+    await door.close()
+
+
+async def test_only_reading_is_allowed(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{url}/metrics", data=b"x") as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+        async with session.head(f"{url}/healthz") as answer:
+            assert answer.status == 200
 
 
 async def test_a_browser_gets_a_page_and_all_others_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
