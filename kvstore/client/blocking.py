@@ -94,18 +94,21 @@ class BlockingLink:
     def run(self, operation: Operation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
         """The answer to the operation or a StoreError; and the messages that this caller received for all."""
         waiter = operation.waiter = Waiter()
+        received: list[kv_pb2.Answers] = []
         with self._lock:
             self._pending.append(operation)
-            leads = not self._is_busy
+            waiter.has_baton = not self._is_busy
             self._is_busy = True
-        received: list[kv_pb2.Answers] = []
-        if not leads:
-            if not waiter.wait(operation.deadline - self._clock.now()):
+        try:
+            if not waiter.has_baton and not waiter.wait(operation.deadline - self._clock.now()):
                 return self._give_up(operation), received
             if not waiter.has_baton:
                 return waiter.answer, received
-        while not waiter.is_answered:
-            received.extend(self._send_queued(ring_version))
+            while not waiter.is_answered:
+                received.extend(self._send_queued(ring_version))
+        except BaseException:  # KeyboardInterrupt, a timeout of gevent: a baton that is kept stops all who come
+            self._give_up(operation)
+            raise
         self._pass_baton()
         return waiter.answer, received
 
@@ -147,6 +150,10 @@ class BlockingLink:
             return self._settle(lambda: self._stub.Execute(frame, timeout=time_s), numbered)
         except ValueError:  # gRPC's word for a channel that was closed
             return self._closed(numbered)
+        except BaseException:  # those who wait for this caller must not
+            for operation in numbered.values():
+                operation.waiter.set(lost(operation, "its sender was interrupted"))
+            raise
 
     def _start(self, operations: Sequence[Operation], ring_version: int) -> Sent:
         frame, numbered, time_s = self._frame(operations, ring_version)
@@ -201,7 +208,7 @@ class BlockingLink:
                 operation.waiter.set(lost(operation, f"{self.address}: {error}"))
 
     def _give_up(self, operation: Operation) -> StoreError:
-        """The time is up for a caller who waits for another to send."""
+        """A caller stops waiting for its answer or the baton."""
         with self._lock:
             waiter: Waiter = operation.waiter
             has_baton = waiter.has_baton

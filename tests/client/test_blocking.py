@@ -1,0 +1,105 @@
+"""Callers of one server who share its frames, when one of them is interrupted: by Ctrl-C, or by a timeout of gevent."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from kvstore.client import blocking, operations
+from kvstore.client.blocking import BlockingLink, Waiter
+from kvstore.client.calls import Numbering
+from kvstore.client.operations import Operation
+from kvstore.env.clock import SystemClock
+from kvstore.limits import CLIENT_BYTES
+from kvstore.proto import kv_pb2
+from tests.waiting import PATIENCE_S
+
+Execute = Callable[[kv_pb2.Frame], kv_pb2.Answers]
+
+
+class Stub:
+    """A server that is called as the test says, and finds no key."""
+
+    def __init__(self, *calls: Execute) -> None:
+        self._calls = list(calls)
+
+    def Execute(self, frame: kv_pb2.Frame, timeout: float) -> kv_pb2.Answers:
+        return self._calls.pop(0)(frame) if self._calls else answers(frame)
+
+
+def answers(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+    return kv_pb2.Answers(absent=[lane.first + at for lane in frame.lanes for at in range(len(lane.keys))])
+
+
+def interrupted(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+    raise KeyboardInterrupt
+
+
+def link_to(stub: Any) -> BlockingLink:
+    link = BlockingLink("127.0.0.1:1", SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
+    link._stub = stub
+    return link
+
+
+def read() -> Operation:
+    operation = operations.get(b"k")
+    operation.partition = "p1"
+    operation.deadline = SystemClock().now() + PATIENCE_S
+    Numbering(b"c" * CLIENT_BYTES).begin(operation)
+    return operation
+
+
+def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
+    link = link_to(Stub(interrupted))
+    with pytest.raises(KeyboardInterrupt):
+        link.run(read(), 1)
+    answer, _ = link.run(read(), 1)
+    assert answer is None
+
+
+def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
+    def both_wait(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+        """The first one's frame: the two others queue meanwhile."""
+        for _ in range(3):
+            assert queued.acquire(timeout=PATIENCE_S)
+        return answers(frame)
+
+    class Queue(deque[Operation]):
+        def append(self, operation: Operation) -> None:
+            super().append(operation)
+            queued.release()
+
+    queued = threading.Semaphore(0)
+    link = link_to(Stub(both_wait, interrupted))
+    link._pending = Queue()
+    with ThreadPoolExecutor(3) as threads:
+        told = [threads.submit(link.run, read(), 1) for _ in range(3)]
+        errors = [each.exception(PATIENCE_S) for each in told]
+        found = [each.result()[0] for each in told if each.exception() is None]
+    assert [type(each) for each in errors if each] == [KeyboardInterrupt]
+    assert [str(each) for each in found if each is not None] == ["its sender was interrupted"]
+
+
+def test_the_baton_is_not_passed_to_a_caller_who_was_interrupted_while_it_waited(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Interrupted(Waiter):
+        def wait(self, timeout_s: float) -> bool:
+            raise KeyboardInterrupt
+
+    def another_comes(frame: kv_pb2.Frame) -> kv_pb2.Answers:
+        monkeypatch.setattr(blocking, "Waiter", Interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            link.run(read(), 1)
+        monkeypatch.undo()
+        return answers(frame)
+
+    link = link_to(Stub(another_comes))
+    for _ in range(2):
+        answer, _ = link.run(read(), 1)
+        assert answer is None
