@@ -20,7 +20,8 @@ from kvstore.rpc.status import from_rpc_error
 
 
 class AsyncWatch:
-    """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything.
+    """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything; and,
+    over another connection, after a caller who was cancelled while it waited for the next change.
     Raises PositionTrimmed if it was away for longer than the log is kept, and Unavailable if no server watches for
     `timeout_s` (of the client); it can be iterated again after that."""
 
@@ -42,7 +43,7 @@ class AsyncWatch:
 
     async def ready(self) -> Self:
         """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
-        while not self._reading.is_ready:
+        while not self._reading.is_ready and not self._closed:
             await self._hear()
         return self
 
@@ -100,8 +101,10 @@ class AsyncWatch:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
-            if self._closed and self._call is None:
+            task = asyncio.current_task()
+            if self._closed and (task is None or not task.cancelling()):
                 raise Unavailable("the watch is closed") from None
+            await self._hang_up()  # gRPC has ended the call together with the wait for it
             raise
         if not isinstance(message, kv_pb2.WatchResponse):
             raise Unavailable("the server has ended the watch")

@@ -92,10 +92,14 @@ class Watch:
             self._closing.wait(next(pauses))
 
     def _dial(self) -> Any:
-        self._channel = open_channel(next(self._turns), self._config.tls)
-        self._call = kv_pb2_grpc.KVStub(self._channel).Watch(self._reading.request())
+        # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
+        channel = open_channel(next(self._turns), self._config.tls)
+        call = kv_pb2_grpc.KVStub(channel).Watch(self._reading.request())
+        self._channel, self._call = channel, call
         self.connections += 1
-        return self._call
+        if self._closing.is_set():
+            channel.close()  # who closed the watch may have come before this one was there
+        return call
 
     def _hang_up(self) -> None:
         channel, self._channel, self._call = self._channel, None, None

@@ -1,0 +1,99 @@
+"""Watches at a server of their own: how they end, and how they go on after a reader who stopped waiting."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstore.client.config import ClientConfig
+from kvstore.client.watch import AsyncWatch
+from kvstore.client.watch_sync import Watch
+from kvstore.client.watching import Reading, Watched
+from kvstore.env.caller import caller_env
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from tests.waiting import PATIENCE_S
+
+EVERYTHING = Watched(b"", b"", heartbeat_s=PATIENCE_S)
+NOBODY = "127.0.0.1:1"
+
+
+class Server(kv_pb2_grpc.KVServicer):
+    """One partition, whose changes are numbered from 1."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        self._last = 0
+        self._news = asyncio.Condition()
+
+    async def put(self) -> None:
+        async with self._news:
+            self._last += 1
+            self._news.notify_all()
+
+    async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
+        shown = request.after.get("p1", self._last)
+        yield kv_pb2.WatchResponse(positions={"p1": shown})
+        while True:
+            async with self._news:
+                while self._last == shown:
+                    await self._news.wait()
+            shown += 1
+            change = kv_pb2.Change(key=b"k", sequence=shown)
+            yield kv_pb2.WatchResponse(partition="p1", sequence=shown, changes=[change])
+
+
+@asynccontextmanager
+async def serving() -> AsyncIterator[Server]:
+    service, server = Server(), grpc.aio.server()
+    kv_pb2_grpc.add_KVServicer_to_server(service, server)
+    service.address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    await server.start()
+    try:
+        yield service
+    finally:
+        await server.stop(0)
+
+
+def watching(address: str) -> AsyncWatch:
+    config = ClientConfig(endpoints=(address,), timeout_s=PATIENCE_S)
+    return AsyncWatch(caller_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [address])
+
+
+async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
+    """gRPC ends a call with the wait for it."""
+    async with serving() as server, watching(server.address) as watch:
+        await server.put()
+        assert (await anext(watch)).version == 1
+        waits = asyncio.ensure_future(anext(watch))
+        await asyncio.sleep(0)
+        waits.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waits
+        await server.put()
+        await server.put()
+        async with asyncio.timeout(PATIENCE_S):
+            assert [(await anext(watch)).version for _ in range(2)] == [2, 3]
+
+
+async def test_nobody_waits_for_a_watch_that_was_closed() -> None:
+    watch = watching(NOBODY)
+    await watch.close()
+    assert await watch.ready() is watch
+    assert [change async for change in watch] == []
+
+
+async def test_a_blocking_watch_that_is_closed_while_it_dials_keeps_no_connection() -> None:
+    def addresses() -> list[str]:
+        watch.close()  # as another thread may at any time
+        return [server.address]
+
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        watch = Watch(caller_env("watch"), config, Reading(EVERYTHING, None, {}), addresses)
+        assert await asyncio.to_thread(list, watch) == []
+        assert watch._channel is None
