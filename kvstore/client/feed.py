@@ -22,6 +22,8 @@ from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
+CLOSED = "the reader is closed"
+
 
 class PartitionFeed(NamedTuple):
     """Where the feed of one partition begins and ends."""
@@ -44,7 +46,9 @@ class FeedReader:
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._env = caller_env("kvstore feed")
-        self._channels: dict[str, grpc.Channel] = {}
+        self._lock = threading.Lock()
+        self._open: dict[str, tuple[grpc.Channel, feed_pb2_grpc.FeedStub]] = {}
+        """By address. Made together: gRPC crashes the process when a stub is made of a channel that is closed."""
         self._closing = threading.Event()
 
     def __enter__(self) -> Self:
@@ -56,10 +60,11 @@ class FeedReader:
         self.close()
 
     def close(self) -> None:
-        """End the connections. Calls under way end with an error."""
-        self._closing.set()
-        channels, self._channels = self._channels, {}
-        for channel in channels.values():
+        """End the connections. Calls under way end with an error, and so do later ones."""
+        with self._lock:
+            self._closing.set()
+            closed, self._open = self._open, {}
+        for channel, _ in closed.values():
             channel.close()
 
     def positions(self, *, timeout_s: float | None = None) -> list[PartitionFeed]:
@@ -132,27 +137,27 @@ class FeedReader:
             if left_s <= 0:
                 break
             try:
-                return call(feed_pb2_grpc.FeedStub(self._channel(address)), min(left_s, attempt_s))
+                return call(self._stub(address), min(left_s, attempt_s))
             except grpc.RpcError as error:
                 failure = from_rpc_error(error)
+            except ValueError:  # gRPC's word for a channel that was closed meanwhile
+                raise Unavailable(CLOSED) from None
             if not isinstance(failure, Retryable | OutcomeUnknown):
                 raise failure
         raise failure if isinstance(failure, Retryable) else Unavailable(str(failure))  # a read leaves nothing unknown
 
     def _turns(self, addresses: Sequence[str]) -> Iterator[str]:
-        """All addresses, again and again, with pauses between the rounds, until this reader is closed."""
+        """All addresses, again and again, with pauses between the rounds."""
         for pause in delays(self._env.random, first_s=0.02, cap_s=0.5):
             yield from addresses
-            if self._closing.wait(pause):
-                return
+            self._closing.wait(pause)
 
-    def _channel(self, address: str) -> grpc.Channel:
-        channel = self._channels.get(address)
-        if channel is None:
-            channel = open_channel(address, self._config.tls)
-            # Of two threads that open one at a time, the first one's stays.
-            kept = self._channels.setdefault(address, channel)
-            if kept is not channel:
-                channel.close()
-            channel = kept
-        return channel
+    def _stub(self, address: str) -> feed_pb2_grpc.FeedStub:
+        with self._lock:
+            if self._closing.is_set():
+                raise Unavailable(CLOSED)
+            found = self._open.get(address)
+            if found is None:
+                channel = open_channel(address, self._config.tls)
+                found = self._open[address] = channel, feed_pb2_grpc.FeedStub(channel)
+            return found[1]

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import FeedReader
-from kvstore.errors import InvalidRequest, PositionTrimmed
+from kvstore.errors import InvalidRequest, PositionTrimmed, Unavailable
 from kvstore.meta import codec, paths
 from kvstore.partition.changes import Interest, Logged
 from kvstore.partition.move_records import Own, Release
@@ -51,6 +51,9 @@ class Reading:
             if page.next == after:
                 return pages
             after = page.next
+
+    def close(self) -> None:
+        self._feed.close()
 
     async def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
         return await asyncio.to_thread(partial(self._feed.hold, name, positions, ttl_s))
@@ -248,6 +251,13 @@ async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:
 async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
     with pytest.raises(InvalidRequest, match="p9"):
         await reading.page("p9", 0)
+
+
+async def test_a_reader_that_is_closed_opens_no_connection(reading: Reading) -> None:
+    await reading.page("p1", 0)
+    reading.close()
+    with pytest.raises(Unavailable, match="closed"):
+        await reading.page("p1", 0)
 
 
 async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
