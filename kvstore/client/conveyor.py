@@ -16,6 +16,7 @@ from kvstore.client.operations import Operation, decode
 from kvstore.client.seen import Seen
 from kvstore.env.caller import CallerEnv
 from kvstore.env.events import wait_within
+from kvstore.env.nursery import TaskNursery
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
@@ -102,16 +103,16 @@ class Conveyor:
         """The results in order, `at_once` operations under way at a time. The first error is raised after all ended."""
         results: list[Any] = [None] * len(wanted)
         places = iter(range(len(wanted)))
+        mine = TaskNursery("many")  # the client's would cancel them when it closes, and their outcomes with them
         workers = [
-            self.env.nursery.spawn(self._work(wanted, results, places, timeout_s), name="many")
+            mine.spawn(self._work(wanted, results, places, timeout_s), name="worker")
             for _ in range(min(at_once, len(wanted)))
         ]
         try:
             for worker in workers:
                 await worker
         finally:
-            for worker in workers:
-                worker.cancel()
+            await mine.close()
         for result in results:
             if isinstance(result, StoreError):
                 raise result

@@ -257,7 +257,10 @@ async def test_writes_carry_the_leaders_time_and_rising_sequences(client: Face, 
     assert all(request.seen_ms > 0 for request in requests)
 
 
-async def test_a_call_under_way_at_close_ends_with_an_error(client: Face, servers: Servers) -> None:
+@pytest.mark.parametrize(("method", "wanted"), [("put", (b"k", b"v")), ("put_many", ({b"k": b"v"},))])
+async def test_a_call_under_way_at_close_ends_with_an_error(
+    client: Face, servers: Servers, method: str, wanted: tuple[Any, ...]
+) -> None:
     arrived = asyncio.Event()
 
     def hold(op: Op, answer: Any) -> bool:
@@ -266,7 +269,7 @@ async def test_a_call_under_way_at_close_ends_with_an_error(client: Face, server
 
     for server in servers.cluster.servers:
         server.intercept = hold
-    call = asyncio.ensure_future(client.call("put", b"k", b"v"))
+    call = asyncio.ensure_future(client.call(method, *wanted))
     await arrived.wait()
     await client.close()
     with pytest.raises(OutcomeUnknown):
