@@ -21,7 +21,7 @@ from kvstore.client.conveyor import Conveyor
 from kvstore.client.operations import DELETE, PUT, Operation, check
 from kvstore.env import Task
 from kvstore.env.caller import caller_env
-from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown, StoreError
+from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
@@ -177,7 +177,7 @@ class Loader:
                 await self._write(batch.rows)
                 self._backlog -= batch.size
                 self._progress.set()
-        except StoreError as error:
+        except Exception as error:  # noqa: BLE001  # the root of a task: whoever adds rows waits for it
             self._failure = self._failure or error
         finally:
             lane.task = None

@@ -15,6 +15,7 @@ from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving
+from tests.waiting import PATIENCE_S
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 WRITES = (Code.PUT, Code.BATCH)
@@ -150,6 +151,13 @@ async def test_a_row_that_the_store_would_not_take_is_refused_at_once(servers: S
     with pytest.raises(InvalidRequest, match="want a key of 1 to"):
         async with loader(servers) as load:
             await load.add([Row(b"", b"v")])
+
+
+async def test_a_row_that_is_none_ends_the_load_and_does_not_hold_it_up(servers: Servers) -> None:
+    text: Any = "text"
+    with pytest.raises(TypeError):
+        async with asyncio.timeout(PATIENCE_S), loader(servers) as load:
+            await load.add([Row(b"k", text)])
 
 
 async def test_a_load_holds_only_so_many_rows(servers: Servers) -> None:
