@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
-from kvstore.errors import Moved, Unavailable
+from kvstore.errors import InvalidRequest, Moved, Unavailable
 from kvstore.partition.commands import Code, Flag, Level, Op
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
@@ -23,6 +23,8 @@ PAGE_KEYS_MAX = 1000
 MOVED_S = 0.02
 """Before a partition is asked again that did not own what the ring gives it."""
 MOVED_MAX = 100
+SCAN_BYTES_MAX = 1 << 20
+"""Of keys that one SCAN gathers before it ends; its last page may go beyond."""
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
 _SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
@@ -31,14 +33,14 @@ _SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(F
 async def scan(
     ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE
 ) -> tuple[int, list[bytes]]:
-    """(next cursor, keys): the keys whose tokens are at or after `cursor`, `count` or somewhat more; cursor 0 is the
-    start, and the end.
+    """(next cursor, keys): the keys whose tokens are at or after `cursor`, `count` or somewhat more, fewer if they are
+    long; cursor 0 is the start, and the end.
 
     The cursor is a token, so it means the same at each server and after each change of the ring: a key that is there
     during the whole scan is returned. Raises StoreError.
     """
     keys: list[bytes] = []
-    token = cursor
+    token, size = cursor, 0
     for _ in range(RANGES_MAX):
         limit = max(1, min(count - len(keys), PAGE_KEYS_MAX))
 
@@ -48,11 +50,12 @@ async def scan(
 
         end, (items, after) = await with_one_ring(rings, page)
         # What the partition holds beyond this range belongs to a later part of the walk.
-        keys += [key for key, _ in items if token_of(key) <= end]
+        keys += (found := [key for key, _ in items if token_of(key) <= end])
+        size += sum(map(len, found))
         token = after if after is not None and after <= end else end + 1
         if token >= TOKENS:
             return 0, keys
-        if len(keys) >= count:
+        if len(keys) >= count or size >= SCAN_BYTES_MAX:
             break
     return token, keys
 
@@ -64,12 +67,24 @@ def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
     return ring.owner_of(token), int(end)
 
 
-async def all_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> list[bytes]:
-    """Every key. Raises StoreError."""
-    cursor, keys = await scan(ask, rings, 0, PAGE_KEYS_MAX, level)
-    while cursor:
-        cursor, more = await scan(ask, rings, cursor, PAGE_KEYS_MAX, level)
-        keys += more
+async def all_keys(
+    ask: Ask,
+    rings: Rings,
+    level: int = Level.LINEARIZABLE,
+    *,
+    matches: Callable[[bytes], bool] = lambda _: True,
+    bytes_max: int,
+) -> list[bytes]:
+    """Every key that `matches`. Raises StoreError, InvalidRequest if they are more than `bytes_max`."""
+    keys: list[bytes] = []
+    cursor, size, is_begun = 0, 0, False
+    while cursor or not is_begun:
+        cursor, found = await scan(ask, rings, cursor, PAGE_KEYS_MAX, level)
+        is_begun = True
+        keys += (more := list(filter(matches, found)))
+        size += sum(map(len, more))
+        if size > bytes_max:
+            raise InvalidRequest(f"the reply would be larger than {bytes_max} bytes: use SCAN")
     return keys
 
 

@@ -96,8 +96,10 @@ class RespConnection(Outbox):
             self._close_when_done()
         if self._parser.error is not None and not self._queue:
             self.end(f"ERR Protocol error: {self._parser.error}")
-        queued = len(data) + QUEUED_BYTES * len(self._queue) if self._queue else 0
-        self.server.note_input(self, self._parser.buffered + queued)
+        self._note_input(len(data) + QUEUED_BYTES * len(self._queue) if self._queue else 0)
+
+    def _note_input(self, queued: int = 0) -> None:
+        self.server.note_input(self, self._parser.buffered + queued + self.session.queued_bytes)
 
     def _turn_away(self) -> None:
         self._end_trial()
@@ -242,7 +244,7 @@ class RespConnection(Outbox):
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self, self._next_number(), found).submit()
             case Special(name, words):
-                if self._in_flight() or self._is_full or (name == "EXEC" and not self.may_execute()):
+                if self._in_flight() or self._is_full or not self.reserve(specials.reply_bytes(self, name, words)):
                     return False
                 specials.do(self, name, words)
         return True
@@ -289,7 +291,7 @@ class RespConnection(Outbox):
         self._run(queue)
         if self._is_stalled() or self._is_lost:
             return
-        self.server.note_input(self, self._parser.buffered)
+        self._note_input()
         if self._parser.error is not None:
             self.end(f"ERR Protocol error: {self._parser.error}")
         elif self._is_closing or self._is_ended:
@@ -332,8 +334,14 @@ class RespConnection(Outbox):
         """Forget what has been read and not begun, and end."""
         self._queue.clear()
         self._parser = Parser()
+        self.session.reset()
         self.server.note_input(self, 0)
         self.end(text)
+
+    @property
+    def is_gone(self) -> bool:
+        """The client is."""
+        return self._is_lost
 
     def is_done(self) -> bool:
         return self._is_lost or not self._in_flight()

@@ -190,19 +190,16 @@ class Outbox:
 
     def may_answer(self, found: Single) -> bool:
         """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""
-        return found.format != Fmt.OLD_VALUE or self._reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX))
+        return found.format != Fmt.OLD_VALUE or self.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX))
 
-    def may_execute(self) -> bool:
-        """Whether there is room for the replies of the transaction. Raises CommandError."""
-        return self._reserve(transaction_bytes(self.session.queued or (), BATCH_RESULT_BYTES_MAX))
-
-    def _reserve(self, size: int) -> bool:
+    def reserve(self, size: int) -> bool:
+        """Whether there is room for replies of `size` bytes; if so, it is kept for them. Raises CommandError."""
+        if not size:
+            return True
         if self._is_refused:
             self._is_refused = False
             self.session.queued = None
             raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
-        if not size:
-            return True
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False
         if not self.server.room.take(self, size):

@@ -28,6 +28,9 @@ from kvstore.server.resp_replies import FORMATS
 
 QUEUED_MAX = 4096
 """Commands of one transaction."""
+QUEUED_BYTES_MAX = 4 << 20
+"""What they may take before EXEC looks at them, with so much beside the bytes of each command and each of its words:"""
+_COMMAND_BYTES, _WORD_BYTES = 160, 64
 REDIS_VERSION = "7.2.0"
 """Whose behaviour the commands have; clients look at it."""
 ACKNOWLEDGED_REPLICAS = 1
@@ -49,7 +52,13 @@ class Session:
         self.library = {b"LIB-NAME": b"", b"LIB-VER": b""}
         self.queued: list[Single | Several | Reply] | None = None
         """The commands since MULTI; None outside a transaction."""
+        self._queued_bytes = 0
         self._is_spoilt = False
+
+    @property
+    def queued_bytes(self) -> int:
+        """What they take."""
+        return self._queued_bytes if self.queued else 0
 
     def reset(self) -> None:
         """As the connection was when it was made."""
@@ -62,6 +71,9 @@ class Session:
         try:
             if len(self.queued) >= QUEUED_MAX:
                 raise CommandError(f"ERR too many commands in a transaction: at most {QUEUED_MAX}")
+            size = sum(map(len, words)) + _WORD_BYTES * len(words) + _COMMAND_BYTES
+            if self._queued_bytes + size > QUEUED_BYTES_MAX:
+                raise CommandError(f"ERR transaction is too large: at most {BATCH_BYTES_MAX} bytes of keys and values")
             command = known(words)
             try:
                 found = command.build(words, Context(self.protocol, self.level, now_ms))
@@ -73,6 +85,7 @@ class Session:
             self._is_spoilt = True
             raise
         self.queued.append(found)
+        self._queued_bytes += size
         return replies.QUEUED
 
     def check(self, words: list[bytes]) -> None:
@@ -90,7 +103,7 @@ class Session:
     def multi(self) -> bytes:
         if self.queued is not None:
             raise CommandError("ERR MULTI calls can not be nested")
-        self.queued, self._is_spoilt = [], False
+        self.queued, self._queued_bytes, self._is_spoilt = [], 0, False
         return replies.OK
 
     def discard(self) -> bytes:

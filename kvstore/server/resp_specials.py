@@ -8,15 +8,20 @@ from collections.abc import Callable, Coroutine
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
-from kvstore.errors import StoreError
-from kvstore.partition.commands import Level
+from kvstore.errors import StoreError, Unavailable
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.partition.commands import Level, Op
+from kvstore.partition.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.ring.hashing import TOKENS
 from kvstore.server import keys, resp_session
 from kvstore.server import resp_replies as replies
+from kvstore.server.resp_again import transaction_bytes
 from kvstore.server.resp_commands import FROM_BROWSERS, CommandError, integer
+from kvstore.server.resp_gather import REPLY_BYTES_MAX
 
 if TYPE_CHECKING:
     from kvstore.server.resp_connection import RespConnection
+    from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -28,6 +33,20 @@ SCAN_COUNT_MAX = 10_000
 _CURSOR_MAX = (1 << 64) - 1
 
 Words = list[bytes]
+
+
+def reply_bytes(connection: RespConnection, name: str, words: Words) -> int:
+    """What a Special may take for its reply, keys or values and what is made of them. Raises CommandError."""
+    match name:
+        case "EXEC":
+            return transaction_bytes(connection.session.queued or (), BATCH_RESULT_BYTES_MAX)
+        case "KEYS":
+            return 2 * REPLY_BYTES_MAX
+        case "SCAN":
+            _cursor(words)
+            return 2 * min(_scan_options(words[2:])[0] * KEY_BYTES_MAX, keys.SCAN_BYTES_MAX)
+        case _:
+            return 0
 
 
 def do(connection: RespConnection, name: str, words: Words) -> None:
@@ -82,6 +101,18 @@ def _readonly(level: Level) -> Callable[[RespConnection, Words], bytes]:
     return make
 
 
+def _asking(connection: RespConnection) -> keys.Ask:
+    """Asks on behalf of a client for as long as that is there: a walk is long, and what it holds is no more counted
+    when the client is gone."""
+
+    async def ask(op: Op, partition: PartitionId) -> Any:
+        if connection.is_gone:
+            raise Unavailable("the client is gone")
+        return await connection.server.ask(op, partition)
+
+    return ask
+
+
 def _dbsize(connection: RespConnection, words: Words) -> None:
     async def work() -> bytes:
         server = connection.server
@@ -97,25 +128,31 @@ def _keys(connection: RespConnection, words: Words) -> None:
         if there > KEYS_MAX:
             raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
         matches = keys.matcher(words[1])
-        return replies.bulks(filter(matches, await keys.all_keys(server.ask, lambda: server.ring, level)))
+        ask = _asking(connection)
+        found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
+        return replies.bulks(found)
 
     connection.run_alone(work())
 
 
 def _scan(connection: RespConnection, words: Words) -> None:
-    if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
-        raise CommandError("ERR invalid cursor")
-    cursor = int(words[1])
+    cursor = _cursor(words)
     count, matches, wants_strings = _scan_options(words[2:])
 
     async def work() -> bytes:
         server = connection.server
-        after, found = 0, list[bytes]()
+        ask, after, found = _asking(connection), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
-            after, found = await keys.scan(server.ask, lambda: server.ring, cursor, count, connection.session.level)
+            after, found = await keys.scan(ask, lambda: server.ring, cursor, count, connection.session.level)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(filter(matches, found))])
 
     connection.run_alone(work())
+
+
+def _cursor(words: Words) -> int:
+    if not words[1].isdigit() or len(words[1]) > 20 or int(words[1]) > _CURSOR_MAX:
+        raise CommandError("ERR invalid cursor")
+    return int(words[1])
 
 
 def _scan_options(words: Words) -> tuple[int, Callable[[bytes], bool], bool]:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
+from kvstore.errors import InvalidRequest
 from kvstore.partition.commands import Code, Op
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.ring import Ring
+from kvstore.server import keys
 from kvstore.server.keys import all_keys, count_keys, matcher, range_at, scan
 from kvstore.types import PartitionId, ServerId
 
@@ -82,13 +84,28 @@ async def test_a_scan_returns_every_key_once(partitions: int, count: int) -> Non
     found: list[bytes] = []
     cursor, calls = 0, 0
     while calls == 0 or cursor:
-        cursor, keys = await scan(cluster.ask, lambda: ring, cursor, count)
+        cursor, some = await scan(cluster.ask, lambda: ring, cursor, count)
         assert 0 <= cursor < TOKENS
-        found += keys
+        found += some
         calls += 1
     assert sorted(found) == sorted(wanted)
-    assert sorted(await all_keys(cluster.ask, lambda: ring)) == sorted(wanted)
+    assert sorted(await all_keys(cluster.ask, lambda: ring, bytes_max=1 << 20)) == sorted(wanted)
     assert await count_keys(cluster.ask, lambda: ring) == 300
+
+
+async def test_what_a_walk_gathers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = new_ring([PartitionId("p1"), PartitionId("p2")], {ServerId("n1"): ""}, 1)
+    wanted = [b"%03d" % i + b"k" * 997 for i in range(200)]
+    cluster = Keys(ring, wanted)
+    monkeypatch.setattr(keys, "PAGE_KEYS_MAX", 5)
+    monkeypatch.setattr(keys, "SCAN_BYTES_MAX", 20_000)
+    cursor, found = await scan(cluster.ask, lambda: ring, 0, 200)
+    assert cursor, "there is more"
+    assert 20_000 <= len(b"".join(found)) <= 25_000
+    with pytest.raises(InvalidRequest, match="use SCAN"):
+        await all_keys(cluster.ask, lambda: ring, bytes_max=199_000)
+    matches = matcher(b"00*")
+    assert len(await all_keys(cluster.ask, lambda: ring, matches=matches, bytes_max=10_000)) == 10
 
 
 def test_every_token_is_in_the_range_of_its_owner() -> None:

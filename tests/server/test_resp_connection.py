@@ -251,6 +251,26 @@ async def test_incomplete_commands_are_bounded_over_all_connections(
         assert door.server.statistics()["resp_input_bytes"] == 0
 
 
+async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connections(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = b"v" * 1_000_000
+    async with door.raw() as one, door.raw() as two:
+        queued = b"+OK\r\n" + b"+QUEUED\r\n" * 4
+        await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 4, queued)
+        assert door.server.statistics()["resp_input_bytes"] > 4_000_000
+        one.writer.write(packed(b"SET", b"{t}k", value) + packed(b"EXEC"))
+        assert (await one.read_line()).startswith(b"-ERR transaction is too large")
+        assert (await one.read_line()).startswith(b"-EXECABORT")
+        assert door.server.statistics()["resp_input_bytes"] == 0
+        monkeypatch.setattr(resp, "INPUT_BYTES_MAX", 3_000_000)
+        await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 2, queued[:23])
+        two.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}k", value))
+        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        assert await two.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
+        assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
+
+
 async def at_least(value: int, least: int) -> bool:
     return value >= least
 

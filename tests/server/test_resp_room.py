@@ -8,10 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.errors import Unavailable
 from kvstore.partition.commands import Code
 from kvstore.server import resp_outbox, resp_room
 from kvstore.server.config import Limits
+from kvstore.server.resp_connection import RespConnection
 from kvstore.server.resp_room import LOOK_S, PATIENCE_S, REFUSE_S, Room
+from kvstore.server.resp_specials import _asking
+from kvstore.types import PartitionId
 from tests.server.redis_door import Door, Raw, redis_door
 from tests.server.test_resp_connection import bulk
 from tests.server.test_resp_parser import packed
@@ -248,6 +252,48 @@ async def test_transactions_that_read_begin_when_there_is_room_for_all_that_they
         for raw in raws:
             assert (await raw.read(4 + 4 * len(bulk(value(0)))))[:4] == b"*5\r\n"
             assert (await raw.read_line())[:1] == b":"
+
+
+async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp_path: Path) -> None:
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+        await raws[0].ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        others = Connection(held=24 * MIB - MIB // 2)
+        door.server.room.take(others, others.held_bytes)
+        for raw, words in zip(
+            raws, ([b"KEYS", b"*"], [b"SCAN", b"0", b"COUNT", b"10000"], [b"SCAN", b"0"]), strict=True
+        ):
+            raw.writer.write(packed(*words))
+        assert await raws[2].read_line() == b"*2\r\n", "a few keys are little"
+
+        async def wait() -> bool:
+            return len(door.server.room._waiting) == 2
+
+        await wait_until(wait, what="both wait for room")
+        assert [op[0] for op in door.backend.submitted if op[0] == Code.COUNT] == []
+        others.held_bytes = 0
+        assert await raws[0].read_line() == b"*1\r\n"
+        assert await raws[1].read_line() == b"*2\r\n"
+
+
+async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp_room, "REFUSE_S", 0.0)
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, door.raw() as raw:
+        others = Connection(held=MIB)
+        door.server.room.take(others, MIB)
+        raw.writer.write(packed(b"KEYS", b"*") + packed(b"PING"))
+        assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
+        assert await raw.read_line() == b"+PONG\r\n"
+
+
+async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:
+    connection = RespConnection(door.server)
+    connection._is_lost = True
+    with pytest.raises(Unavailable):
+        await _asking(connection)((Code.COUNT, b"", 0), PartitionId("p1"))
+    assert door.backend.submitted == []
 
 
 async def test_commands_that_answer_old_values_are_begun_a_few_at_a_time(door: Door) -> None:
