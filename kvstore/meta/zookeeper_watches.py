@@ -56,7 +56,8 @@ class Standing:
 
     def _go_on(self, client: GuardedClient) -> None:
         if not self.watches:
-            self._among.pop(self._path, None)  # nobody cares any more
+            if self._among.get(self._path) is self:  # else it went by an earlier event, and there may be another one
+                del self._among[self._path]
             return
         self.arm(client)
         for watch in list(self.watches):
