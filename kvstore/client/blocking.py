@@ -90,6 +90,8 @@ class BlockingLink:
             return self._stub.Topology(kv_pb2.TopologyRequest(), timeout=timeout_s)
         except grpc.RpcError as error:
             raise Unavailable(f"{self.address} gives no topology: {from_rpc_error(error)}") from None
+        except ValueError:  # gRPC's word for a channel that was closed: another caller saw that the link is broken
+            raise Unavailable(f"the connection to {self.address} is closed") from None
 
     def run(self, operation: Operation, ring_version: int) -> tuple[Any, list[kv_pb2.Answers]]:
         """The answer to the operation or a StoreError; and the messages that this caller received for all."""

@@ -1,4 +1,5 @@
-"""Callers of one server who share its frames, when one of them is interrupted: by Ctrl-C, or by a timeout of gevent."""
+"""Callers who share a link to one server, when one of them closes it or is interrupted, by Ctrl-C or by a timeout of
+gevent."""
 
 from __future__ import annotations
 
@@ -15,10 +16,12 @@ from kvstore.client.blocking import BlockingLink, Waiter
 from kvstore.client.calls import Numbering
 from kvstore.client.operations import Operation
 from kvstore.env.clock import SystemClock
+from kvstore.errors import Unavailable
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
 from tests.waiting import PATIENCE_S
 
+NOBODY = "127.0.0.1:1"
 Execute = Callable[[kv_pb2.Frame], kv_pb2.Answers]
 
 
@@ -41,7 +44,7 @@ def interrupted(frame: kv_pb2.Frame) -> kv_pb2.Answers:
 
 
 def link_to(stub: Any) -> BlockingLink:
-    link = BlockingLink("127.0.0.1:1", SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
+    link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
     link._stub = stub
     return link
 
@@ -52,6 +55,13 @@ def read() -> Operation:
     operation.deadline = SystemClock().now() + PATIENCE_S
     Numbering(b"c" * CLIENT_BYTES).begin(operation)
     return operation
+
+
+def test_a_link_that_another_caller_has_closed_gives_no_topology() -> None:
+    link = BlockingLink(NOBODY, SystemClock(), PATIENCE_S, {}, threading.Lock(), None)
+    link.close()
+    with pytest.raises(Unavailable):
+        link.topology(PATIENCE_S)
 
 
 def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
