@@ -21,7 +21,6 @@ from kvstore.cli.ring_views import (
     status_document,
     status_text,
 )
-from kvstore.errors import ConfigError
 
 if TYPE_CHECKING:
     from kvstore.proto import admin_pb2
@@ -57,7 +56,9 @@ def plan(
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     if (add or add_count) and remove:
-        raise ConfigError("want partitions to add or to remove, not both at once")
+        raise typer.BadParameter("want partitions to add or to remove, not both at once")
+    if add and add_count:
+        raise typer.BadParameter("want the ids of new partitions, or --add-count")
     request = ChangeRingRequest(dry_run=True)
     if add or add_count:
         request.MergeFrom(
@@ -93,7 +94,7 @@ def add(
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     if bool(partitions) == bool(count):
-        raise ConfigError("want the ids of new partitions, or --count")
+        raise typer.BadParameter("want the ids of new partitions, or --count")
     request = ChangeRingRequest(
         action=ChangeRingRequest.ADD, partitions=partitions, count=count, replicas=replicas, dry_run=dry_run
     )
@@ -137,7 +138,7 @@ def move(
     by_share = source is not None and first is None and last is None
     by_range = source is None and first is not None and last is not None and not share
     if not (by_share or by_range):
-        raise ConfigError("want --source and --share, or --first and --last")
+        raise typer.BadParameter("want --source and --share, or --first and --last")
     request = ChangeRingRequest(
         action=ChangeRingRequest.MOVE,
         source=source or "",
@@ -211,9 +212,9 @@ def throttle(
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
     if mib_per_s is None and parallel is None:
-        raise ConfigError("want --mib-per-s, --parallel or both")
+        raise typer.BadParameter("want --mib-per-s, --parallel or both")
     if mib_per_s is not None and not 0 <= mib_per_s <= MIB_PER_S_MAX:  # also what is no number
-        raise ConfigError(f"want --mib-per-s from 0 to {MIB_PER_S_MAX}, got {mib_per_s}")
+        raise typer.BadParameter(f"want --mib-per-s from 0 to {MIB_PER_S_MAX}, got {mib_per_s}")
     bytes_per_s = None if mib_per_s is None else round(mib_per_s * (1 << 20))
     request = ChangeRingRequest(action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel)
     _steer(request, data_dir, zookeeper, server, json=json)

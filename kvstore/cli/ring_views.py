@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 MOVES_SHOWN_MAX = 40
 COPIED = ("keys_copied", "bytes_copied")
 """Of a move under way."""
+_PAUSED = " (paused: `kvstore ring resume`)"
 
 
 def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
@@ -109,7 +110,7 @@ def status_text(answer: admin_pb2.RingStatusResponse) -> str:
     document = status_document(answer)
     limit = f"{answer.bytes_per_s / (1 << 20):g} MiB/s" if answer.bytes_per_s else "no limit"
     parts = [f"ring version {answer.version}; each target copies {answer.parallel} moves at once, {limit}"]
-    parts += [progress_line(answer), ""] if answer.moves else ["no moves"]
+    parts += [progress_line(answer), ""] if answer.moves else [f"no moves{_PAUSED if answer.paused else ''}"]
     if answer.moves:
         parts += [_table(document["moves"])]
     if answer.replacing:
@@ -124,7 +125,7 @@ def status_text(answer: admin_pb2.RingStatusResponse) -> str:
 def progress_line(answer: admin_pb2.RingStatusResponse) -> str:
     """How far the moves are, in one line."""
     eta = f", about {answer.eta_s:.0f} s left" if answer.HasField("eta_s") else ""
-    paused = " (paused)" if answer.paused else ""
+    paused = _PAUSED if answer.paused else ""
     return f"{answer.progress:.0%} moved, {answer.moves_done} of {answer.moves_planned} moves done{eta}{paused}"
 
 

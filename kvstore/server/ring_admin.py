@@ -197,7 +197,9 @@ class RingAdmin:
         *,
         sample: bool,
     ) -> None:
-        starts = {span.owner: (span.start + 1) % (1 << 32) for span in ring.ranges()}
+        starts: dict[PartitionId, int] = {}
+        for span in ring.ranges():  # a partition's first one: its last may hold too few records
+            starts.setdefault(span.owner, span.start + 1 if span.start < span.end else 0)
         for partition in partitions:
             try:
                 async with asyncio.timeout(ASK_S):

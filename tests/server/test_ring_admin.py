@@ -130,6 +130,24 @@ async def test_a_partition_that_does_not_answer_is_left_out_of_the_estimate(
     assert answer.keys == pytest.approx(1000, abs=16)
 
 
+async def test_the_size_of_records_is_seen_also_where_the_last_range_of_a_partition_is_empty(
+    admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [source] = {node.ring.owner_of(0)}
+    full = (Code.SCAN_TOKENS, 0)
+
+    def submitted(op: Any, sink: Any, token: int, ring_version: int = 0, partition: Any = None) -> None:
+        """All records of a partition have the token 0."""
+        if op[0] == Code.SCAN_TOKENS and op[:2] != full:
+            asyncio.get_running_loop().call_soon(sink.complete, token, ([], None))
+        else:
+            Node.submit(node, op, sink, token, ring_version, partition)
+
+    monkeypatch.setattr(node, "submit", submitted)
+    answer = await admin.change(Action(action=Action.REMOVE, partitions=[source], dry_run=True))
+    assert answer.bytes == pytest.approx(1000 * 68, rel=0.05)
+
+
 @pytest.mark.parametrize(
     ("request_", "why"),
     [
