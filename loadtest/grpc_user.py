@@ -73,13 +73,14 @@ class GrpcDoor:
         """Keys are hashed to partitions, so every scan asks all of them and merges."""
         total, last = 0, b""
         self.watch.sends()
-        for key, item in self._client.scan(start, end, limit=length, level=self._level):
+        found = list(self._client.scan(start, end, limit=length, level=self._level))
+        self.watch.hears()
+        for key, item in found:
             if key <= last or not start <= key < end:
                 raise self._expectations.misplaced(key, last, start, end)
             last = key
             self._expectations.check(key, item.value, self._expectations.NO_FLOOR)
             total += len(key) + len(item.value)
-        self.watch.hears()
         return total
 
     def close(self) -> None:

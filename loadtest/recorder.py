@@ -8,7 +8,7 @@ callers of each of its seconds met.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +20,8 @@ WRONG_MAX = 50
 """Wrong values that are told in full; all are counted."""
 FINE, COARSE = 3, 2
 """Significant digits: of the whole run, and of one second."""
-CELLS_MAX = 7_200
-"""Seconds that are kept; of a longer run the latest."""
+UNPACKED_MAX = 600
+"""Seconds whose histograms are held ready, at 24 KiB each; those of older ones are packed."""
 
 
 def histogram(digits: int) -> Any:
@@ -35,7 +35,21 @@ class Cell:
     due: int = 0
     done: int = 0
     errors: int = 0
-    responses: Any = field(default_factory=lambda: histogram(COARSE))
+    times: Any = field(default_factory=lambda: histogram(COARSE))
+    """The histogram, or its bytes while it is packed."""
+
+    @property
+    def responses(self) -> Any:
+        """To read; what is recorded in it may be lost."""
+        return HdrHistogram.decode(self.times) if isinstance(self.times, bytes) else self.times
+
+    def unpack(self) -> Any:
+        """To record in."""
+        self.times = self.responses
+        return self.times
+
+    def pack(self) -> None:
+        self.times = self.times if isinstance(self.times, bytes) else self.times.encode()
 
 
 @dataclass(slots=True)
@@ -55,6 +69,7 @@ class Recorder:
         self.counted_from = counted_from
         """What should have begun before is in the timeline and nowhere else."""
         self.cells: dict[int, Cell] = {}
+        self._ready: deque[int] = deque()
         self.tallies: dict[tuple[str, str], Tally] = {}
         self.error_counts: Counter[tuple[str, str, str]] = Counter()
         self.wrong: list[str] = []
@@ -66,7 +81,7 @@ class Recorder:
         response_us = _us(ended - intended)
         begin = self.cell(int(intended))
         begin.due += 1
-        begin.responses.record_value(response_us)
+        begin.unpack().record_value(response_us)
         self.cell(int(ended)).done += 1
         if intended < self.counted_from:
             return
@@ -97,9 +112,10 @@ class Recorder:
     def cell(self, second: int) -> Cell:
         found = self.cells.get(second)
         if found is None:
-            if len(self.cells) >= CELLS_MAX:
-                del self.cells[min(self.cells)]
             found = self.cells[second] = Cell()
+            self._ready.append(second)
+            if len(self._ready) > UNPACKED_MAX:
+                self.cells[self._ready.popleft()].pack()
         return found
 
     def tally(self, door: str, operation: str) -> Tally:
@@ -126,6 +142,7 @@ class Recorder:
             "wrong_count": self.wrong_count,
         }
         self.cells, self.tallies, self.error_counts, self.wrong, self.wrong_count = {}, {}, Counter(), [], 0
+        self._ready.clear()
         return delta
 
     def merge(self, delta: Mapping[str, Any]) -> None:
@@ -133,7 +150,7 @@ class Recorder:
         for second, due, done, errors, responses in delta["cells"]:
             cell = self.cell(second)
             cell.due, cell.done, cell.errors = cell.due + due, cell.done + done, cell.errors + errors
-            cell.responses.decode_and_add(responses)
+            cell.unpack().decode_and_add(responses)
         for door, operation, errors, length, responses, services in delta["tallies"]:
             tally = self.tally(door, operation)
             tally.errors, tally.bytes = tally.errors + errors, tally.bytes + length
@@ -157,7 +174,7 @@ class Recorder:
                     whole.done + cell.done,
                     whole.errors + cell.errors,
                 )
-                whole.responses.add(cell.responses)
+                whole.times.add(cell.responses)
         return whole
 
 

@@ -26,7 +26,8 @@ h1 { font-size: 1.5rem; margin-bottom: .2rem } h2 { font-size: 1.1rem; margin-to
 .cards b { display: block; font-size: 1.35rem; font-variant-numeric: tabular-nums }
 .wide { overflow-x: auto } table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid var(--line); text-align: right; white-space: nowrap }
-th.text, td.text { text-align: left; white-space: normal } th { color: var(--soft); font-weight: 500 }
+th.text, td.text { text-align: left; white-space: normal } th { color: var(--soft); font-weight: 500;
+  white-space: normal }
 svg { width: 100%; height: auto; margin: .4rem 0 1rem } svg text { fill: var(--ink); font: 11px system-ui, sans-serif }
 svg .title { font-size: 13px; font-weight: 600 } svg .tick { fill: var(--soft) } svg .grid { stroke: var(--line) }
 svg path { fill: none; stroke-width: 1.6 } .one { stroke: var(--one) } .two { stroke: var(--two) }
@@ -84,7 +85,8 @@ def _cards(total: Mapping[str, Any]) -> str:
 
 
 def _charts(document: Mapping[str, Any]) -> list[str]:
-    points = document["timeline"][:-1]  # the last second is not whole
+    # The first and the last second are not whole.
+    points = [point for point in document["timeline"][:-1] if point["at_s"] >= 0]
     marks = [
         Mark(number, event["at_s"], event["ended_s"], f"{event['what']} {event['outcome']}".strip())
         for number, event in enumerate(document["events"], 1)

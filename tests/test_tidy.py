@@ -148,6 +148,20 @@ def test_tests_do_not_sleep(file: Source) -> None:
     assert [call.lineno for call in slept if ast.unparse(call.args[0]) != "0"] == [], "see tests/waiting.py"
 
 
+PATCHED = "tests.loadtest.stalled_users"
+"""Runs as a process of its own."""
+
+
+def test_no_test_imports_locust() -> None:
+    """Locust makes the standard library of its process cooperative, which all tests after it would run on."""
+    files = sources("loadtest", "tests")
+    graph = import_graph(files)
+    patching = {file.module for file in files for each in file.imports if each.at_run_time and each.top == "locust"}
+    while importers := {module for module, imported in graph.items() if imported & patching} - patching:
+        patching |= importers
+    assert {module for module in patching if module.startswith("tests.")} == {PATCHED}
+
+
 @every("file", ALL, **by_path)
 def test_files_and_functions_fit_the_reader(file: Source) -> None:
     assert file.text.count("\n") <= LONG_FILES.get(file.path, FILE_LINES_MAX), f"{file.path} is too long"

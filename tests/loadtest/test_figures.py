@@ -40,6 +40,13 @@ def test_tables_begin_after_the_warm_up_and_the_timeline_with_the_run() -> None:
     assert made["verdict"] == {"is_met": True, "reasons": []}
 
 
+def test_times_of_the_whole_run_have_three_digits() -> None:
+    recorder = Recorder(counted_from=BEGAN)
+    for _ in range(100):
+        recorder.done("resp", "read", intended=BEGAN + 5, ended=BEGAN + 5.5, service_s=0.0098)
+    assert document(recorder, run())["total"]["service_p50_ms"] == pytest.approx(9.8, rel=0.001)
+
+
 def test_a_wrong_value_fails_the_run_whatever_the_goals() -> None:
     recorder = measured()
     recorder.is_wrong("b'key' holds another's value")

@@ -95,6 +95,24 @@ def test_what_was_never_begun_was_due_all_the_same() -> None:
     assert (recorder.cell(10).due, recorder.cell(11).due) == (2, 1)
 
 
+def test_a_run_of_hours_forgets_nothing() -> None:
+    recorder, hours = Recorder(), 8_000
+    for second in range(hours):
+        recorder.done("grpc", "read", intended=float(second), ended=second + 0.002, service_s=0.002)
+    recorder.failed("grpc", "read", "Unavailable", intended=0.5, ended=1.5)
+    recorder.done("grpc", "read", intended=0.5, ended=1.0, service_s=0.5)
+    first = recorder.cell(0).responses
+    assert (first.get_total_count(), first.get_max_value()) == (2, pytest.approx(500_000, rel=0.01))
+    assert first.get_min_value() == pytest.approx(2_000, rel=0.01)
+    whole = recorder.between(0, hours)
+    assert (whole.due, whole.done, whole.errors, whole.responses.get_total_count()) == (
+        hours + 2,
+        hours + 1,
+        1,
+        hours + 1,
+    )
+
+
 def test_all_wrong_values_are_counted_and_some_told() -> None:
     master = Recorder()
     for _ in range(3):

@@ -37,3 +37,25 @@ def test_a_wrong_value_is_an_error_and_is_kept_in_words(figures: dict[str, Any])
     assert len(figures["wrong"]) == figures["errors"]
     assert "slow read:" in figures["wrong"][0]
     assert figures["error_counts"] == [["slow", "read", "WrongValue", figures["errors"]]]
+
+
+SCAN = """
+import locust
+from types import SimpleNamespace
+from loadtest.grpc_user import GrpcDoor
+
+item = SimpleNamespace(value=b"value")
+client = SimpleNamespace(scan=lambda *_, **__: iter([(b"a", item), (b"b", item)]))
+heard_before = []
+judge = SimpleNamespace(NO_FLOOR=None, check=lambda *_: heard_before.append(door.watch.heard > 0))
+door = GrpcDoor(client, judge, None, None)
+door.scan(b"a", b"c", 2)
+print(heard_before)
+"""
+
+
+def test_judging_a_scan_is_no_service_time() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", SCAN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout == "[True, True]\n"
