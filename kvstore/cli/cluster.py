@@ -19,9 +19,34 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.store import MetadataStore
 from kvstore.server.config import zookeeper_fault
 
+
+def checked_zookeeper(text: str | None) -> str | None:
+    """Of an option. Raises BadParameter."""
+    if text is not None and (fault := zookeeper_fault(text)):
+        raise typer.BadParameter(fault)
+    return text
+
+
+def checked_server(text: str | None) -> str | None:
+    """Of an option. Raises BadParameter."""
+    from kvstore.client.config import parse_url
+
+    try:
+        if text is not None:
+            parse_url(f"kv://{text}")
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+    return text
+
+
 DataDir = Annotated[Path, typer.Option(help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")]
-ZooKeeper = Annotated[str | None, typer.Option(help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT].")]
-Server = Annotated[str | None, typer.Option(help="gRPC address of a server, or several: HOST:PORT,...")]
+ZooKeeper = Annotated[
+    str | None,
+    typer.Option(callback=checked_zookeeper, help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT]."),
+]
+Server = Annotated[
+    str | None, typer.Option(callback=checked_server, help="gRPC address of a server, or several: HOST:PORT,...")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 T = TypeVar("T")
@@ -40,8 +65,6 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = Non
     """The connection string of the cluster's ZooKeeper. Raises ConfigError if nothing names one, Unavailable if the
     server does not answer."""
     if zookeeper is not None:
-        if fault := zookeeper_fault(zookeeper):
-            raise ConfigError(f"--zookeeper: {fault}")
         return zookeeper
     if server is not None:
         return _as_told_by(server)
@@ -64,11 +87,7 @@ def _as_told_by(servers: str) -> str:
     from kvstore.rpc.status import from_rpc_error
 
     failure = ""
-    try:
-        endpoints = parse_url(f"kv://{servers}").endpoints
-    except ValueError as error:
-        raise ConfigError(f"--server: {error}") from None
-    for address in endpoints:
+    for address in parse_url(f"kv://{servers}").endpoints:
         with open_channel(address, tls_of_environment()) as channel:
             try:
                 stub = admin_pb2_grpc.AdminStub(channel)

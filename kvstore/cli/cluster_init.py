@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import Json, Tools, with_tools
+from kvstore.cli.cluster import Json, Tools, checked_zookeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, NoSuchNode
 from kvstore.meta import paths
@@ -30,7 +30,10 @@ def _group() -> None:
 
 
 def init(
-    zookeeper: Annotated[str, typer.Option(help="Where the cluster's metadata goes: HOST:PORT,...[/CHROOT].")],
+    zookeeper: Annotated[
+        str,
+        typer.Option(callback=checked_zookeeper, help="Where the cluster's metadata goes: HOST:PORT,...[/CHROOT]."),
+    ],
     node: Annotated[
         list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; once for each, at least three.")
     ],

@@ -18,13 +18,9 @@ T = TypeVar("T")
 def config_of(data_dir: Path, zookeeper: str | None, server: str | None, timeout_s: float) -> ClientConfig:
     """How to reach the cluster. Raises ConfigError if nothing names one."""
     if server is not None:
-        try:
-            return ClientConfig(
-                endpoints=parse_url(f"kv://{server}").endpoints, timeout_s=timeout_s, tls=tls_of_environment()
-            )
-        except ValueError as error:
-            raise ConfigError(f"--server: {error}") from None
-    endpoints = _of_data_dir(data_dir) if zookeeper is None else _of_zookeeper(zookeeper)
+        endpoints = parse_url(f"kv://{server}").endpoints
+    else:
+        endpoints = _of_data_dir(data_dir) if zookeeper is None else _of_zookeeper(zookeeper)
     return ClientConfig(endpoints=endpoints, timeout_s=timeout_s, tls=tls_of_environment())
 
 

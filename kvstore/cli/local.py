@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, tls_of_environment
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_zookeeper, tls_of_environment
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
@@ -41,7 +41,9 @@ def up(
     replicas: Annotated[int | None, typer.Option(help="Replicas of each partition. Default 3.")] = None,
     data_dir: DataDir = Path("data"),
     port_offset: Annotated[int | None, typer.Option(help="Added to every port.")] = None,
-    zookeeper: Annotated[str | None, typer.Option(help="Use this ZooKeeper: HOST:PORT/CHROOT.")] = None,
+    zookeeper: Annotated[
+        str | None, typer.Option(callback=checked_zookeeper, help="Use this ZooKeeper: HOST:PORT/CHROOT.")
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
     json: Json = False,

@@ -28,12 +28,8 @@ def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
         (("up", "--nodes", "0"), "want 1 to 99"),
         (("up", "--port-offset", "150"), "--port-offset: want 0 to 99, or a multiple of 100 from 20000"),
         (("up", "--replicas", "4"), "--replicas: want 1 to 3"),
-        (("up", "--zookeeper", ""), "--zookeeper: want host:port"),
         (("status",), "no cluster in"),
-        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "--zookeeper: want host:port"),
         (("ring", "show", "--zookeeper", "127.0.0.1:1"), "no ZooKeeper listens at 127.0.0.1:1; is the cluster up?"),
-        (("ring", "show", "--server", "127.0.0.1:99999"), "--server: want host:port"),
-        (("get", "k", "--server", ""), "--server: want at least one endpoint"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
 )
@@ -128,6 +124,24 @@ def test_it_tells_its_version() -> None:
 
 def test_a_wrong_option_is_wrong_usage() -> None:
     assert kvstore("up", "--nonsense").returncode == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("up", "--zookeeper", ""), "'--zookeeper': want host:port,host:port/chroot, got ''"),
+        (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper': want host:port,host:port/chroot"),
+        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper': want host:port,host:port/chroot"),
+        (("snapshot", "create", "--to", "/none", "--zookeeper", "zk:x"), "got 'zk:x'"),
+        (("ring", "show", "--server", "127.0.0.1:99999"), "'--server': want host:port"),
+        (("get", "k", "--server", ""), "'--server': want at least one endpoint"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_address_that_is_none_is_wrong_usage(arguments: tuple[str, ...], words: str) -> None:
+    answer = kvstore(*arguments)
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert words in answer.stderr.splitlines()[-1]
 
 
 def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
