@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.commands import Code, Flag, Op, Record, Result
 from kvstore.proto import kv_pb2
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.status import describe
 
 MESSAGE_BYTES = 1 << 20
@@ -93,8 +94,7 @@ class Outbox:
             message.number = number
             size = message.ByteSize()
             if size > RESULT_BYTES_MAX:
-                error = OutcomeUnknown(f"it has ended, but its answer of {size} bytes is larger than a message")
-                columns.failures[error] = [number]
+                columns.failures[answer_too_large(size)] = [number]
                 return
             columns.results.append(message)
         self.bytes += size
@@ -115,6 +115,16 @@ class Outbox:
             self.bytes -= columns.bytes
             self.count -= columns.count
             yield columns.message()
+
+
+def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
+    """Raises OutcomeUnknown for an answer that is larger than a message: gRPC would say that the call was refused."""
+    if (size := message.ByteSize()) > MESSAGE_BYTES_MAX:
+        raise answer_too_large(size)
+
+
+def answer_too_large(size: int) -> OutcomeUnknown:
+    return OutcomeUnknown(f"it has ended, but its answer of {size} bytes is larger than a message")
 
 
 def failure(error: StoreError, numbers: list[int]) -> kv_pb2.Failure:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, Protocol
 
 from kvstore.errors import StoreError
-from kvstore.partition.commands import Op, Result
-from kvstore.server.backend import Backend
+from kvstore.partition.commands import Op, Result, Sink
 from kvstore.types import PartitionId
 
 
-async def ask(backend: Backend, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
+class Submits(Protocol):
+    """A Backend, or what stands before one."""
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None: ...
+
+
+async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
     """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; the operation
     goes on."""
     answer = _Answer()

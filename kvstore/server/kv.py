@@ -13,13 +13,14 @@ import grpc
 from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
-from kvstore.partition.commands import Code, Flag, Op, Result
+from kvstore.partition.commands import Code, Flag, Op, Result, Sink
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
-from kvstore.server.answers import record_message, result_message
-from kvstore.server.ask import ask
+from kvstore.server.answers import check_answer, record_message, result_message
+from kvstore.server.ask import Submits, ask
 from kvstore.server.backend import Backend
+from kvstore.server.batch_room import BatchRoom
 from kvstore.server.feeds import Feeds
 from kvstore.server.frames import (
     batch_op,
@@ -32,9 +33,10 @@ from kvstore.server.frames import (
 )
 from kvstore.server.scan import scan_pages
 from kvstore.server.scan_places import ScanPlaces
-from kvstore.server.session import UNARY_BYTES_MAX, Session, Unsent, progress_of
+from kvstore.server.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Unsent, progress_of
 from kvstore.server.topology import Topologies
 from kvstore.server.watch import send_watch
+from kvstore.types import PartitionId
 
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -49,7 +51,7 @@ class KV(kv_pb2_grpc.KVServicer):
         """Without `feeds` there is nothing to watch."""
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanPlaces(env.clock.now)
-        self._unsent = Unsent()
+        self._unsent, self._batches = Unsent(), BatchRoom()
         self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
         self._topologies = Topologies(backend, env.clock, server)
@@ -111,29 +113,34 @@ class KV(kv_pb2_grpc.KVServicer):
         try:
             op = batch_op(request.operations, request.flags, request_id(request.request))
             check_one_partition(op, self._backend.topology.ring.partition_of)
-            result = await self._in_time(op, request.ring_version, context)
+            result = await self._in_time(op, request.ring_version, context, _Batches(self._backend, self._batches))
+            response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
+            check_answer(response)
         except StoreError as error:
             await abort(context, error)
-        return kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
+        return response
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
-        session = Session(self._backend, self._env.clock, UNARY_BYTES_MAX, took=self.histograms["Execute"])
+        session = _frames(self, "Execute", UNARY_BYTES_MAX)
         try:
             session.accept(request)
             await session.wait_all_done()
             answers = kv_pb2.Answers()
             for part in session.take():
                 answers.MergeFrom(part)
-            return answers
+            check_answer(answers)
+        except StoreError as error:
+            await abort(context, error)
         finally:
             session.close()
+        return answers
 
     async def Session(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, requests: AsyncIterator[kv_pb2.Frame], context: Context
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = Session(self._backend, self._env.clock, unsent=self._unsent, took=self.histograms["Session"])
+        session = _frames(self, "Session", UNSENT_BYTES_MAX)
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
@@ -156,6 +163,8 @@ class KV(kv_pb2_grpc.KVServicer):
                     await place.wait_read(context.write(page))
         except StoreError as error:
             await abort(context, error)
+        except grpc.aio.BaseError as error:
+            logger.debug("the client of a scan is gone: %r", error)
 
     async def Watch(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
         self, request: kv_pb2.WatchRequest, context: Context
@@ -166,6 +175,8 @@ class KV(kv_pb2_grpc.KVServicer):
             await send_watch(self._feeds, request, context)
         except StoreError as error:
             await abort(context, error)
+        except grpc.aio.BaseError as error:
+            logger.debug("the client of a watch is gone: %r", error)
 
     async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
         return await self._topologies.wait(request.known, request.wait_ms)
@@ -175,15 +186,15 @@ class KV(kv_pb2_grpc.KVServicer):
         progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
         return {"progress": progress, "ring_version": ring.routed}
 
-    async def _in_time(self, op: Op, ring_version: int, context: Context) -> Result:
+    async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
         now = self._env.clock.now
-        begun = now()
+        begun, backend = now(), backend or self._backend
         try:
             if context.time_remaining() is not None:
-                return await ask(self._backend, op, ring_version=ring_version)
+                return await ask(backend, op, ring_version=ring_version)
             async with asyncio.timeout(TIMEOUT_DEFAULT_MS / 1000):
-                return await ask(self._backend, op, ring_version=ring_version)
+                return await ask(backend, op, ring_version=ring_version)
         except TimeoutError:
             kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
             raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
@@ -191,11 +202,35 @@ class KV(kv_pb2_grpc.KVServicer):
             self.histograms[_METHODS[op[0]]].add(now() - begun)
 
 
+class _Batches:
+    """Stands before the backend where batches come one by one."""
+
+    def __init__(self, backend: Backend, room: BatchRoom) -> None:
+        self._backend, self._room = backend, room
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        """Raises Overloaded."""
+        self._backend.submit(op, self._room.sink(op, sink), token, ring_version, partition)
+
+
 def _token(token: Mapping[str, int], partition: str) -> int:
     """What a session token says of a partition. Raises InvalidRequest."""
     sequence = token.get(partition, 0)
     check_numbers(sequence)
     return sequence
+
+
+def _frames(kv: KV, method: str, unsent_bytes_max: int) -> Session:
+    return Session(
+        kv._backend,
+        kv._env.clock,
+        unsent_bytes_max,
+        unsent=kv._unsent,
+        batches=kv._batches,
+        took=kv.histograms[method],
+    )
 
 
 async def _send(session: Session, context: Context) -> None:

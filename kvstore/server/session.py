@@ -17,6 +17,7 @@ from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.answers import Outbox
 from kvstore.server.backend import Backend
+from kvstore.server.batch_room import BatchRoom, read_bytes
 from kvstore.server.frames import OPERATIONS_MAX, check_one_partition, ops_of
 from kvstore.types import PartitionId
 
@@ -25,7 +26,7 @@ OPEN_MAX = 16_384
 OPEN_BYTES_MAX = 16 << 20
 """The same for the bytes of their frames."""
 UNSENT_BYTES_MAX = 16 << 20
-"""Of answers that wait to be sent. Beyond this reads are refused: they can be asked again."""
+"""Of answers that wait to be sent. Beyond this reads, and batches that read, are refused: they can be asked again."""
 UNSENT_TOGETHER_BYTES_MAX = 256 << 20
 """The same of all streams: each may have an eighth of what the others leave, so that many slow readers never leave
 nothing; one value it may always have."""
@@ -33,6 +34,7 @@ UNARY_BYTES_MAX = 2 << 20
 """The same for a unary frame, whose answers are one message."""
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
+_BATCH = int(Code.BATCH)
 _KEYLESS = frozenset({Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE})
 """What goes to the partition that its lane names."""
 _READS = frozenset({Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT})
@@ -61,6 +63,7 @@ class Session:
         unsent_bytes_max: int = UNSENT_BYTES_MAX,
         *,
         unsent: Unsent | None = None,
+        batches: BatchRoom | None = None,
         took: Histogram | None = None,
     ) -> None:
         """`took` gets the seconds from a lane's arrival to its last answer."""
@@ -68,6 +71,7 @@ class Session:
         self._took = took if took is not None else Histogram(1e-6)
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent = unsent if unsent is not None else Unsent()
+        self._batches = batches if batches is not None else BatchRoom()
         self._counted = 0
         """What `_unsent` counts of this one."""
         self._outbox = Outbox()
@@ -106,21 +110,25 @@ class Session:
         sink.timer = asyncio.get_running_loop().call_later(timeout, sink.expire)
         submit = self._backend.submit
         for token, op in enumerate(ops):
-            error = op if isinstance(op, StoreError) else self._fault_or_none(op)
-            if error is not None:
-                sink.complete(token, error)
+            if isinstance(op, StoreError):
+                sink.complete(token, op)
+            elif op[0] == _BATCH:
+                self._submit_batch(op, sink, token, ring_version)
             else:
-                submit(op, sink, token, ring_version, partition if op[0] in _KEYLESS else None)  # type: ignore[index,arg-type]
+                submit(op, sink, token, ring_version, partition if op[0] in _KEYLESS else None)
         sink.flush()
 
-    def _fault_or_none(self, op: Op) -> StoreError | None:
-        if op[0] != Code.BATCH:
-            return None
+    def _submit_batch(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
         try:
             check_one_partition(op, self._backend.topology.ring.partition_of)
-        except InvalidRequest as error:
-            return error
-        return None
+            held = self._outbox.bytes
+            if held and (held >= self._unsent_bytes_max or held >= self._unsent.share) and read_bytes(op):
+                raise _FULL
+            sink = self._batches.sink(op, lane)
+        except (InvalidRequest, Overloaded) as error:
+            lane.complete(token, error)
+            return
+        self._backend.submit(op, sink, token, ring_version)
 
     def answer(
         self, number: int, partition: str, op: Op | StoreError, result: Result | StoreError, ring_version: int

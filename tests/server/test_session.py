@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
+from kvstore.server.batch_room import BatchRoom
 from kvstore.server.session import Session, Unsent
 from tests.server.backends import one_server
 from tests.waiting import PATIENCE_S
@@ -46,3 +48,47 @@ async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -
         sessions[0].accept(frame)
         sessions[0].close()
         assert unsent.bytes == 0
+
+
+def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
+    operations = [kv_pb2.Operation(code=kv_pb2.GET, key=key), kv_pb2.Operation(code=kv_pb2.PUT, key=b"{key}2")]
+    options = [kv_pb2.Options(operations=operations)]
+    return kv_pb2.Frame(lanes=[kv_pb2.Lane(first=first, keys=[key], codes=[kv_pb2.BATCH], options=options)])
+
+
+async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        room = BatchRoom(2 * VALUE_BYTES_MAX)
+        sessions = [Session(backend, env.clock, batches=room) for _ in range(3)]
+        backend.hold()
+        for session in sessions:
+            session.accept(reading_batch(1))
+        assert room.bytes == 2 * VALUE_BYTES_MAX
+        sessions[0].close()
+        assert room.bytes == 2 * VALUE_BYTES_MAX, "whoever goes away takes nothing back"
+        (answers,) = sessions[2].take()
+        assert [each.reason for each in answers.failures] == ["OVERLOADED"]
+        writes = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=2, keys=[b"key"], values=[b"v"], codes=[kv_pb2.PUT])])
+        sessions[2].accept(writes)
+        backend.let_go()
+        for session in sessions:
+            await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        assert room.bytes == 0
+        sessions[2].accept(reading_batch(3))
+        await asyncio.wait_for(sessions[2].wait_all_done(), PATIENCE_S)
+        (answers,) = sessions[2].take()
+        assert not answers.failures
+
+
+async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock, 1000)
+        write = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
+        session.accept(kv_pb2.Frame(lanes=[write]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        for first in (2, 3):
+            session.accept(reading_batch(first))
+            await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        assert [each.number for each in answers.results] == [2]
+        assert [(list(each.numbers), each.reason) for each in answers.failures] == [([3], "OVERLOADED")]
