@@ -16,6 +16,7 @@ from kvstore.client.config import ClientConfig
 from kvstore.client.operations import Operation
 from kvstore.client.routing import Routing
 from kvstore.env.caller import CallerEnv
+from kvstore.env.events import is_cancelled
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
@@ -98,8 +99,7 @@ class Link:
         except _FAILURES as error:
             raise Unavailable(f"{self.address} gives no topology: {_text(error)}") from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.state is not State.DOWN or (task is not None and task.cancelling()):
+            if self.state is not State.DOWN or is_cancelled():
                 raise
             # Nobody cancelled us: a channel that closes does it to whoever waits for a call on it.
             raise Unavailable(f"{self.address} is gone") from None

@@ -13,6 +13,7 @@ from kvstore.backoff import delays
 from kvstore.client.config import ClientConfig
 from kvstore.client.watching import Change, Reading, is_final
 from kvstore.env.caller import CallerEnv
+from kvstore.env.events import is_cancelled
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
@@ -101,8 +102,7 @@ class AsyncWatch:
         except grpc.RpcError as error:
             raise from_rpc_error(error) from None
         except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._closed and (task is None or not task.cancelling()):
+            if self._closed and not is_cancelled():
                 raise Unavailable("the watch is closed") from None
             await self._hang_up()  # gRPC has ended the call together with the wait for it
             raise

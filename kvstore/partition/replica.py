@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import closing
 from typing import assert_never
 
 from kvstore.env import Env, Task
-from kvstore.env.events import wait_within
+from kvstore.env.events import end_task, wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError, Unavailable
 from kvstore.partition import steps
 from kvstore.partition.answers import Nobody
@@ -305,18 +305,18 @@ class Replica:
     # ── the leader's znode and the other replicas ─────────────────────────────────────────────────────────────────────
 
     async def _watch_leader(self) -> None:
-        self._claims.watch_leader(self._reread.set)
         prepared = False
-        while True:
-            self._reread.clear()
-            try:
-                if not prepared:
-                    await self._claims.prepare()
-                    prepared = True
-                self._feed(steps.LeaderRead(*await self._claims.leader_seen(self._nonce)))
-            except MetadataError as error:
-                log.debug("partition=%s leader znode not read: %r", self._partition, error)
-            await wait_within(self._reread, REREAD_S)
+        with closing(self._claims.watch_leader(self._reread.set)):
+            while True:
+                self._reread.clear()
+                try:
+                    if not prepared:
+                        await self._claims.prepare()
+                        prepared = True
+                    self._feed(steps.LeaderRead(*await self._claims.leader_seen(self._nonce)))
+                except MetadataError as error:
+                    log.debug("partition=%s leader znode not read: %r", self._partition, error)
+                await wait_within(self._reread, REREAD_S)
 
     async def _publish(self) -> None:
         while True:
@@ -356,9 +356,7 @@ class Replica:
     async def _stop_tail(self) -> None:
         tailing, self._tailing = self._tailing, None
         if tailing is not None:
-            tailing.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await tailing
+            await end_task(tailing)
 
     async def _open(self) -> None:
         opened = False

@@ -2,7 +2,9 @@
 
 import asyncio
 
-from kvstore.env.events import wait_within
+import pytest
+
+from kvstore.env.events import end_task, wait_within
 
 
 async def test_what_has_happened_is_told_at_once() -> None:
@@ -27,3 +29,24 @@ async def test_a_cancel_is_no_end_of_the_time() -> None:
     waiting.cancel()
     await asyncio.wait([waiting])
     assert waiting.cancelled()
+
+
+async def test_whoever_ends_a_task_goes_on_and_is_cancelled_only_itself() -> None:
+    async def ends_slowly() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+
+    for is_cancelled in (False, True):
+        task = asyncio.ensure_future(ends_slowly())
+        await asyncio.sleep(0)
+        ending = asyncio.ensure_future(end_task(task))
+        await asyncio.sleep(0)
+        if is_cancelled:
+            ending.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await ending
+        else:
+            await ending
+        assert task.cancelled()
