@@ -63,7 +63,12 @@ def _add(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
     if len(set(names)) != len(names):
         raise ValueError(f"want each partition once, got {', '.join(names)}")
     may_hold = {server: zone for server, zone in servers.items() if server not in ring.draining}
-    replicas = request.replicas or min(usual_replicas(ring), len(may_hold))
+    replicas = request.replicas or usual_replicas(ring)
+    if not request.replicas and replicas > len(may_hold):  # fewer would stay fewer when the others are back
+        raise ValueError(
+            f"want {replicas} replicas as others have, but {len(may_hold)} servers can hold one now: start more, "
+            "or say how many replicas"
+        )
     members = place_members(names, may_hold, replicas, ring.partitions.values(), PartitionState.JOINING)
     return plans.join(ring, members, now_ms=now_ms)
 

@@ -240,7 +240,8 @@ def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[Server
         return undrain
     newcomer = ServerId(request.newcomer)
     if newcomer not in servers:
-        raise InvalidRequest(f"want one of the servers that are up, {', '.join(sorted(servers))}, got {newcomer!r}")
+        takers = ", ".join(sorted(servers))
+        raise InvalidRequest(f"want one of the servers that are up and not draining, {takers}, got {newcomer!r}")
     partition, leaving = PartitionId(request.partition), ServerId(request.leaving)
 
     def begin(ring: Ring) -> Ring:

@@ -130,6 +130,18 @@ async def test_a_partition_that_does_not_answer_is_left_out_of_the_estimate(
     assert answer.keys == pytest.approx(1000, abs=16)
 
 
+async def test_a_new_partition_has_not_fewer_replicas_than_others_since_a_server_is_away(
+    admin: RingAdmin, node: Node
+) -> None:
+    away = node.topology.servers.pop(ServerId("n3"))
+    with pytest.raises(InvalidRequest, match="want 3 replicas as others have, but 2 servers can hold one now"):
+        await admin.change(Action(action=Action.ADD, partitions=["p4"]))
+    await admin.change(Action(action=Action.ADD, partitions=["p4"], replicas=2))
+    node.topology.servers[ServerId("n3")] = away
+    await admin.change(Action(action=Action.ADD, partitions=["p5"]))
+    assert [len(node.ring.partitions[PartitionId(each)].replicas) for each in ("p4", "p5")] == [2, 3]
+
+
 async def test_the_size_of_records_is_seen_also_where_the_last_range_of_a_partition_is_empty(
     admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -248,7 +260,7 @@ async def test_what_is_copied_of_open_moves_counts_as_progress(admin: RingAdmin,
 
 
 async def test_a_replica_moves_to_a_server_that_is_up(admin: RingAdmin, node: Node) -> None:
-    with pytest.raises(InvalidRequest, match="want one of the servers that are up, n1, n2, n3, got 'n4'"):
+    with pytest.raises(InvalidRequest, match="up and not draining, n1, n2, n3, got 'n4'"):
         await admin.change_replicas(admin_pb2.ChangeReplicasRequest(partition="p1", newcomer="n4", leaving="n1"))
     node.topology.servers[ServerId("n4")] = Endpoint("n4:1", "n4:2", "n4:3", "")
     await ensure_path(node.store, paths.partition_replicas(P1))
