@@ -41,14 +41,14 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
             return 0
         stored = _read(baseline)
         unlike = differences(stored, document)
-    except (OSError, ValueError, KeyError) as error:
+        lines = [] if unlike else compare(stored, document, tolerance)
+    except (OSError, ValueError, KeyError, TypeError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         print(f"cannot compare {results} with {baseline}: {told}", file=sys.stderr)
         return 2
     if unlike:
         print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)
         return 2
-    lines = compare(stored, document, tolerance)
     print(as_table([line.row() for line in lines]))
     fallen = [line.figure for line in lines if line.is_fallen]
     if fallen:

@@ -97,6 +97,9 @@ def test_the_command_ends_with_1_on_a_fall_and_2_if_it_cannot_compare(
     assert "per_s" in capsys.readouterr().err
     results.write_text(json.dumps(changed("options", rate=9.0)))
     assert run_compare(results, baseline, Tolerance()) == 2
+    for unfit in ({key: value for key, value in RUN.items() if key != "total"}, []):
+        results.write_text(json.dumps(unfit))
+        assert run_compare(results, baseline, Tolerance()) == 2
     baseline.write_text('{"format": 99}')
     assert run_compare(results, baseline, Tolerance()) == 2
 
