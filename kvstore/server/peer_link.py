@@ -119,7 +119,10 @@ class Link:
         return len(self._pending)
 
     async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
-        """One call between replicas. Raises Overloaded, OutcomeUnknown, and what the other side raised."""
+        """One call between replicas. Raises Overloaded, OutcomeUnknown, Unavailable if it was lost since it was opened,
+        and what the other side raised."""
+        if not self.is_open:
+            raise Unavailable(f"the link to {self.server} was lost")
         if len(self._calls) >= CALLS_MAX:
             raise Overloaded(f"{CALLS_MAX} calls to {self.server} are under way")
         self._count += 1

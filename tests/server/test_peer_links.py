@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvstore.errors import NotLeader, OutcomeUnknown
+from kvstore.errors import NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition import commands
 from kvstore.server import peer_frames, peer_link
 from kvstore.server.peer_frames import Frames, Lane, Operations, Results
@@ -183,6 +183,17 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
         link._sweep()
     assert stream.is_aborted, "the other side is silent while this one looks"
     link.connection_lost(None)
+
+
+async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
+    """To write to it would end the process."""
+    link, stream = Link(cast(Any, Links()), N2), Stream()
+    link.connection_made(cast(Any, stream))
+    link.data_received(b"+OK\r\n")
+    await link.opened
+    link.connection_lost(None)
+    with pytest.raises(Unavailable):
+        await link.call(P1, "ask", b"", 0.0)
 
 
 class Links:
