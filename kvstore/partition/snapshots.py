@@ -38,6 +38,7 @@ class Exports:
         self._state, self._clock = state, clock
         self._open: dict[str, tuple[Export, float]] = {}
         self._count = 0
+        self._look: asyncio.TimerHandle | None = None
         self.served = 0
 
     def begin(self) -> bytes:
@@ -50,6 +51,8 @@ class Exports:
         self._count += 1
         number = str(self._count)
         self._open[number] = (Export(self._state), self._clock.now())
+        if self._look is None:
+            self._look_later()
         return orjson.dumps({"export": number, "seq": self._state.seq})
 
     def next(self, number: str) -> bytes:
@@ -64,17 +67,30 @@ class Exports:
             raise InvalidRequest(
                 f"export {number!r} has ended: this replica's state was replaced; begin again"
             ) from None
-        if chunk is None:
+        assert chunk is not None, "an export that has ended is closed"
+        if export.has_ended:
             self._close(number)
             self.served += 1
-            return b""
-        self._open[number] = (export, self._clock.now())
+        else:
+            self._open[number] = (export, self._clock.now())
         return chunk
 
     def close(self) -> None:
         """Close all of them."""
+        if self._look is not None:
+            self._look.cancel()
         for number in list(self._open):
             self._close(number)
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(IDLE_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """Whoever asked may be gone, and nobody else may ever begin."""
+        self._look = None
+        self._drop_idle()
+        if self._open:
+            self._look_later()
 
     def _drop_idle(self) -> None:
         for number, (_, asked) in list(self._open.items()):

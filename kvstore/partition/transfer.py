@@ -46,12 +46,13 @@ class Export:
             [(META_KEY, meta)],
         )
         self._crc = 0
-        self._ended = False
+        self.has_ended = False
+        """The last chunk was given."""
 
     def next_chunk(self, limit_bytes: int) -> bytes | None:
         """The next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk. Raises
         ViewClosed if the state has been replaced meanwhile."""
-        if self._ended:
+        if self.has_ended:
             return None
         chunk = entry_pb2.Chunk(format=FORMAT)
         size = 0
@@ -62,14 +63,14 @@ class Export:
             self._crc = crc32c(value, crc32c(key, self._crc))
             size += len(key) + len(value)
             if key == META_KEY:
-                self._ended = chunk.last = True
+                self.has_ended = chunk.last = True
                 break
         chunk.crc = self._crc
         return chunk.SerializeToString()
 
     def close(self) -> None:
         """Give the engine its space back."""
-        self._ended = True
+        self.has_ended = True
         self._rows = iter(())
         self._view.close()
 

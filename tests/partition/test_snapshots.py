@@ -5,6 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
+from kvstore.env.clock import SystemClock
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.partition import snapshots
 from kvstore.partition.election import Published
@@ -15,6 +16,7 @@ from kvstore.partition.state import State
 from kvstore.partition.transfer import Import
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.partition.effects import P1, Writer, state_over
+from tests.waiting import wait_until
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
 
@@ -135,7 +137,28 @@ async def test_an_install_that_breaks_off_leaves_an_empty_state(source: State) -
     assert (target.position, target.seq, target.get(b"k1")) == (None, 0, None)
 
 
-def test_exports_are_bounded_and_idle_ones_make_room(source: State) -> None:
+async def test_an_export_is_closed_with_its_last_chunk(source: State) -> None:
+    """It holds the engine's space, and whoever installs asks for nothing behind it."""
+    exports = Exports(source, StillClock())
+    for served in (1, 2, 3):
+        await install(OneReplica(exports), P1, A, empty())
+        assert (exports.served, len(exports._open)) == (served, 0)
+
+
+async def test_an_export_that_nobody_asks_of_is_closed_also_if_none_is_begun(
+    source: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "IDLE_S", 0.01)
+    exports = Exports(source, SystemClock())
+    exports.begin()
+
+    async def is_closed() -> bool:
+        return not exports._open
+
+    await wait_until(is_closed)
+
+
+async def test_exports_are_bounded_and_idle_ones_make_room(source: State) -> None:
     clock = StillClock()
     exports = Exports(source, clock)
     exports.begin()
@@ -146,6 +169,7 @@ def test_exports_are_bounded_and_idle_ones_make_room(source: State) -> None:
     exports.begin()
     with pytest.raises(InvalidRequest, match="begin again"):
         exports.next("1")
+    exports.close()
 
 
 def test_an_empty_replica_has_nothing_to_export() -> None:
