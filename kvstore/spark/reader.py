@@ -6,16 +6,15 @@ replica that keeps the moment will do; one that fails is replaced within the tas
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.pinned import PinnedStore
 from kvstore.errors import NoSuchPin
-from kvstore.spark.filters import Wanted, push
+from kvstore.spark.filters import Wanted
 from kvstore.spark.options import ReadOptions
 from kvstore.spark.pins import explained, kept_alive, renew_or_explain
 from kvstore.spark.splits import Piece, Work, plan
@@ -23,14 +22,16 @@ from kvstore.spark.splits import Piece, Work, plan
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
-PUSHES = "pyspark.sql.worker.data_source_pushdown_filters"
-"""The program in which Spark asks for filters. Elsewhere a reader that takes filters is an error."""
-
 
 class PinnedReader(DataSourceReader):
-    """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open."""
+    """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open.
 
-    def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, pinned_at: float) -> None:
+    It takes no filters: Spark up to 4.3.0 keeps what a reader with filters gave for all later scans of the data frame,
+    also for those without these filters, which then miss rows.
+    """
+
+    def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> None:
+        """`pinned_at`: when the pin was made, by the wall clock."""
         self._config, self._store, self._options = config, store, options
         self._wanted = Wanted(options.keys)
         self._pinned_at = pinned_at
@@ -68,22 +69,3 @@ class PinnedReader(DataSourceReader):
             batch = batch_of(page, piece.split.partition, options.columns)
             if batch.num_rows:
                 yield batch
-
-
-class FilteringReader(PinnedReader):
-    """The same where Spark hands over filters."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._wanted, left = push(self._wanted, filters)
-        return left
-
-
-def reader_of(config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> PinnedReader:
-    """`pinned_at`: when the pin was made, by the wall clock."""
-    kind = FilteringReader if PUSHES in _programs() else PinnedReader
-    return kind(config, store, options, pinned_at)
-
-
-def _programs() -> set[str]:
-    main = getattr(sys.modules["__main__"], "__spec__", None)
-    return {*sys.modules, main.name if main is not None else ""}
