@@ -77,6 +77,8 @@ def _move(ring: Ring, request: Request, now_ms: int) -> Ring:
     target = PartitionId(request.target)
     if request.HasField("first") and request.HasField("last"):
         return plans.shift_range(ring, request.first, request.last, target, now_ms=now_ms)
+    if not 0 < request.share <= 1:  # also what is no number
+        raise ValueError(f"want a share of the ring above 0 and at most 1, got {request.share:g}")
     size = round(request.share * TOKENS)
     return plans.shift(ring, PartitionId(request.source), target, size, now_ms=now_ms)
 

@@ -315,6 +315,8 @@ def test_new_names_follow_the_largest_that_was_ever_used() -> None:
         ({"action": Action.MOVE, "source": "p1", "target": "p1", "share": 0.1}, "want another target"),
         ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": 0.9}, "tokens of p1 to move"),
         ({"action": Action.MOVE, "source": "p1", "target": "p9", "share": 0.1}, "got p9"),
+        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("nan")}, "want a share of the ring"),
+        ({"action": Action.MOVE, "source": "p1", "target": "p2", "share": float("inf")}, "want a share of the ring"),
         ({"action": Action.MOVE, "target": "p2", "first": 9, "last": 3}, "want first <= last"),
         ({"action": Action.CANCEL}, "no move is open"),
         ({"action": Action.CANCEL, "moves": [7]}, "move 7 is not under way"),
