@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
+import signal
 import sys
 import tempfile
 import threading
@@ -144,6 +146,7 @@ def spark(
         master = f"local[*,{ATTEMPTS}]"
     niceness = niceness if master.startswith("local") else 0
     progress("starting Spark", 0, None)
+    on_interrupt = signal.getsignal(signal.SIGINT)
     with aside() as said:
         try:
             session = open_session("kvstore snapshot", master=master, settings=settings, niceness=niceness)
@@ -151,11 +154,24 @@ def spark(
             raise
         except Exception as error:  # whatever the launcher and the JVM raise
             raise Unavailable(f"Spark does not start at {master}: {last_line(said()) or error}") from error
+    signal.signal(signal.SIGINT, on_interrupt)  # Spark's own calls the JVM amid another call to it, and both fail
+    _quiet_py4j()
     session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
+    is_interrupted = False
     try:
         yield session
+    except KeyboardInterrupt:
+        is_interrupted = True  # perhaps amid a call: the JVM answers no other one, and ends with this process
+        raise
     finally:
-        session.stop()
+        if not is_interrupted:
+            session.stop()
+
+
+def _quiet_py4j() -> None:
+    """It logs each call that is interrupted, with its stack, and that the JVM has ended."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
 
 
 @contextmanager

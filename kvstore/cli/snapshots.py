@@ -258,7 +258,7 @@ def prune(
             for number, manifest in enumerate(going):
                 progress("removing", number, len(going))
                 store.remove(manifest.id)
-            store.remove_remains(remains)
+            remains = store.remove_remains(remains)
     names = [each.id for each in going]
     if json:
         print(as_json({"removed": names, "remains": [each.name for each in remains], "dry_run": dry_run}))

@@ -21,7 +21,7 @@ from kvstore.client.pinned import renew_pin, unpin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
 from kvstore.spark.snapshots.planning import Wanted, pin_name, plan_snapshot
-from kvstore.spark.snapshots.store import WORK, SnapshotStore
+from kvstore.spark.snapshots.store import WORK, SnapshotStore, room_at
 from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
 from kvstore.spark.snapshots.work import Piece, Plan, Work
 
@@ -44,10 +44,17 @@ class Progress(Protocol):
 def create(store: SnapshotStore, wanted: Wanted, session: SparkSession, progress: Progress) -> Manifest:
     """A new snapshot in `store`. Raises StoreError, OSError: then there is none, and what was done may be gone on with
     by the next call that wants the same."""
-    store.root.mkdir(parents=True, exist_ok=True)
-    progress("starting workers", 0, None)
-    wake(session)
-    work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
+    with room_at(store.root):
+        store.root.mkdir(parents=True, exist_ok=True)
+        progress("starting workers", 0, None)
+        wake(session)
+        work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
+        return _finished(store, work, plan, wanted, session, progress)
+
+
+def _finished(
+    store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, session: SparkSession, progress: Progress
+) -> Manifest:
     try:
         manifest = _make(store, work, plan, wanted, session, progress)
     except (NoSuchPin, PositionTrimmed, InvalidRequest):

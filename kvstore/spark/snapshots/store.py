@@ -9,10 +9,12 @@ The directory may be on any file system that driver and executors see under the 
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
@@ -122,13 +124,14 @@ class SnapshotStore:
         """Those with which nobody can go on any more: their drivers are gone, and so are their pins."""
         return [each for each in self.remains() if each.name.startswith(GONE) or _age_s(each, now_s) > RESUMABLE_S]
 
-    def remove_remains(self, folders: Iterable[Path]) -> None:
-        """Remove them, but for those that a driver holds."""
+    def remove_remains(self, folders: Iterable[Path]) -> list[Path]:
+        """Remove them, but for those that a driver holds or another user has left. Returns what is gone."""
         for folder in folders:
             lock = lock_or_none(folder)
             if lock is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
+        return [folder for folder in folders if not folder.exists()]
 
 
 def _age_s(path: Path, now_s: float) -> float:
@@ -138,11 +141,32 @@ def _age_s(path: Path, now_s: float) -> float:
         return 0.0
 
 
+@contextmanager
+def room_at(path: Path) -> Iterator[None]:
+    """Raises ConfigError, which says what to do, when the disk of `path` is full."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise ConfigError(
+            f"no space left at {path}: make room there, and the same command goes on with what is finished"
+        ) from None
+
+
+def lock_or_raise(folder: Path) -> int:
+    """A lock that ends with this process. Raises OSError."""
+    lock = lock_or_none(folder)
+    if lock is None:  # a driver that began just now took the folder for what a killed one has left
+        raise BlockingIOError(errno.EAGAIN, "another snapshot is being begun here, try again", str(folder))
+    return lock
+
+
 def lock_or_none(folder: Path) -> int | None:
-    """A lock that ends with this process; None if another one has it, or the folder is gone."""
+    """A lock that ends with this process; None if another one has it, the folder is another user's, or gone."""
     try:
         lock = os.open(folder / "lock", os.O_CREAT | os.O_RDWR, 0o644)
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return None
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -91,7 +91,8 @@ class TableWriter:
         """Remove what was written."""
         with suppress(Exception):  # it would end itself later, into a file that is closed by then
             self._writer.close()
-        self._file.close()
+        with suppress(OSError):  # a full disk takes no buffer either
+            self._file.close()
         self._path.unlink(missing_ok=True)
 
     def _flush(self) -> None:

@@ -22,7 +22,7 @@ from kvstore.client.pinned_read import read_pinned
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
 from kvstore.spark.snapshots.manifest import DataFile, Kind
-from kvstore.spark.snapshots.store import write_durably
+from kvstore.spark.snapshots.store import room_at, write_durably
 from kvstore.spark.snapshots.table import TableWriter, columns_of
 from kvstore.spark.snapshots.work import Piece, note_of
 from kvstore.types import Position
@@ -61,16 +61,18 @@ def load_libraries(_: object) -> None:
 
 def write_piece(job: Job, piece: Piece) -> DataFile:
     """The finished file, named as it stands among the attempts. What a failed attempt wrote is removed."""
-    path = Path(job.attempts) / f"{piece.name}.{uuid4().hex}.parquet"
-    writer = TableWriter(path, piece.partition, compression=job.compression)
-    try:
-        for batch in paced(batches(job, piece), job.bytes_per_s):
-            writer.write(batch)
-        file = writer.close(path.name)
-        write_durably(path.with_suffix(".json"), note_of(file))
-    except BaseException:
-        writer.abandon()
-        raise
+    attempts = Path(job.attempts)
+    path = attempts / f"{piece.name}.{uuid4().hex}.parquet"
+    with room_at(attempts.parent.parent):
+        writer = TableWriter(path, piece.partition, compression=job.compression)
+        try:
+            for batch in paced(batches(job, piece), job.bytes_per_s):
+                writer.write(batch)
+            file = writer.close(path.name)
+            write_durably(path.with_suffix(".json"), note_of(file))
+        except BaseException:
+            writer.abandon()
+            raise
     return file
 
 

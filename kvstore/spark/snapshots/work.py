@@ -19,7 +19,7 @@ from kvstore.errors import Corrupted
 from kvstore.meta import codec
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest, Place
-from kvstore.spark.snapshots.store import SnapshotStore, lock_or_none, write_durably
+from kvstore.spark.snapshots.store import SnapshotStore, lock_or_none, lock_or_raise, write_durably
 from kvstore.spark.snapshots.table import sha256_of
 
 PLAN, ATTEMPTS, READY = "plan.json", "attempts", "ready"
@@ -70,13 +70,15 @@ class Work:
 
     @classmethod
     def begin(cls, store: SnapshotStore, plan: Plan) -> Work:
-        """Raises OSError."""
-        folder = store.work(plan.id)
-        (folder / ATTEMPTS).mkdir(parents=True)
-        lock = lock_or_none(folder)
-        assert lock is not None, folder
-        work = cls(folder, lock)
-        write_durably(folder / PLAN, codec.encode(plan))
+        """Raises OSError: then nothing is left."""
+        work = cls(store.work(plan.id), -1)
+        try:
+            work.attempts.mkdir(parents=True)
+            work._lock = lock_or_raise(work.folder)
+            write_durably(work.folder / PLAN, codec.encode(plan))
+        except OSError:
+            work.remove()
+            raise
         return work
 
     @classmethod

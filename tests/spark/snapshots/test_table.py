@@ -1,6 +1,7 @@
 """Rows into Parquet and back, in bounded memory, with every page checked."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -51,6 +52,18 @@ def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPath
     )
     data = path.read_bytes()
     assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest()) == sha256_of(path)
+
+
+def test_what_a_full_disk_did_not_take_is_removed(tmp_path: Path) -> None:
+    path = tmp_path / "x.parquet"
+    writer = TableWriter(path, "p1")
+    with open("/dev/full", "wb") as full:
+        os.dup2(full.fileno(), writer._file.fileno())
+    writer.write(batch([(b"k", b"v", 1, 1, 1, 0)]))
+    with pytest.raises(OSError, match="No space left"):
+        writer.close("data/x.parquet")
+    writer.abandon()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_expiry_of_zero_is_none() -> None:

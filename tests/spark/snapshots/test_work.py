@@ -1,5 +1,6 @@
 """Work that is half done looks like no snapshot, and whoever goes on with it trusts only what is whole."""
 
+import errno
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from kvstore.client.config import ClientConfig
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 from kvstore.spark.snapshots import store as stores
+from kvstore.spark.snapshots import tasks
+from kvstore.spark.snapshots import work as works
 from kvstore.spark.snapshots.create import resumed_or_none
 from kvstore.spark.snapshots.manifest import NAME, DataFile, Kind
 from kvstore.spark.snapshots.planning import Wanted
@@ -61,6 +64,56 @@ def test_a_snapshot_is_published_whole_with_one_attempt_of_each_piece(store: Sna
     assert store.load("s1") == manifest
     assert sorted(os.listdir(store.folder("s1") / "data")) == ["p1-00000.parquet", "p2-00000.parquet"]
     assert os.listdir(store.root) == ["s1"]
+
+
+def full_disk(*_: object) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_work_that_a_full_disk_did_not_let_begin_leaves_nothing(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(works, "write_durably", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        Work.begin(store, PLAN)
+    assert list(store.root.iterdir()) == []
+
+
+def test_a_task_on_a_full_disk_says_what_to_do(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = Work.begin(store, PLAN)
+    job = tasks.Job(
+        attempts=str(begun.attempts),
+        kind=Kind.FULL,
+        pin=PLAN.pin,
+        positions={},
+        compression="zstd",
+        cluster=WANTED.cluster,
+    )
+    monkeypatch.setattr(tasks, "batches", lambda job, piece: iter(()))
+    monkeypatch.setattr(tasks, "write_durably", full_disk)
+    with pytest.raises(ConfigError, match=f"no space left at {store.root}: make room there, and the same command"):
+        tasks.write_piece(job, PIECES[0])
+    assert list(begun.attempts.iterdir()) == []
+
+
+def test_work_is_not_begun_in_a_folder_that_somebody_else_took(
+    store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who looks for what killed drivers have left sees it for a moment without a lock."""
+    monkeypatch.setattr(stores, "lock_or_none", lambda folder: None)
+    with pytest.raises(BlockingIOError, match="another snapshot is being begun here, try again"):
+        Work.begin(store, PLAN)
+
+
+def test_work_that_another_user_has_left_is_passed_over(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    Work.begin(store, PLAN).release()
+
+    def refuse(path: Path, *_: object) -> int:
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+    monkeypatch.setattr(stores.os, "open", refuse)
+    assert resumed_or_none(store, WANTED) is None
+    assert store.remove_remains(store.remains()) == []
 
 
 def test_a_file_that_the_driver_does_not_see_makes_no_snapshot(store: SnapshotStore) -> None:
