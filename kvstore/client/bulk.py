@@ -108,7 +108,8 @@ class Loader:
         self.written = 0
         """Rows that were written: put or deleted."""
         self.kept = 0
-        """Rows that were left out since their key was there."""
+        """Rows that were left out since their key was there. When a batch's outcome stayed unknown, also those that it
+        had written before it was repeated: nobody can tell."""
 
     async def __aenter__(self) -> Self:
         """Raises Unavailable if no endpoint answers in time."""

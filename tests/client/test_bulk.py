@@ -116,6 +116,28 @@ async def test_a_batch_of_unknown_outcome_is_written_again(servers: Servers) -> 
     assert servers.cluster.doubly_applied() == []
 
 
+async def test_what_a_batch_wrote_whose_outcome_stayed_unknown_counts_as_kept_and_never_as_written(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load = loader(servers, if_absent=True)
+    run, lost = load._conveyor.run, 0
+
+    async def losing(operation: Any, timeout_s: float | None) -> Any:
+        nonlocal lost
+        answer = await run(operation, timeout_s)
+        if not lost:
+            lost = len(operation.options.operations)
+            raise OutcomeUnknown("no outcome in time")
+        return answer
+
+    monkeypatch.setattr(load._conveyor, "run", losing)
+    async with load:
+        await load.add(rows(50))
+    assert stored(servers) == {row.key: row.value for row in rows(50)}
+    assert lost
+    assert (load.written, load.kept) == (50 - lost, lost)
+
+
 async def test_a_batch_that_a_new_ring_cuts_in_two_is_written_in_parts(servers: Servers) -> None:
     cluster = servers.cluster
 
