@@ -72,6 +72,20 @@ def test_a_driver_that_is_interrupted_leaves_no_process(cluster: Cluster, tmp_pa
         assert driver.returncode == 130
 
 
+def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with(
+    spark: SparkSession, cluster: Cluster, base: Base, tmp_path: Path
+) -> None:
+    store, full = SnapshotStore(tmp_path / "snapshots"), base[1]
+    log = tmp_path / "log"
+    words = ("create", "--to", str(store.root), "--split-mib", "0.1", "--rate", str(SLOW_MIB))
+    with running(cluster, log, *words) as driver:
+        wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
+        kill(driver, signal.SIGINT)
+        assert (driver.returncode, log.read_text()) == (130, "")
+    assert len(store.remains()) == 1
+    assert_right(cluster, store, create(store, wanted(cluster, instance=full.cluster), spark, lambda *_: None))
+
+
 def test_an_incremental_whose_driver_is_killed_is_gone_on_with(
     spark: SparkSession, cluster: Cluster, base: Base
 ) -> None:
