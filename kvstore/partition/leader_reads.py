@@ -26,6 +26,8 @@ Read = tuple[Op, Sink, int]
 
 AT_ONCE, AT_ONCE_LARGE = 32, 8
 """Reads before their size is looked at; the second while values are large."""
+STEPPING_MAX = 8
+"""Reads of several turns that go on beside each other: each takes a step of every turn. The others wait for them."""
 TURN_BYTES = 4 << 20
 """What is read in one turn of the event loop, once it has been seen that values are large."""
 _GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
@@ -67,11 +69,15 @@ class LeaderReads:
         self._leaseless: deque[_Waiting] = deque()
         self._under_way = 0
         """Reads that take several turns, or wait for a delete to be logged."""
+        self._stepping = 0
+        self._later: deque[tuple[Read, int]] = deque()
+        """Reads of several turns that may be answered, with the time that they see, and are not begun."""
+        self._is_begin_due = False
         self._renew = False
         self._at_once = AT_ONCE
 
     def __len__(self) -> int:
-        return len(self._arrived) + len(self._strict) + len(self._leaseless) + self._under_way
+        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
 
     @property
     def is_waiting(self) -> bool:
@@ -79,7 +85,7 @@ class LeaderReads:
 
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
-        if len(self._arrived) + len(self._leaseless) + len(self._strict) >= self._most:
+        if len(self._arrived) + len(self._leaseless) + len(self._strict) + len(self._later) >= self._most:
             return False
         self._arrived.append(read)
         return True
@@ -165,7 +171,8 @@ class LeaderReads:
     def stop(self, error: StoreError) -> None:
         """Refuse everything."""
         arrived, self._arrived = self._arrived, []
-        for _, sink, token in arrived:
+        later, self._later = self._later, deque()
+        for _, sink, token in (*arrived, *(read for read, _ in later)):
             self._answers.give(sink, token, error)
         for waiting in (self._strict, self._leaseless):
             while waiting:
@@ -197,14 +204,33 @@ class LeaderReads:
                 self._wake()
                 break
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
-        for read in reads:
-            if read[0][0] > _META:
-                tokens = scope(read[0], readable)
-                if tokens is None:
-                    self._answers.turn_away(*read, ELSEWHERE)
-                else:
-                    self._under_way += 1
-                    self._step(read, queries.steps(self._state, read[0], now_ms, tokens))
+        self._later.extend((read, now_ms) for read in reads if read[0][0] > _META)
+        if not self._is_begin_due:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin reads of several turns, not more than may go on beside each other. One that has waited reads the state
+        of this moment: what was acknowledged when it arrived is in that, and what it may ask for is looked at anew."""
+        self._is_begin_due = True
+        for _ in range(min(STEPPING_MAX - self._stepping, len(self._later))):
+            read, now_ms = self._later.popleft()
+            tokens = scope(read[0], self._custody.readable)
+            if tokens is None:
+                self._answers.turn_away(*read, ELSEWHERE)
+                self._wake()
+            else:
+                self._under_way += 1
+                self._stepping += 1
+                now_ms = max(now_ms, self._state.record_time_ms)
+                self._step(read, queries.steps(self._state, read[0], now_ms, tokens))
+        self._is_begin_due = False
+        if self._stepping < STEPPING_MAX:
+            self._begin_soon()
+
+    def _begin_soon(self) -> None:
+        if self._later and not self._is_begin_due:
+            self._is_begin_due = True
+            asyncio.get_running_loop().call_soon(self._begin)
 
     def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
         """Answer them. Returns how large their values are together."""
@@ -236,6 +262,8 @@ class LeaderReads:
             asyncio.get_running_loop().call_soon(self._step, read, steps)
             return
         self._under_way -= 1
+        self._stepping -= 1
+        self._begin_soon()
         if isinstance(result, Expired):
             self._log_deletes(result.keys, read)
         else:

@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, Unavailable
+from kvstore.partition import queries
 from kvstore.partition.commands import Level, count, get, meta, put, scan
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.entry import Kind
-from kvstore.partition.leader_reads import AT_ONCE, TURN_BYTES
+from kvstore.partition.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
 from kvstore.partition.reads import ReadGate
 from tests.partition.leading import Partition
 
@@ -306,3 +307,40 @@ def test_many_reads_of_small_values_take_one_turn(p: Partition) -> None:
     tokens = p.submit(*[get(b"a")] * 3 * AT_ONCE)
     assert [value(p.result(token)) for token in tokens] == [b"1"] * 3 * AT_ONCE
     assert flushes == 1
+
+
+def scans_begun(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many had begun, turn by turn of the event loop."""
+    begun: list[int] = [0]
+    steps = queries.steps
+
+    def counted(*args: Any) -> Any:
+        begun[-1] += 1
+        return steps(*args)
+
+    def turn() -> None:
+        begun.append(0)
+        p.loop.call_soon(turn)
+
+    monkeypatch.setattr(queries, "steps", counted)
+    p.loop.call_soon(turn)
+    return begun
+
+
+def test_a_turn_begins_few_scans_however_many_wait(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    p.do(put(b"b", b"2"))
+    begun = scans_begun(p, monkeypatch)
+    tokens = p.submit(*[scan(b"", b"", 10)] * 5 * STEPPING_MAX)
+    p.settle()
+    assert all([key for key, _ in p.result(token)[0]] == [b"a", b"b"] for token in tokens)
+    assert max(begun) <= STEPPING_MAX
+    assert sum(begun) == len(tokens)
+
+
+def test_scans_that_wait_are_refused_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaderReads, "_begin", lambda self: None)
+    tokens = p.submit(*[scan(b"", b"", 10)] * 3)
+    assert [p.result(token) for token in tokens] == ["waits"] * 3
+    p.leader.stop(NotLeader("p1"))
+    p.settle()
+    assert all(isinstance(p.result(token), NotLeader) for token in tokens)
