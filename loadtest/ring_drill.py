@@ -28,6 +28,7 @@ import psutil
 
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient
+from kvstore.env.real import run
 from kvstore.ring import TOKENS
 from loadtest import peers
 from loadtest.drill import keep_logs, shown
@@ -194,7 +195,7 @@ def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
             with running_cluster(folder, partitions=course.sizes[0], zookeepers=3) as cluster:
                 stage = RingStage(cluster, report, keys=course.keys, value_bytes=course.value_bytes, seed=seed)
                 stage.verdict = verdict
-                asyncio.run(_play(stage, course, only))
+                run(_play(stage, course, only))
         finally:
             keep_logs(folder, out.parent / "ring-logs")
             _write(out, report, verdict, began, seed)
