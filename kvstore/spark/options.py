@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
 RANGE = ("columns", "prefix", "start", "end", "keyEncoding")
-READ = (*WHERE, *RANGE, "pin", "pinTtl", "splitBytes", "pageBytes")
+READ = (*WHERE, *RANGE, "pin", "pinTtl", "splitBytes", "pageBytes", "pushFilters")
 STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "holdName", "holdTtl")
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
 WRITE = (*WHERE, "keyColumn", "valueColumn", "expiresColumn", "onConflict", "onNull", "batchRows", "batchBytes")
@@ -54,6 +54,14 @@ class OnNull(StrEnum):
 
     error = "error"
     delete = "delete"
+
+
+class PushFilters(StrEnum):
+    """Whether the store applies the conditions of a query."""
+
+    never = "never"
+    once = "once"
+    """The data frame is read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +105,7 @@ class ReadOptions:
     pin_ttl_s: float
     split_bytes: int
     page_bytes: int
+    push_filters: PushFilters
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +173,7 @@ def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOpti
         _seconds(options, "pinTtl", 600.0, least=10.0, most=86_400.0),
         _size(options, "splitBytes", 64 << 20, 1 << 16, 1 << 40),
         _size(options, "pageBytes", 1 << 20, 1 << 12, 2 << 20),
+        _choice(options, "pushFilters", PushFilters.never),
     )
 
 

@@ -12,8 +12,15 @@ from kvstore.client.pinned import PinnedStore
 from kvstore.errors import ConfigError, Overloaded, StoreError
 from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find
-from kvstore.spark.options import columns_of, is_for_a_stream, read_options, stream_options, write_options
-from kvstore.spark.reader import PinnedReader
+from kvstore.spark.options import (
+    PushFilters,
+    columns_of,
+    is_for_a_stream,
+    read_options,
+    stream_options,
+    write_options,
+)
+from kvstore.spark.reader import FilteringReader, PinnedReader
 from kvstore.spark.splits import decode
 from kvstore.spark.stream import ChangeReader
 from kvstore.spark.writer import BulkWriter, StreamWriter
@@ -69,7 +76,8 @@ class KvstoreSource(DataSource):
             raise self._failure
         if self._config is None or self._store is None:
             raise ConfigError("want no schema of your own: choose columns by the option columns, then cast them")
-        return PinnedReader(self._config, self._store, options, pinned_at=self._pinned_at)
+        kind = FilteringReader if options.push_filters is PushFilters.once else PinnedReader
+        return kind(self._config, self._store, options, pinned_at=self._pinned_at)
 
     def streamReader(self, schema: StructType) -> ChangeReader:
         if self._store is not None and self._config is not None and not self.options.get("pin"):
