@@ -246,7 +246,13 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     own: tuple[BookieId, LocalBookie] | None = None
     if Role.BOOKIE in config.roles:
         advertised = config.told(config.bookie) if config.advertise else ""
-        bookie = Bookie(env, BookieConfig(name=config.id, listen=config.bookie, advertise=advertised), store)
+        of_bookie = BookieConfig(
+            name=config.id,
+            listen=config.bookie,
+            advertise=advertised,
+            connections_max=config.limits.bookie_connections_max,
+        )
+        bookie = Bookie(env, of_bookie, store)
         node.bookie = await stack.enter_async_context(bookie)
         own = (node.bookie.id, node.bookie.storage)
     view = BookieView(store)

@@ -33,6 +33,8 @@ class Limits:
     """RESP connections; one more is closed with an error."""
     grpc_connections_max: int = 2_500
     """gRPC connections; one more is closed."""
+    bookie_connections_max: int = 1_024
+    """Connections to the bookie; for one more the oldest that has never asked for anything is closed, or the new."""
     output_bytes_max: int = 128 << 20
     """Replies that RESP connections hold, and room reserved for others; over all of them."""
     waiting_max: int = 10_000
@@ -46,12 +48,12 @@ class Limits:
             raise ValueError("; ".join(faults))
 
     def within(self, files: int) -> Limits:
-        """The same with no more connections than leave room, among so many open files, for journals, engines and
-        bookies."""
+        """The same with no more connections than leave room, among so many open files, for journals and engines."""
         return replace(
             self,
             connections_max=min(self.connections_max, files // 2),
             grpc_connections_max=min(self.grpc_connections_max, files // 8),
+            bookie_connections_max=min(self.bookie_connections_max, files // 8),
         )
 
 

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -94,7 +95,7 @@ class LocalCluster:
             {
                 "id": node.id,
                 "running": self._runs(node),
-                "ready": self._runs(node) and _http_ok(node.http, "/readyz"),
+                "ready": self._runs(node) and http_ok(node.http, "/readyz"),
                 "pid": node.pid if self._runs(node) else None,
                 "resp": node.resp,
                 "grpc": node.grpc,
@@ -133,7 +134,7 @@ class LocalCluster:
         nodes = self.load().nodes
         for node in nodes:
             self._progress(f"waiting for node {node.id} at http://{node.http}")
-            self._wait(partial(_http_ok, node.http, "/readyz"), node, nodes, timeout_s)
+            self._wait(partial(http_ok, node.http, "/readyz"), node, nodes, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
@@ -351,9 +352,9 @@ def _is_free(address: str) -> bool:
     return True
 
 
-def _http_ok(address: str, path: str) -> bool:
+def http_ok(address: str, path: str) -> bool:
     try:
         with urlopen(f"http://{address}{path}", timeout=2) as answer:
             return bool(answer.status == 200)
-    except (URLError, OSError):
+    except (URLError, OSError, HTTPException):  # the last: somebody else's port, who speaks something else
         return False

@@ -21,7 +21,7 @@ from kvstore.env.disk import lock_dir
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
-from kvstore.errors import MetadataUnavailable, MetadataUnknown
+from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 LOG_BYTES_MAX = 16 << 20
 LOG_FILES = 4
 START_AGAIN_S = 0.5
+FILES_MIN = 1_024
 ROOM_S = 5.0
 """Between two attempts to start on a full disk."""
 STOP_TIMEOUT_S = 12.0
@@ -48,7 +49,7 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
     config.data_dir.mkdir(parents=True, exist_ok=True)
     _log_to(config)
     lock = lock_dir(config.data_dir)
-    files = _raise_file_limit()
+    files = raise_file_limit()
     try:
         run(_run(replace(config, limits=config.limits.within(files))))
     except BaseException as error:
@@ -193,9 +194,12 @@ def _resident_bytes() -> int:
     return pages * resource.getpagesize()
 
 
-def _raise_file_limit() -> int:
-    """As many open files as this process may have: each connection is one."""
+def raise_file_limit() -> int:
+    """As many open files as this process may have: each connection is one. Raises ConfigError if they are so few that
+    clients could take those that journals need."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < FILES_MIN:
+        raise ConfigError(f"want at least {FILES_MIN} open files, got {hard}: raise the limit (`ulimit -n`)")
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     return hard if hard != resource.RLIM_INFINITY else 1 << 20
 

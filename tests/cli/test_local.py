@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.server import layout
 from kvstore.server.app import VERSION
 from kvstore.server.layout import Wish
-from kvstore.server.local import LocalCluster
+from kvstore.server.local import LocalCluster, http_ok
 
 
 def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -153,3 +155,17 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     monkeypatch.setattr(cluster, "_runs", lambda node: node.id != "n2")
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
+
+
+def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, ThreadPoolExecutor(1) as other:
+
+        def speak() -> None:
+            accepted, _ = listener.accept()
+            with accepted:
+                accepted.recv(65536)
+                accepted.sendall(b"+OK\r\n")
+
+        spoken = other.submit(speak)
+        assert not http_ok(f"127.0.0.1:{listener.getsockname()[1]}", "/readyz")
+        spoken.result(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,6 +14,7 @@ from kvstore import config as toml
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
 from kvstore.server.config import Limits, NodeConfig, Role, is_loopback
+from kvstore.server.node import FILES_MIN, raise_file_limit
 
 GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "data/n1"}
 
@@ -154,5 +156,11 @@ def test_nested_tables_lists_and_optional_values() -> None:
 def test_connections_leave_open_files_for_journals_and_engines() -> None:
     assert Limits().within(1 << 20) == Limits()
     few = Limits(connections_max=300).within(1024)
-    assert (few.connections_max, few.grpc_connections_max) == (300, 128)
+    assert (few.connections_max, few.grpc_connections_max, few.bookie_connections_max) == (300, 128, 128)
     assert Limits().within(1024).connections_max == 512
+
+
+def test_a_node_does_not_start_where_clients_could_take_all_open_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, FILES_MIN - 1))
+    with pytest.raises(ConfigError, match=f"want at least {FILES_MIN} open files, got {FILES_MIN - 1}: raise the"):
+        raise_file_limit()
