@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kvstore.env import Env
+from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
-from kvstore.partition.commands import Code, Level
+from kvstore.partition.commands import Code, Level, Op, Result
 from kvstore.proto import admin_pb2
 from kvstore.ring import Member, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
 from kvstore.server import proposal
-from kvstore.server.ask import ask
 from kvstore.server.assign import homeless
 from kvstore.server.backend import Backend, Topology
 from kvstore.server.heat import Load, suggest
 from kvstore.types import PartitionId, ServerId
 
-ASK_S = 2.0
-"""For one partition's count of keys, or a sample of them."""
-ASK_ALL_S, ASK_FOR_STATUS_S = 8.0, 1.0
+ASK_S, ASK_FOR_STATUS_S = 4.0, 1.0
+"""For all partitions' counts of keys and samples of them."""
 SAMPLE_KEYS = 100
 _OVERHEAD_BYTES = 32
 """Of a record beside its key and value: versions, times, its place in the index."""
@@ -172,49 +171,63 @@ class RingAdmin:
         sources = {move.source for move in proposal.changed_moves(before, after)}
         wanted = sources or set(before.partitions)
         owning = sorted(wanted & set(before.tokens.values()))
-        keys, sizes = await self._sizes_of(owning, before, ASK_ALL_S, sample=bool(sources))
+        keys, sizes = await self._sizes_of(owning, before, ASK_S, sample=bool(sources))
         return proposal.proposal(before, after, keys, sizes)
 
     async def _sizes_of(
         self, owning: Iterable[PartitionId], ring: Ring, within_s: float, *, sample: bool
     ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
-        """Keys and, if wanted, mean bytes of a record, of those that answer in time."""
-        keys: dict[PartitionId, int] = {}
-        sizes: dict[PartitionId, float] = {}
-        try:
-            async with asyncio.timeout(within_s):
-                await self._ask_sizes(owning, ring, keys, sizes, sample=sample)
-        except TimeoutError:
-            pass  # what is known by now
-        return keys, sizes
-
-    async def _ask_sizes(
-        self,
-        partitions: Iterable[PartitionId],
-        ring: Ring,
-        keys: dict[PartitionId, int],
-        sizes: dict[PartitionId, float],
-        *,
-        sample: bool,
-    ) -> None:
+        """Keys and, if wanted, mean bytes of a record, of those that answer in time. All are asked at once."""
         starts: dict[PartitionId, int] = {}
         for span in ring.ranges():  # a partition's first one: its last may hold too few records
             starts.setdefault(span.owner, span.start + 1 if span.start < span.end else 0)
-        for partition in partitions:
-            try:
-                async with asyncio.timeout(ASK_S):
-                    keys[partition] = await ask(self._backend, (Code.COUNT, b"", int(Level.STALE)), partition)
-                    if sample:
-                        sizes[partition] = await self._record_bytes(partition, starts[partition])
-            except (StoreError, TimeoutError):
-                continue
+        asked: list[tuple[PartitionId, Op]] = []
+        for partition in owning:
+            asked.append((partition, (Code.COUNT, b"", int(Level.STALE))))
+            if sample:
+                some = (Code.SCAN_TOKENS, starts[partition], SAMPLE_KEYS, int(Level.STALE), 0)
+                asked.append((partition, some))
+        answers = _Answers(len(asked))
+        for number, (partition, op) in enumerate(asked):
+            self._backend.submit(op, answers, number, 0, partition)
+        await wait_within(answers.all_done, within_s)
+        keys: dict[PartitionId, int] = {}
+        sizes: dict[PartitionId, float] = {}
+        for number, found in answers.found.items():
+            partition, op = asked[number]
+            if op[0] == Code.COUNT:
+                keys[partition] = found
+            else:
+                sizes[partition] = _record_bytes(found[0])
+        return keys, sizes
 
-    async def _record_bytes(self, partition: PartitionId, token: int) -> float:
-        """Mean size of some records from a token on."""
-        items, _ = await ask(self._backend, (Code.SCAN_TOKENS, token, SAMPLE_KEYS, int(Level.STALE), 0), partition)
-        if not items:
-            return 0.0
-        return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)
+
+class _Answers:
+    """The sink of several operations; keeps what is no error."""
+
+    def __init__(self, count: int) -> None:
+        self.found: dict[int, Any] = {}
+        self.all_done = asyncio.Event()
+        self._missing = count
+        if not count:
+            self.all_done.set()
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        if not isinstance(result, StoreError):
+            self.found[token] = result
+        self._missing -= 1
+        if not self._missing:
+            self.all_done.set()
+
+    def flush(self) -> None:
+        """The caller is woken by itself."""
+
+
+def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:
+    """Mean size of some records."""
+    if not items:
+        return 0.0
+    return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)
 
 
 def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str]) -> Callable[[Ring], Ring]:

@@ -17,5 +17,5 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(peer_link, "SILENCE_S", PATIENCE_S)
     monkeypatch.setattr(feeds, "OPEN_S", PATIENCE_S)
-    for limit in ("ASK_S", "ASK_ALL_S", "ASK_FOR_STATUS_S"):
+    for limit in ("ASK_S", "ASK_FOR_STATUS_S"):
         monkeypatch.setattr(ring_admin, limit, PATIENCE_S)
