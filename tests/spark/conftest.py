@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from kvstore.cli.snapshot_tools import QUICK_START
 from kvstore.spark.session import open_session
 from tests.cluster.harness import Cluster, running_cluster
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-SETTINGS = {
+SETTINGS = QUICK_START | {
     "spark.sql.shuffle.partitions": "2",
     # What happens in the middle of a task happens between two batches.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "100",
