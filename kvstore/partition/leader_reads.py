@@ -77,7 +77,10 @@ class LeaderReads:
         self._at_once = AT_ONCE
 
     def __len__(self) -> int:
-        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
+        return self._waiting() + self._under_way
+
+    def _waiting(self) -> int:
+        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later)
 
     @property
     def is_waiting(self) -> bool:
@@ -85,7 +88,7 @@ class LeaderReads:
 
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
-        if len(self._arrived) + len(self._leaseless) + len(self._strict) + len(self._later) >= self._most:
+        if self._waiting() >= self._most:
             return False
         self._arrived.append(read)
         return True
@@ -211,7 +214,7 @@ class LeaderReads:
     def _begin(self) -> None:
         """Begin reads of several turns, not more than may go on beside each other. One that has waited reads the state
         of this moment: what was acknowledged when it arrived is in that, and what it may ask for is looked at anew."""
-        self._is_begin_due = True
+        self._is_begin_due = True  # here and now: a read that ends in its first step asks for no other turn
         for _ in range(min(STEPPING_MAX - self._stepping, len(self._later))):
             read, now_ms = self._later.popleft()
             tokens = scope(read[0], self._custody.readable)

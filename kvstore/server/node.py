@@ -36,6 +36,7 @@ LOG_BYTES_MAX = 16 << 20
 LOG_FILES = 4
 START_AGAIN_S = 0.5
 FILES_MIN = 1_024
+"""Open files: some 800 for the connections of all doors, the others for journals and engines."""
 ROOM_S = 5.0
 """Between two attempts to start on a full disk."""
 STOP_TIMEOUT_S = 12.0
