@@ -96,7 +96,7 @@ async def _resize(stage: RingStage, before: int, after: int, course: Course) -> 
             await stage.retired()
         finally:
             await load.stop()
-        spans = {each["id"]: (each["first"], each["last"]) for each in done["moves"]}
+        spans = {each.id: (each.first, each.last) for each in done.moves}
         stage.report.add(f"{name}: seconds for {len(spans)} moves", ended - began, unit="s")
         _report_waits(stage, name, load, spans)
         kept = rate(load.steady, began, ended) / max(1e-9, rate(load.steady, began - base_s, began))

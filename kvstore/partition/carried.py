@@ -15,6 +15,7 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition import pages, source, target
+from kvstore.partition.custody import GUARD_S
 from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.following import Following
 from kvstore.partition.leader import Leader
@@ -37,6 +38,8 @@ log = logging.getLogger(__name__)
 CALL_S = 5.0
 TOLD_BYTES_MAX = 64 << 10
 """Of a ring that servers send each other at a flip: larger ones would cost more than they save."""
+ASK_AGAIN_S = 0.01
+"""Whether the source is silent, while it cannot say so."""
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
 HELD_S = 600.0
@@ -114,6 +117,7 @@ class Carried:
             return await self._drop(leader, move)
         step = self._step = target.next_step(self._m.state.territory, move, is_paused=ring.pace.paused)
         if step is Step.DONE:
+            await self._settle(leader, move)
             return True
         if step is not Step.WAIT:
             self._waited_s = 0.0
@@ -260,6 +264,7 @@ class Carried:
         released = verdict.released
         if released is not None:
             self._m.reached("after release", self.move)
+            leader.custody.guard(self.move, span_of(move), self._m.env.clock.now() + GUARD_S)
             await leader.append_record(Own(self.move, end.freeze, *released[4:7], move.source, span_of(move)))
             log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
         elif verdict.differs:
@@ -281,6 +286,21 @@ class Carried:
         told = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
         for server, partition in sorted(told.items()):
             self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
+
+    async def _settle(self, leader: Leader, move: Move) -> None:
+        """Serve the range, once the source says that it does not, or must have stopped by itself. Only now: until the
+        ring had flipped, everybody asked the source."""
+        clock = self._m.env.clock
+        while (guarded := leader.custody.guarded.get(self.move)) is not None:
+            try:
+                async with asyncio.timeout(max(0.0, guarded.until - clock.now())):
+                    await self._call(move, source.SILENCE)
+            except (StoreError, TimeoutError) as error:
+                if clock.now() < guarded.until:
+                    log.debug("partition=%s move=%d is guarded: %r", self._m.partition, self.move, error)
+                    await asyncio.sleep(ASK_AGAIN_S)
+                    continue
+            self._lead().settle(self.move)
 
     async def _tell(self, server: ServerId, partition: PartitionId, ring: bytes) -> None:
         try:

@@ -67,7 +67,7 @@ class Leader:
         self._on_stopped = on_stopped
         self._loop = asyncio.get_running_loop()
         self._gate = ReadGate(config.lease_ms / 1000)
-        self._answers, self.custody = Answers(), Custody(state)
+        self._answers, self.custody = Answers(), Custody(state, reads_on=config.lease_ms > 0)
         self._reads = LeaderReads(
             state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
         )
@@ -193,6 +193,7 @@ class Leader:
         logged = Logged(self._state)
         self._append(self._evaluator.record(record, self._env.clock.wall_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
+            self.custody.linger(record.move, self._env.clock.now())
             self._thaw()
         return await logged.done
 
@@ -201,14 +202,20 @@ class Leader:
         await self._append_control(Kind.EMPTY)
 
     def _thaw(self) -> None:
-        """What may be written has changed: decide anew on what waits for it."""
+        """What may be read or written has changed: decide anew on what waits for it."""
+        self._reads.settle()
         self._waiting.thaw(self._env.clock.now())
         self._wake()
 
+    def settle(self, move: int) -> None:
+        """The former owner of what this move brought is silent."""
+        self.custody.settle(move)
+        self._thaw()
+
     def expel(self) -> None:
         """Turn away now what waits here and is another partition's."""
-        for (op, sink, token), moved in self._waiting.expel(self.custody, self._env.clock.now()):
-            self._answers.turn_away(op, sink, token, moved)
+        for item, moved in self._waiting.expel(self.custody, self._env.clock.now()):
+            self._answers.turn_away(*item, moved)
         self._answers.flush()
 
     async def _drained(self) -> None:
@@ -231,9 +238,8 @@ class Leader:
                 self._answers.refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
         elif code == _PUT or code in _MUTATIONS:
             if not self._queue.offer((op, sink, token)):
-                self._answers.refuse(
-                    sink, token, Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
-                )
+                error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
+                self._answers.refuse(sink, token, error)
         else:
             self._answers.refuse(
                 sink, token, InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
@@ -303,8 +309,8 @@ class Leader:
         self._queue.put_all_back(decided.rest, self._env.clock.now())
         for _, sink, token in self._waiting.put_aside(decided.frozen, self._env.clock.now()):
             self._answers.give(sink, token, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
-        for (op, sink, token), moved in decided.away:
-            self._answers.turn_away(op, sink, token, moved)
+        for item, moved in decided.away:
+            self._answers.turn_away(*item, moved)
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
         elif self._flights:

@@ -19,8 +19,10 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.reads import ReadGate
+from kvstore.partition.rows import data_key
 from kvstore.partition.scope import ELSEWHERE, scope
 from kvstore.partition.state import State
+from kvstore.partition.tokens import Tokens
 
 Read = tuple[Op, Sink, int]
 
@@ -67,6 +69,8 @@ class LeaderReads:
         self._arrived: list[Read] = []
         self._strict: deque[_Waiting] = deque()
         self._leaseless: deque[_Waiting] = deque()
+        self._guarded: deque[_Waiting] = deque()
+        """Of keys whose former owner may still answer."""
         self._under_way = 0
         """Reads that take several turns, or wait for a delete to be logged."""
         self._stepping = 0
@@ -80,11 +84,11 @@ class LeaderReads:
         return self._waiting() + self._under_way
 
     def _waiting(self) -> int:
-        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later)
+        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._guarded) + len(self._later)
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._strict or self._leaseless)
+        return bool(self._strict or self._leaseless or self._guarded)
 
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
@@ -142,14 +146,23 @@ class LeaderReads:
         if not self.is_waiting:
             return
         leased = self.gate.has_lease(self._clock.now())
+        strict: list[Read] = []
         ready: list[Read] = []
-        for waiting, all_of_it in ((self._strict, False), (self._leaseless, leased)):
+        for waiting, all_of_it, into in ((self._strict, False, strict), (self._leaseless, leased, ready)):
             while waiting and (all_of_it or self.gate.proves(waiting[0].ticket)):
                 _, _, read, replies = waiting.popleft()
                 if read is not None:
-                    ready.append(read)
+                    into.append(read)
                 self._answers.give_all(replies)
+        self._answer(strict, self._now_ms(), self._custody.readable)  # clocks say until when what is released is shown
         self._answer(ready, self._now_ms())
+
+    def settle(self) -> None:
+        """Look again at what waits for a former owner to be silent."""
+        while self._guarded:
+            read = self._guarded.popleft().read
+            assert read is not None
+            self._arrived.append(read)
 
     def wants_append(self) -> bool:
         """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
@@ -163,7 +176,7 @@ class LeaderReads:
 
     def expire(self, before: float) -> None:
         """Refuse what has waited since `before`."""
-        for waiting in (self._strict, self._leaseless):
+        for waiting in (self._strict, self._leaseless, self._guarded):
             while waiting and waiting[0].since < before:
                 late = waiting.popleft()
                 error = Unavailable(f"partition {self._state.partition}: nothing was acknowledged in time")
@@ -177,7 +190,7 @@ class LeaderReads:
         later, self._later = self._later, deque()
         for _, sink, token in (*arrived, *(read for read, _ in later)):
             self._answers.give(sink, token, error)
-        for waiting in (self._strict, self._leaseless):
+        for waiting in (self._strict, self._leaseless, self._guarded):
             while waiting:
                 _, _, read, replies = waiting.popleft()
                 if read is not None:
@@ -189,17 +202,17 @@ class LeaderReads:
     def _now_ms(self) -> int:
         return max(self._state.record_time_ms, self._clock.wall_ms())
 
-    def _answer(self, reads: list[Read], now_ms: int) -> None:
-        """Read the state as it is now."""
+    def _answer(self, reads: list[Read], now_ms: int, shown: Tokens | None = None) -> None:
+        """Read the state as it is now; of single keys what is `shown`, or may be."""
         if not reads:
             return
         points = [read for read in reads if read[0][0] <= _META]
-        readable = self._custody.readable
+        shown = shown or self._custody.may_be_shown(self._clock.now())
         at = size = 0
         while at < len(points):
             some = points[at : at + self._at_once]
             at += len(some)
-            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
+            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, shown))
             if size > TURN_BYTES:
                 # Doors send or give up what they have before the next turn; thousands of large values at once would
                 # be all of the memory.
@@ -243,9 +256,15 @@ class LeaderReads:
                 size += len(result[0])
                 give(read[1], read[2], result)
             elif result.__class__ is Expired:
-                self._log_deletes(result.keys, read)
+                if self._custody.may_read(data_key(read[0][1])):
+                    self._log_deletes(result.keys, read)
+                else:
+                    self._answers.turn_away(*read, ELSEWHERE)
             elif result.__class__ is Moved:
-                self._answers.turn_away(*read, result)
+                if self._custody.is_guarded(data_key(read[0][1])):
+                    self._guarded.append(_Waiting(0, self._clock.now(), read, []))
+                else:
+                    self._answers.turn_away(*read, result)
             else:
                 give(read[1], read[2], result)
         return size

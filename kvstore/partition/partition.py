@@ -16,6 +16,7 @@ from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.custody import GUARD_S
 from kvstore.partition.engine import Engine
 from kvstore.partition.handover import Turns
 from kvstore.partition.leader import Leader
@@ -28,6 +29,7 @@ from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
 from kvstore.partition.source import FLIPPED, FREEZE_S, METHODS, Source
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
+from kvstore.partition.target import span_of
 from kvstore.partition.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.upkeep import Upkeep, flush
 from kvstore.ring import Rings, codec
@@ -86,7 +88,7 @@ class Partition:
             self._leader_of,
         )
         self._turn_away, self._on_leader = turn_away, on_leader
-        self._rings = rings
+        self._rings, self._clock = rings, env.clock
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
@@ -178,9 +180,15 @@ class Partition:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""
         if self._is_ahead_of_ring():
             raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
-        if self._rings is None or self.state.territory.is_founded:
+        if self._rings is None:
             return await leader.start(None, self._turn_away)
-        ring = self._rings.ring
+        ring, territory = self._rings.ring, self.state.territory
+        if territory.is_founded:
+            until = self._clock.now() + GUARD_S
+            for move in ring.moves.values():
+                if move.target == self.id and territory.owned.covers(span_of(move)):
+                    leader.custody.guard(move.id, span_of(move), until)
+            return await leader.start(None, self._turn_away)
         if self.id not in ring.partitions:
             raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")
         await leader.start(Founded(spans_of(ring, self.id)), self._turn_away)

@@ -38,7 +38,8 @@ DROP_ROWS, DROP_BYTES = 500, 1 << 20
 """Of one DROP: some milliseconds on every replica, which reads the rows that go."""
 
 PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
-METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
+SILENCE = "move-silence"
+METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL, SILENCE))
 FLIPPED = "move-flipped"
 """Told to any replica, of source or target: the ring, as its bytes, as the flip has left it."""
 
@@ -101,6 +102,9 @@ class Source:
             return _encode(await self._release(asked))
         if method == CANCEL:
             return _encode(await self._cancel(asked))
+        if method == SILENCE:
+            self._lead().custody.silence(asked.move)
+            return b""
         raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
 
     def keep(self, moves: Container[int]) -> None:

@@ -26,6 +26,8 @@ from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
+LOOK_SOON_S, FEW = 0.005, 64
+"""And how often while only a few operations wait for keys that are on their way: to send these out costs little."""
 SUSPECT_AGAIN_S = 0.25
 """How often the ring is read again because a partition did not own what the ring says it does."""
 ASK_AGAIN_S = 0.1
@@ -235,7 +237,8 @@ class Dispatcher:
                 op = (op[0], op[1], _LINEARIZABLE, 0)
             elif local := self._local.get(partition):
                 return local.submit(op, sink, token)
-        if self._astray and op[0] not in KEYLESS and self._strays.holds(op):
+        # Reads need not wait behind writes of others; doors let those of one caller wait for its own.
+        if self._astray and op[0] not in KEYLESS and op[0] not in _SEQUENCED and self._strays.holds(op):
             self._arrivals += 1
             return self._stray((self._arrivals, op, sink, token, 0.0, False))
         if ring_version > self._ring_version:
@@ -290,7 +293,8 @@ class Dispatcher:
 
     def _look_later(self) -> None:
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(LOOK_AGAIN_S, self._on_timer)
+            look_s = LOOK_AGAIN_S if self._waiting or len(self._strays) > FEW else LOOK_SOON_S
+            self._timer = asyncio.get_running_loop().call_later(look_s, self._on_timer)
 
     def _on_timer(self) -> None:
         self._timer = None
