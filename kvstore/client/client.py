@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -34,17 +35,19 @@ class AsyncClient:
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._conveyor: Conveyor | None = None
+        self._opening = asyncio.Lock()
 
     async def open(self) -> Self:
         """Find the cluster. Raises Unavailable if no endpoint answers in time."""
-        if self._conveyor is None:
-            conveyor = Conveyor(caller_env("kvstore client"), self._config)
-            try:
-                await conveyor.open()
-            except BaseException:
-                await conveyor.close()
-                raise
-            self._conveyor = conveyor
+        async with self._opening:
+            if self._conveyor is None:
+                conveyor = Conveyor(caller_env("kvstore client"), self._config)
+                try:
+                    await conveyor.open()
+                except BaseException:
+                    await conveyor.close()
+                    raise
+                self._conveyor = conveyor
         return self
 
     async def close(self) -> None:

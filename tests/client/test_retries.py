@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sortedcontainers import SortedDict
 
-from kvstore.client import Level
+from kvstore.client import AsyncClient, Level
 from kvstore.client.config import parse_url
+from kvstore.client.conveyor import Conveyor
 from kvstore.client.values import RING
 from kvstore.errors import (
     ConditionFailed,
@@ -370,3 +371,20 @@ async def test_a_scan_goes_on_without_a_partition_that_left(client: Face, server
     cluster.changed()
     assert [key for key, _ in await client.scan()] == sorted(keys)
     assert await client.call("count") == len(keys)
+
+
+async def test_a_client_that_is_opened_twice_at_once_finds_the_cluster_once(
+    servers: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[Conveyor] = []
+    whole = Conveyor.open
+
+    async def open_(self: Conveyor) -> None:
+        opened.append(self)
+        await whole(self)
+
+    monkeypatch.setattr(Conveyor, "open", open_)
+    client = AsyncClient(servers.patient_url)
+    assert await asyncio.gather(client.open(), client.open()) == [client, client]
+    assert len(opened) == 1
+    await client.close()
