@@ -121,7 +121,7 @@ class KV(kv_pb2_grpc.KVServicer):
         return response
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
-        session = self._session("Execute", UNARY_BYTES_MAX)
+        session = _frames(self, "Execute", UNARY_BYTES_MAX)
         try:
             session.accept(request)
             await session.wait_all_done()
@@ -140,7 +140,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = self._session("Session", UNSENT_BYTES_MAX)
+        session = _frames(self, "Session", UNSENT_BYTES_MAX)
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
@@ -186,12 +186,6 @@ class KV(kv_pb2_grpc.KVServicer):
         progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
         return {"progress": progress, "ring_version": ring.routed}
 
-    def _session(self, method: str, unsent_bytes_max: int) -> Session:
-        batches, took = self._batches, self.histograms[method]
-        return Session(
-            self._backend, self._env.clock, unsent_bytes_max, unsent=self._unsent, batches=batches, took=took
-        )
-
     async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
         """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
         now = self._env.clock.now
@@ -226,6 +220,17 @@ def _token(token: Mapping[str, int], partition: str) -> int:
     sequence = token.get(partition, 0)
     check_numbers(sequence)
     return sequence
+
+
+def _frames(kv: KV, method: str, unsent_bytes_max: int) -> Session:
+    return Session(
+        kv._backend,
+        kv._env.clock,
+        unsent_bytes_max,
+        unsent=kv._unsent,
+        batches=kv._batches,
+        took=kv.histograms[method],
+    )
 
 
 async def _send(session: Session, context: Context) -> None:
