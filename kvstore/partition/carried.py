@@ -15,9 +15,9 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition import pages, source, target
-from kvstore.partition.custody import GUARD_S
 from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.following import Following
+from kvstore.partition.guarding import guard
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_pin import MovePin
 from kvstore.partition.move_records import ImportBegin, ImportEnd, ImportRows, Own
@@ -264,7 +264,7 @@ class Carried:
         released = verdict.released
         if released is not None:
             self._m.reached("after release", self.move)
-            leader.custody.guard(self.move, span_of(move), self._m.env.clock.now() + GUARD_S)
+            guard(self._m.env.nursery, leader, move)
             await leader.append_record(Own(self.move, end.freeze, *released[4:7], move.source, span_of(move)))
             log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
         elif verdict.differs:
@@ -288,19 +288,16 @@ class Carried:
             self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
 
     async def _settle(self, leader: Leader, move: Move) -> None:
-        """Serve the range, once the source says that it does not, or must have stopped by itself. Only now: until the
-        ring had flipped, everybody asked the source."""
-        clock = self._m.env.clock
-        while (guarded := leader.custody.guarded.get(self.move)) is not None:
+        """Serve the range once the source says that it does not. It is asked only now: until the ring had flipped,
+        everybody asked the source."""
+        while self.move in leader.custody.guarded:
             try:
-                async with asyncio.timeout(max(0.0, guarded.until - clock.now())):
-                    await self._call(move, source.SILENCE)
-            except (StoreError, TimeoutError) as error:
-                if clock.now() < guarded.until:
-                    log.debug("partition=%s move=%d is guarded: %r", self._m.partition, self.move, error)
-                    await asyncio.sleep(ASK_AGAIN_S)
-                    continue
-            self._lead().settle(self.move)
+                await self._call(move, source.SILENCE)
+            except StoreError as error:
+                log.debug("partition=%s move=%d is guarded: %r", self._m.partition, self.move, error)
+                await asyncio.sleep(ASK_AGAIN_S)
+            else:
+                leader.settle(self.move)
 
     async def _tell(self, server: ServerId, partition: PartitionId, ring: bytes) -> None:
         try:

@@ -42,7 +42,7 @@ class Custody:
         self._sent: deque[MoveRecord] = deque()
         self.held: set[bytes] = set()
         """Records of batches that wait for a range which takes no writes: those that might be written wait too."""
-        self.guarded: dict[int, Timed] = {}
+        self.guarded: dict[int, Span] = {}
         """By their moves: owned, but the former owner may still read."""
         self._lingering: dict[int, Timed] = {}
         self._recompute()
@@ -71,15 +71,15 @@ class Custody:
         if not self.guarded:
             return False
         token = int.from_bytes(row_key[1:5], "big")
-        return any(span.holds(token) for span, _ in self.guarded.values())
+        return any(span.holds(token) for span in self.guarded.values())
 
     def moved(self, row_key: bytes) -> Moved:
         """Why nobody here answers for the key."""
         return moved(self.territory, row_key)
 
     def may_be_shown(self, now: float) -> Tokens:
-        """Of which tokens reads of single keys are answered at `now`. A key that is past its expiry by the clock, and
-        not in the log, needs an entry that only its owner can log: it is answered if `may_read`."""
+        """Of which tokens reads of single keys are answered at `now`. Those that are past their expiry need an entry
+        that only their owner can log: they are answered if they are `readable`."""
         tokens = self.readable
         for span, until in self._lingering.values():
             if now < until and not tokens.meets(span):
@@ -101,9 +101,9 @@ class Custody:
             raise Unavailable(f"partition {self._state.partition}: nothing of move {move} stands as released")
         self._lingering.pop(move, None)
 
-    def guard(self, move: int, span: Span, until: float) -> None:
+    def guard(self, move: int, span: Span) -> None:
         """What is owned of this range is neither read nor written, until `settle`."""
-        self.guarded[move] = Timed(span, until)
+        self.guarded[move] = span
         self._recompute()
 
     def settle(self, move: int) -> None:
@@ -147,7 +147,7 @@ class Custody:
     def _recompute(self) -> None:
         self.readable = self.territory.owned
         self.writable = self.territory.writable
-        for span, _ in self.guarded.values():
+        for span in self.guarded.values():
             self.readable, self.writable = self.readable.without(span), self.writable.without(span)
         for record in self._sent:
             if isinstance(record, Freeze):

@@ -22,7 +22,6 @@ from kvstore.partition.reads import ReadGate
 from kvstore.partition.rows import data_key
 from kvstore.partition.scope import ELSEWHERE, scope
 from kvstore.partition.state import State
-from kvstore.partition.tokens import Tokens
 
 Read = tuple[Op, Sink, int]
 
@@ -81,10 +80,8 @@ class LeaderReads:
         self._at_once = AT_ONCE
 
     def __len__(self) -> int:
-        return self._waiting() + self._under_way
-
-    def _waiting(self) -> int:
-        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._guarded) + len(self._later)
+        """Without those that wait for somebody else: who lets go of the lead does not."""
+        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
 
     @property
     def is_waiting(self) -> bool:
@@ -92,7 +89,7 @@ class LeaderReads:
 
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
-        if self._waiting() >= self._most:
+        if len(self) - self._under_way + len(self._guarded) >= self._most:
             return False
         self._arrived.append(read)
         return True
@@ -154,7 +151,7 @@ class LeaderReads:
                 if read is not None:
                     into.append(read)
                 self._answers.give_all(replies)
-        self._answer(strict, self._now_ms(), self._custody.readable)  # clocks say until when what is released is shown
+        self._answer(strict, self._now_ms(), is_strict=True)
         self._answer(ready, self._now_ms())
 
     def settle(self) -> None:
@@ -202,17 +199,18 @@ class LeaderReads:
     def _now_ms(self) -> int:
         return max(self._state.record_time_ms, self._clock.wall_ms())
 
-    def _answer(self, reads: list[Read], now_ms: int, shown: Tokens | None = None) -> None:
-        """Read the state as it is now; of single keys what is `shown`, or may be."""
+    def _answer(self, reads: list[Read], now_ms: int, *, is_strict: bool = False) -> None:
+        """Read the state as it is now. Clocks say until when what is released is shown: strict reads do not see it."""
         if not reads:
             return
         points = [read for read in reads if read[0][0] <= _META]
-        shown = shown or self._custody.may_be_shown(self._clock.now())
+        owned = self._custody.readable
+        shown = owned if is_strict else self._custody.may_be_shown(self._clock.now())
         at = size = 0
         while at < len(points):
             some = points[at : at + self._at_once]
             at += len(some)
-            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, shown))
+            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, shown, owned))
             if size > TURN_BYTES:
                 # Doors send or give up what they have before the next turn; thousands of large values at once would
                 # be all of the memory.

@@ -16,8 +16,8 @@ from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.custody import GUARD_S
 from kvstore.partition.engine import Engine
+from kvstore.partition.guarding import guard
 from kvstore.partition.handover import Turns
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Founded
@@ -88,7 +88,7 @@ class Partition:
             self._leader_of,
         )
         self._turn_away, self._on_leader = turn_away, on_leader
-        self._rings, self._clock = rings, env.clock
+        self._rings = rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
@@ -184,10 +184,9 @@ class Partition:
             return await leader.start(None, self._turn_away)
         ring, territory = self._rings.ring, self.state.territory
         if territory.is_founded:
-            until = self._clock.now() + GUARD_S
             for move in ring.moves.values():
                 if move.target == self.id and territory.owned.covers(span_of(move)):
-                    leader.custody.guard(move.id, span_of(move), until)
+                    guard(self._nursery, leader, move)
             return await leader.start(None, self._turn_away)
         if self.id not in ring.partitions:
             raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")

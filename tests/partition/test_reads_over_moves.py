@@ -61,6 +61,15 @@ def test_a_key_that_expires_after_its_release_is_its_owners_to_tell(p: Partition
     assert not p.log.under_way
 
 
+def test_a_key_does_not_come_back_after_its_former_owner_has_called_it_absent(p: Partition, target: Partition) -> None:
+    p.wall_offset_ms = 1_000  # its clock is ahead of the target's
+    p.do(put(S1, b"3"))  # which says in its log what time it is
+    shown = p.do(get(M2))
+    target.leader.settle(1)
+    assert target.do(get(M2)).value == b"short"
+    assert isinstance(shown, Moved)
+
+
 def test_reading_what_is_released_ends_by_itself(p: Partition) -> None:
     release(p)
     p.wait(LINGER_S - 0.01)
@@ -119,7 +128,7 @@ def target(p: Partition) -> Partition:
     release(p)
     target = founded(STAYING)
     imported(target, p)
-    target.leader.custody.guard(1, MOVING, target.now() + GUARD_S)
+    target.leader.custody.guard(1, MOVING)
     owned(target, p)
     return target
 
@@ -155,6 +164,16 @@ def test_a_range_is_not_given_on_before_its_former_owner_is_silent(target: Parti
     assert not target.leader.custody.may_freeze(2, MOVING)
     target.leader.settle(1)
     assert target.leader.custody.may_freeze(2, MOVING)
+
+
+def test_who_guards_a_range_can_let_go_of_the_lead(target: Partition) -> None:
+    read, write = target.submit(get(M1), put(M1, b"3"))
+    letting_go = target.loop.create_task(target.leader.release())
+    target.settle()
+    target.acknowledge(len(target.log.under_way))
+    assert letting_go.done()
+    assert isinstance(target.result(read), NotLeader)
+    assert isinstance(target.result(write), NotLeader)
 
 
 def test_the_guard_outlasts_whoever_reads_on() -> None:

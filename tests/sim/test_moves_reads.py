@@ -13,10 +13,12 @@ from typing import Any
 
 import pytest
 
-from kvstore.errors import StoreError
+from kvstore.errors import StoreError, Unavailable
 from kvstore.partition import commands, custody, partition
 from kvstore.partition.carried import Carried, Means
 from kvstore.partition.custody import Custody
+from kvstore.partition.leader import Leader
+from kvstore.partition.replica import DRAIN_S
 from kvstore.partition.tokens import Span
 from kvstore.ring.hashing import TOKENS
 from kvstore.server.dispatch import Dispatcher
@@ -30,7 +32,7 @@ pytestmark = pytest.mark.sim
 
 SPAN = first_range("p1", 2)
 KEY, OTHER = keys_in(SPAN, 2, b"k")
-P1 = PartitionId("p1")
+P1, P2 = PartitionId("p1"), PartitionId("p2")
 SEEDS = range(4)
 BROKEN_SEEDS = range(4, 20)
 """In few of them the target's next leader stands elsewhere than the source's."""
@@ -95,7 +97,7 @@ def moved_while_read(seed: int, *, strikes: bool = False, flips_slowly: bool = F
 
     async def story(world: World, _users: Users) -> None:
         worlds.append(world)
-        source, target = (world.leader_of(PartitionId(each)) for each in ("p1", "p2"))
+        source, target = map(world.leader_of, (P1, P2))
         assert source is not None
         writer = next(node for node in world.cluster.nodes if node not in (source, target))
         await asker(writer)(commands.put(KEY, b"0"), None)
@@ -142,6 +144,40 @@ def test_no_read_is_older_than_a_write_although_the_sources_door_learns_late(
 ) -> None:
     let_the_source_learn_late(monkeypatch)
     moved_while_read(seed, strikes=bool(seed % 2))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_guard_ends_although_its_leader_was_about_to_let_go(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it waits until all is answered, the move comes to its end and leaves the ring; then it leads on."""
+    worlds: list[World] = []
+
+    async def answer_slowly(self: Any) -> None:
+        await asyncio.sleep(2 * DRAIN_S)
+
+    async def yield_in_vain(replica: Any, successor: Any) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(Leader, "_drained", answer_slowly)
+            with pytest.raises(Unavailable):
+                await replica.yield_lead(successor)
+
+    def reached(means: Means, step: str, move: int) -> None:
+        if step == "before flip":
+            node = worlds[0].leader_of(P2)
+            assert node is not None
+            successor = next(each.id for each in worlds[0].cluster.nodes if each is not node)
+            means.env.nursery.spawn(yield_in_vain(node.replica(P2)._replica, successor), name="yields")
+
+    async def story(world: World, _users: Users) -> None:
+        worlds.append(world)
+        door = world.cluster.nodes[0]
+        await asker(door)(commands.put(KEY, b"0"), None)
+        await world.shift(SPAN, "p2")
+        await world.moved()
+        await asyncio.sleep(2 * custody.GUARD_S)
+        assert (await asker(door)(commands.get(KEY), None))[0] == b"0"
+
+    with at_each_step(reached):
+        play(seed, story, TWO, users=0, keys=(OTHER,), counters=())
 
 
 def serve_at_the_flip(patch: pytest.MonkeyPatch) -> None:
