@@ -154,18 +154,17 @@ def test_a_guard_ends_although_its_leader_was_about_to_let_go(seed: int, monkeyp
     async def answer_slowly(self: Any) -> None:
         await asyncio.sleep(2 * DRAIN_S)
 
-    async def yield_in_vain(replica: Any, successor: Any) -> None:
+    async def release_in_vain(leader: Leader) -> None:
         with monkeypatch.context() as patch:
             patch.setattr(Leader, "_drained", answer_slowly)
             with pytest.raises(Unavailable):
-                await replica.yield_lead(successor)
+                await leader.release(DRAIN_S)
 
     def reached(means: Means, step: str, move: int) -> None:
         if step == "before flip":
-            node = worlds[0].leader_of(P2)
-            assert node is not None
-            successor = next(each.id for each in worlds[0].cluster.nodes if each is not node)
-            means.env.nursery.spawn(yield_in_vain(node.replica(P2)._replica, successor), name="yields")
+            leader = means.leading()
+            assert leader is not None
+            means.env.nursery.spawn(release_in_vain(leader), name="yields")
 
     async def story(world: World, _users: Users) -> None:
         worlds.append(world)
