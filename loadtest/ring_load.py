@@ -30,9 +30,9 @@ REGISTERS = 3
 POOL = 6_000
 """Keys of each kind to choose from."""
 SCANNED = 200
-REST_S = 0.016
-"""Of a caller between two operations, in the mean: some 800 operations a second in all leave a machine of two cores
-room, so that what is measured are the moves and not the queue for a processor."""
+REST_S = 0.032
+"""Of a caller between two operations, in the mean: some 480 operations a second in all leave a machine of two cores a
+third of its time while ranges move, so that what is measured are the moves and not the queue for a processor."""
 SCAN_REST_S = 0.5
 AIMED_TRIES = 300
 VERIFY_AT_ONCE = 2_000
