@@ -36,6 +36,13 @@ def keys_of(cluster: Cluster) -> dict[str, int]:
     return found
 
 
+async def ring(stage: RingStage, *words: str) -> Any:
+    """What an operator's command says."""
+    code, document = await stage.command("ring", *words)
+    assert code == 0
+    return document
+
+
 async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_garbage(stage: RingStage) -> None:
     await stage.fill()
     await stage.throttle(BYTES_PER_S)
@@ -45,11 +52,11 @@ async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_ga
         load.aim(planned)
         await load.start()
         try:
-            await stage.change("add", "p2", "p3")
+            await ring(stage, "add", "p2", "p3")
             shown: dict[str, Any] = {}
 
             async def is_copying() -> bool:
-                shown.update(await stage.change("status"))
+                shown.update(await ring(stage, "status"))
                 return any(each["keys_copied"] for each in shown["moves"])
 
             await wait_until(is_copying, timeout_s=60, what="keys are copied")
@@ -59,7 +66,7 @@ async def test_a_join_that_is_cancelled_on_the_way_leaves_the_old_ring_and_no_ga
             assert sum(each["keys"] for each in shown["moves"]) > KEYS / 2
             assert 0 < shown["progress"] < 1
             assert shown["eta_s"] > 0
-            await stage.change("cancel")
+            await ring(stage, "cancel")
             await stage.moved(load)
             await stage.retired()
         finally:
