@@ -152,6 +152,18 @@ async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it
     assert one < two
 
 
+async def test_a_read_does_not_wait_behind_a_write_that_was_turned_away(cluster: Servers) -> None:
+    """The former owner may still answer it (docs/protocol.md M7)."""
+    server, key = cluster["n2"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    write = send(server, commands.put(key, b"first"))
+    turn_away(cluster, "n2", holding, P1)
+    send(server, commands.get(key))
+    assert [op for op, _, _ in holding.held] == [commands.get(key)]
+    learn(cluster, flipped(cluster.ring, key))
+    await server.sink.wait(write)
+
+
 async def test_a_leader_here_turns_away_what_has_moved_before_anything_goes_to_the_new_owner(cluster: Servers) -> None:
     holding, key = hold(cluster, "n2", P1), cluster.key_of("p1")
     learn(cluster, flipped(cluster.ring, key))
