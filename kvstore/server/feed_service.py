@@ -237,7 +237,10 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
             raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a day")
         deadline_ms = self._env.clock.wall_ms() + request.ttl_ms
+        left = await self._feeds.left(await self._feeds.newest_ring())
         for partition, after in sorted(request.positions.items()):
+            if partition in left:
+                continue  # nobody trims its log: it stays for the retention as it is, then it goes as a whole
             mark = f"{_PIN}{request.name}@"
             old = [each for each in await self._pins_of(partition) if each.startswith(mark)]
             name = f"{mark}{deadline_ms}"

@@ -286,3 +286,17 @@ async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
     log.trim(1)
     with pytest.raises(PositionTrimmed):
         await reading.hold("stream", {"p1": 0}, 60)
+
+
+async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Reading) -> None:
+    """Its log stays for a time without a pin. Refused for its sake, a stream that begins with it held no log."""
+    world = reading.world
+    for partition in ("p1", "p2"):
+        world.logs[partition].put((b"a", b""))
+    world.leave("p1")
+    for path in (paths.KEPT, paths.kept_log(P1), "/partitions", "/partitions/p2"):
+        await world.store.create(path, b"")
+    await world.store.create(paths.partition_log(P2), codec.encode(LedgerList(1, tuple(world.logs["p2"].ledgers))))
+    await reading.hold("stream", {"p1": 0, "p2": 0}, 60)
+    assert len(await world.store.children(paths.partition_pins(P2))) == 1
+    assert await world.store.children("/partitions") == ["p2"]
