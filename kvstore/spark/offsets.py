@@ -72,6 +72,17 @@ def _number(value: Any) -> int:
     return int(value["ended"] if isinstance(value, dict) else value)
 
 
+def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
+    """Raises ConfigError for an offset that names what there is not: changes up to it would be passed over."""
+    found = {each.partition: each.latest for each in feeds}
+    for partition in start:
+        sequence = sequence_of(start, partition)
+        if partition not in found:
+            raise ConfigError(f"startingPosition: want some of {', '.join(found)}, got partition {partition!r}")
+        if sequence > found[partition]:
+            raise ConfigError(f"startingPosition: want at most {found[partition]} for {partition}, got {sequence}")
+
+
 def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
     """Raises PositionTrimmed if changes behind `start` are gone."""
     found = {each.partition: each for each in feeds}

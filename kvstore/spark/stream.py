@@ -24,7 +24,7 @@ from pyspark.sql.streaming.datasource import (
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.env.clock import SystemClock
-from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
+from kvstore.errors import PositionTrimmed, StoreError, Unavailable
 from kvstore.spark import offsets
 from kvstore.spark.offsets import Offset, Span
 from kvstore.spark.options import StreamOptions
@@ -86,11 +86,7 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._options.start == "latest":
             return offsets.latest(feeds)
         given: Offset = dict(self._options.start)  # type: ignore[arg-type]
-        for partition in given:
-            offsets.sequence_of(given, partition)
-        unknown = sorted(set(given) - {each.partition for each in feeds})
-        if unknown:
-            raise InvalidRequest(f"startingPosition: there is no partition {unknown[0]!r}")
+        offsets.check_given(given, feeds)
         return given
 
     def getDefaultReadLimit(self) -> ReadLimit:

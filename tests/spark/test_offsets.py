@@ -6,7 +6,18 @@ import pytest
 
 from kvstore.client.feed import PartitionFeed
 from kvstore.errors import ConfigError, PositionTrimmed
-from kvstore.spark.offsets import Span, advanced, check_readable, latest, lowest, oldest, sequence_of, shares, spans
+from kvstore.spark.offsets import (
+    Span,
+    advanced,
+    check_given,
+    check_readable,
+    latest,
+    lowest,
+    oldest,
+    sequence_of,
+    shares,
+    spans,
+)
 
 
 def feed(partition: str, oldest: int, latest: int, *, ended: bool = False) -> PartitionFeed:
@@ -69,6 +80,14 @@ def test_a_partition_whose_log_is_gone_must_have_been_read_to_its_end() -> None:
 def test_what_is_no_sequence_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="startingPosition: want"):
         sequence_of({"p1": wrong}, "p1")
+
+
+def test_a_stream_begins_at_what_there_is() -> None:
+    check_given({"p1": 20, "p2": {"ended": 7}}, FEEDS)
+    with pytest.raises(ConfigError, match="startingPosition: want at most 20 for p1, got 21"):
+        check_given({"p1": 21}, FEEDS)
+    with pytest.raises(ConfigError, match="startingPosition: want some of p1, p2, got partition 'p3'"):
+        check_given({"p3": 0}, FEEDS)
 
 
 def test_a_hold_reaches_back_to_the_batch_before() -> None:
