@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.sync import Client
-from kvstore.errors import ConfigError, StoreError, Unavailable
+from kvstore.errors import ConfigError, NoSuchNode, StoreError, Unavailable
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0
@@ -23,6 +23,7 @@ def find(options: Mapping[str, str]) -> ClientConfig:
     Raises ConfigError for wrong options, Unavailable if nobody answers.
     """
     cluster = cluster_of(options, os.environ)
+    _check_files(cluster)
     config = client_config(cluster, _endpoints(cluster))
     try:
         with Client(replace(config, timeout_s=min(FIND_S, config.timeout_s))):
@@ -32,6 +33,14 @@ def find(options: Mapping[str, str]) -> ClientConfig:
             f"no server of the cluster answers at {', '.join(config.endpoints)} ({error}); is it up "
             "(`kvstore status`), and can this machine reach it?"
         ) from None
+
+
+def _check_files(cluster: Cluster) -> None:
+    try:
+        if cluster.tls is not None:
+            cluster.tls.client_context()
+    except OSError as error:
+        raise ConfigError(f"tlsCa, tlsCert, tlsKey: {error.filename}: {error.strerror}") from None
 
 
 def _endpoints(cluster: Cluster) -> tuple[str, ...]:
@@ -67,6 +76,8 @@ def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
 
     try:
         found = run(read())
+    except NoSuchNode:
+        raise ConfigError(f"zookeeper: there is no cluster at {cluster.zookeeper}; want HOST:PORT,.../CHROOT") from None
     except StoreError as error:
         raise Unavailable(f"zookeeper: {cluster.zookeeper} does not answer: {error}") from None
     if not found:

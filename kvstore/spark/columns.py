@@ -77,6 +77,8 @@ class Plan:
 def plan(schema: StructType, options: WriteOptions) -> Plan:
     """Raises ConfigError for a data frame that cannot be written so."""
     types = {field.name: field.dataType.typeName() for field in schema.fields}
+    if len(types) < len(schema.fields):
+        raise ConfigError(f"want each column once, got {', '.join(field.name for field in schema.fields)}")
     for option, name in (("keyColumn", options.key_column), ("valueColumn", options.value_column)):
         if types.get(name) not in ("binary", "string"):
             raise ConfigError(f"want a column {name!r} of binary or string (option {option}), got {_listed(types)}")

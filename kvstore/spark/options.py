@@ -298,7 +298,7 @@ def _size(options: Mapping[str, str], name: str, default: int, least: int, most:
     match = re.fullmatch(r"(\d+)\s*([a-z]*)", text.strip().lower())
     unit = UNITS.get(match[2]) if match else None
     if match is None or unit is None or not least <= int(match[1]) * unit <= most:
-        raise ConfigError(f"{name}: want a number from {least} to {most}, for example 64MiB, got {text!r}")
+        raise ConfigError(f"{name}: want a number from {least} to {most}, alone or with KiB, MiB or GiB, got {text!r}")
     return int(match[1]) * unit
 
 

@@ -59,6 +59,7 @@ def test_what_was_read_from_a_store_can_be_written() -> None:
         (StructType().add("key", IntegerType()).add("value", BinaryType()), "want a column 'key' of binary or string"),
         (pairs().add("n", LongType()), "column 'n' would be lost: select only key"),
         (StructType(), "got no columns"),
+        (pairs().add("key", StringType()), "want each column once, got key, value, key"),
     ],
 )
 def test_a_data_frame_that_does_not_fit_is_refused(schema: StructType, message: str) -> None:

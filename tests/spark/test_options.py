@@ -70,7 +70,7 @@ def test_writing_has_defaults_and_reads_what_is_set() -> None:
         ({"bogus": "1"}, "unknown option 'bogus' for writing; there are servers"),
         ({"onConflict": "maybe"}, "onConflict: want overwrite or keep, got 'maybe'"),
         ({"onNull": ""}, "onNull: want error or delete"),
-        ({"batchRows": "0"}, "batchRows: want a number from 1"),
+        ({"batchRows": "0"}, "batchRows: want a number from 1 to 50000, alone or with KiB"),
         ({"batchBytes": "2MiB"}, "batchBytes: want a number from 1 to 1048576"),
         ({"path": "/x"}, "there are no paths in a store"),
     ],
