@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from kvstore.env.ports import Task
 
@@ -31,3 +32,27 @@ async def end_task(task: Task) -> None:
     except asyncio.CancelledError:
         if is_cancelled():
             raise
+
+
+class Alarm:
+    """Calls `ring` after a time; one that is set is not set again."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, ring: Callable[[], None]) -> None:
+        self._loop, self._ring = loop, ring
+        self._timer: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> bool:
+        """Whether it was not set before."""
+        if self._timer is not None:
+            return False
+        self._timer = self._loop.call_later(seconds, self._due)
+        return True
+
+    def cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _due(self) -> None:
+        self._timer = None
+        self._ring()

@@ -165,6 +165,10 @@ class Nursery(Protocol):
         ...
 
 
+def never_busy() -> float:
+    return 0.0
+
+
 @dataclass(frozen=True, slots=True)
 class Env:
     """All ports of one process, handed down from the composition root."""
@@ -176,3 +180,5 @@ class Env:
     nursery: Nursery
     fatal: Callable[[str], None]
     """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""
+    busy: Callable[[], float] = never_busy
+    """The share of the recent time, from 0 to 1, in which the event loop had work."""

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
+from kvstore.env.busyness import LoopBusyness
 from kvstore.env.clock import SystemClock
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.nursery import OnError, TaskNursery
@@ -42,6 +43,7 @@ def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None,
         disk=DirectoryDisk(root, best_syncs()),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
+        busy=LoopBusyness(),
     )
 
 

@@ -49,12 +49,21 @@ class Answers:
                 self._sinks[id(sink)] = last = sink
             sink.complete(token, result)
 
+    def fail_all(self, items: Iterable[tuple[Op, Sink, int]], error: StoreError) -> None:
+        """The same error for many."""
+        for _, sink, token in items:
+            self.give(sink, token, error)
+
     def turn_away(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """The operation is another partition's."""
         if self.turn_away_by is None:
             self.give(sink, token, moved)
         else:
             self.turn_away_by(op, sink, token, moved)
+
+    def turn_away_all(self, items: Iterable[tuple[tuple[Op, Sink, int], Moved]]) -> None:
+        for (op, sink, token), moved in items:
+            self.turn_away(op, sink, token, moved)
 
     def flush(self) -> None:
         """Tell the sinks to send what they have."""

@@ -2,9 +2,9 @@
 
     submit → queue → [decide] → log.append → acknowledged → [apply] → answer
 
-Up to `entries_in_flight_max` entries are under way; what arrives meanwhile gathers in the next. An entry is applied
-after it is acknowledged and before anybody is answered. The first failure of an append ends the leadership: what was
-in flight is of unknown outcome, what was queued was never sent (docs/protocol.md, Group commit).
+Up to `entries_in_flight_max` entries are under way; what arrives meanwhile gathers in the next, for longer where
+processors are short (rest.py). An entry is applied after it is acknowledged, before anybody is answered. With the first
+append that fails the lead ends: what was in flight is of unknown outcome, what was queued was never sent.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from errno import ENOSPC
 from typing import Any
 
 from kvstore.env import Env
+from kvstore.env.events import Alarm
 from kvstore.errors import (
     InvalidRequest,
     NotEnoughBookies,
@@ -38,6 +39,7 @@ from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.move_records import Founded, MoveRecord, Release
 from kvstore.partition.operations import MUTATIONS
 from kvstore.partition.reads import ReadGate
+from kvstore.partition.rest import Rest
 from kvstore.partition.state import State
 from kvstore.partition.sweeping import Sweeper
 from kvstore.partition.waiting import Waiting
@@ -76,11 +78,11 @@ class Leader:
         self._evaluator = Evaluator(state, log.epoch, config, self.custody)
         self._sweeper = Sweeper(state, self.custody, config, env.clock, lambda: self.serving, self._reap)
         self._flights: deque[Flight] = deque()
+        self._rest = Rest()
         self._idle: asyncio.Future[None] | None = None
         self._stopped: StoreError | None = None
         self._turn_is_due = False
-        self._deadlines: asyncio.TimerHandle | None = None
-        self._paused: asyncio.TimerHandle | None = None
+        self._deadlines, self._again = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
         self._entries = self._mutations = self._pauses = 0
 
     @property
@@ -159,14 +161,12 @@ class Leader:
         self._gate.close()
         self._log.close_for_good()
         self._sweeper.stop()
-        for timer in (self._deadlines, self._paused):
-            if timer is not None:
-                timer.cancel()
+        self._deadlines.cancel()
+        self._again.cancel()
         while self._flights:
             flight = self._flights.popleft()
             self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
-        for _, sink, token in self._waiting.take_all():
-            self._answers.give(sink, token, NotLeader(self._state.partition))
+        self._answers.fail_all(self._waiting.take_all(), NotLeader(self._state.partition))
         self._reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(reason)
@@ -174,7 +174,6 @@ class Leader:
         self._answers.flush()
 
     def _lose(self, reason: StoreError) -> None:
-        """The lead is lost."""
         if self._stopped is None:
             served = self.serving
             self.stop(reason)
@@ -214,8 +213,7 @@ class Leader:
 
     def expel(self) -> None:
         """Turn away now what waits here and is another partition's."""
-        for item, moved in self._waiting.expel(self.custody, self._env.clock.now()):
-            self._answers.turn_away(*item, moved)
+        self._answers.turn_away_all(self._waiting.expel(self.custody, self._env.clock.now()))
         self._answers.flush()
 
     async def _drained(self) -> None:
@@ -274,28 +272,31 @@ class Leader:
             if self._state.engine.is_behind():
                 self._pause()
                 break
+            if self._rests():
+                break
             self._send(self._queue.take())
         if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [])
-        if (self._waiting or self._reads.is_waiting) and self._deadlines is None and self._stopped is None:
-            self._deadlines = self._loop.call_later(self._config.queue_wait_max_s / 4, self._expire)
+        if (self._waiting or self._reads.is_waiting) and self._stopped is None:
+            self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
             self._idle.set_result(None)
+
+    def _rests(self) -> bool:
+        """Whether what is queued gathers for a moment longer. Nobody who waits for an append waits for that."""
+        if self._idle is not None or self._reads.is_waiting:
+            return False
+        if left := self._rest.left(self._env.clock.now(), len(self._queue), self._queue.bytes):
+            self._again.set(left)
+        return left > 0
 
     def _pause(self) -> None:
         """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. Who is
         about to let go does not wait for that: what is queued is the next leader's."""
         if self._idle is not None:
-            self._answers.give_all(
-                [(sink, token, NotLeader(self._state.partition)) for _, sink, token in self._queue.take_all()]
-            )
-        elif self._paused is None:
-            self._pauses += 1
-            self._paused = self._loop.call_later(BEHIND_S, self._resume)
-
-    def _resume(self) -> None:
-        self._paused = None
-        self._wake()
+            self._answers.fail_all(self._queue.take_all(), NotLeader(self._state.partition))
+        else:
+            self._pauses += self._again.set(BEHIND_S)
 
     def _send(self, items: list[Item]) -> None:
         """Decide on a batch, and append its effects."""
@@ -307,10 +308,9 @@ class Leader:
             self._send_one_by_one(items, error)
             return
         self._queue.put_all_back(decided.rest, self._env.clock.now())
-        for _, sink, token in self._waiting.put_aside(decided.frozen, self._env.clock.now()):
-            self._answers.give(sink, token, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
-        for item, moved in decided.away:
-            self._answers.turn_away(*item, moved)
+        refused = self._waiting.put_aside(decided.frozen, self._env.clock.now())
+        self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
+        self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
         elif self._flights:
@@ -335,6 +335,7 @@ class Leader:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
         self._flights.append(Flight(made, replies))
+        self._rest.begin(self._env.clock.now(), self._env.busy())
         self._gate.send()
         self._entries += 1
         self._mutations += len(made.entry.keys)
@@ -359,6 +360,7 @@ class Leader:
         if flight.made.entry.control and self.custody.applied():
             self._thaw()
         self._gate.acknowledge(sent_at)
+        self._rest.acknowledged(self._env.clock.now() - sent_at)
         self._answers.give_all(flight.replies)
         if flight.observed:
             self._reads.observe(flight.observed)
@@ -383,12 +385,10 @@ class Leader:
 
     def _expire(self) -> None:
         """Refuse what has waited for too long: it was not appended, and is not any more."""
-        self._deadlines = None
         before = self._env.clock.now() - self._config.queue_wait_max_s
         self._reads.expire(before)
-        error = Unavailable(f"partition {self._state.partition}: the write has waited for too long")
-        for _, sink, token in self._waiting.take_older(before):
-            self._answers.give(sink, token, error)
+        why = f"partition {self._state.partition}: the write has waited for too long"
+        self._answers.fail_all(self._waiting.take_older(before), Unavailable(why))
         self._fill()
         self._answers.flush()
 

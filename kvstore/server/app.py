@@ -121,7 +121,11 @@ class Node:
 
     def facts_of_process(self) -> dict[str, float]:
         """Numbers about the node as a whole."""
-        found = {"metadata_connected": self.store.state is SessionState.CONNECTED, "draining": self.is_draining}
+        found = {
+            "loop_busy": self.env.busy(),
+            "metadata_connected": self.store.state is SessionState.CONNECTED,
+            "draining": self.is_draining,
+        }
         if self.is_open and Role.SERVER in self.config.roles:
             return {**found, "ring_version": self.dispatcher.topology.ring.version}
         return {**found}

@@ -25,6 +25,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_loop_lag_max_seconds",
         "Longest delay of the event loop since the last scrape.",
     ),
+    "process_loop_busy": (
+        "process_loop_busy_ratio",
+        "Share of the recent time in which the event loop ran or waited for a processor; above 0.3 entries gather.",
+    ),
     "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper."),
     "process_draining": ("process_draining", "1 once the node hands over what it leads."),
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
