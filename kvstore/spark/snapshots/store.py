@@ -14,7 +14,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
@@ -61,12 +61,19 @@ class SnapshotStore:
         return sorted(name for name in found if manifests.is_id(name))
 
     def load(self, snapshot: str) -> Manifest:
+        found = self._load_or_none(snapshot)
+        if found is None:
+            known = ", ".join(self.ids()[-3:]) or "none"
+            raise InvalidRequest(f"no snapshot {snapshot} in {self.root} (the last there: {known})")
+        return found
+
+    def _load_or_none(self, snapshot: str) -> Manifest | None:
+        """None if it is not there, perhaps since another `prune` removes it."""
         path = self.folder(snapshot) / manifests.NAME
         try:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
-            known = ", ".join(self.ids()[-3:]) or "none"
-            raise InvalidRequest(f"no snapshot {snapshot} in {self.root} (the last there: {known})") from None
+            return None
         found = manifests.decode(data, what=str(path))
         if found.id != snapshot:
             raise Corrupted(f"{path} is of snapshot {found.id}: a snapshot cannot be renamed")
@@ -74,7 +81,16 @@ class SnapshotStore:
 
     def load_all(self) -> dict[str, Manifest]:
         """Raises what `load` raises for the first that cannot be read: what it stands on is not known."""
-        return {name: self.load(name) for name in self.ids()}
+        return {each.id: each for each in map(self._load_or_none, self.ids()) if each is not None}
+
+    def load_chain(self, snapshot: str) -> dict[str, Manifest]:
+        """It and what it stands on, as far as that is here: whatever else the directory holds may be damaged."""
+        found = {snapshot: self.load(snapshot)}
+        name = found[snapshot].parent
+        while name is not None and name not in found and (parent := self._load_or_none(name)) is not None:
+            found[name] = parent
+            name = parent.parent
+        return found
 
     def load_readable(self) -> tuple[dict[str, Manifest], dict[str, str]]:
         """Those that can be read, and for the others why not."""
@@ -82,9 +98,11 @@ class SnapshotStore:
         problems: dict[str, str] = {}
         for name in self.ids():
             try:
-                found[name] = self.load(name)
+                manifest = self._load_or_none(name)
             except (Corrupted, InvalidRequest) as error:
                 problems[name] = str(error)
+            else:
+                found |= {name: manifest} if manifest is not None else {}
         return found, problems
 
     def newest(self) -> Manifest:
@@ -106,12 +124,13 @@ class SnapshotStore:
         sync_directory(self.root)
 
     def remove(self, snapshot: str) -> None:
-        """Take a snapshot away: from one moment to the next it is none, then its files go."""
+        """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once."""
         gone = self.root / f"{GONE}{snapshot}"
         shutil.rmtree(gone, ignore_errors=True)
-        os.rename(self.folder(snapshot), gone)
-        sync_directory(self.root)
-        shutil.rmtree(gone)
+        with suppress(FileNotFoundError):
+            os.rename(self.folder(snapshot), gone)
+            sync_directory(self.root)
+        shutil.rmtree(gone, onerror=_raise_unless_gone)
 
     def remains(self) -> list[Path]:
         """What killed jobs have left, and what nobody finished removing."""
@@ -127,11 +146,17 @@ class SnapshotStore:
     def remove_remains(self, folders: Iterable[Path]) -> list[Path]:
         """Remove them, but for those that a driver holds or another user has left. Returns what is gone."""
         for folder in folders:
-            lock = lock_or_none(folder)
-            if lock is not None:
+            if folder.name.startswith(GONE):  # nobody needs it: no lock, a new file there while another removes it
+                shutil.rmtree(folder, ignore_errors=True)
+            elif (lock := lock_or_none(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(lock)
         return [folder for folder in folders if not folder.exists()]
+
+
+def _raise_unless_gone(_: object, path: str, found: tuple[type[BaseException], BaseException, object]) -> None:
+    if not isinstance(found[1], FileNotFoundError):
+        raise found[1]
 
 
 def _age_s(path: Path, now_s: float) -> float:

@@ -214,13 +214,47 @@ def test_removing_takes_the_snapshot_away_before_its_files(
     store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     full(store, "a", some_log(9))
-    monkeypatch.setattr(stores.shutil, "rmtree", lambda path, ignore_errors=False: ignore_errors or died())
+    monkeypatch.setattr(
+        stores.shutil, "rmtree", lambda path, ignore_errors=False, onerror=None: ignore_errors or died()
+    )
     with pytest.raises(Killed):
         store.remove("a")
     assert store.ids() == []
     monkeypatch.undo()
     store.remove_remains(store.stale_remains(0))
     assert os.listdir(store.root) == []
+
+
+def test_two_may_remove_the_same_at_once(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    full(store, "a", some_log(9))
+    other, rename = SnapshotStore(store.root), os.rename
+
+    def both(old: Path, new: Path) -> None:
+        monkeypatch.undo()
+        rename(old, new)
+        other.remove("a")
+        rename(old, new)
+
+    monkeypatch.setattr(stores.os, "rename", both)
+    store.remove("a")
+    assert os.listdir(store.root) == []
+
+
+def test_what_is_removed_while_all_are_read_is_left_out(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    full(store, "a", some_log(9))
+    monkeypatch.setattr(store, "ids", lambda: ["a", "b"])
+    assert list(store.load_all()) == list(store.load_readable()[0]) == ["a"]
+    assert store.load_readable()[1] == {}
+
+
+def test_remains_are_removed_without_a_new_file_in_them(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which another `prune`, that removes them too, would find in its way."""
+    gone = store.root / ".gone-a"
+    gone.mkdir(parents=True)
+    found: list[list[str]] = []
+    monkeypatch.setattr(stores.shutil, "rmtree", lambda path, **_: found.append(os.listdir(path)))
+    store.remove_remains([gone])
+    assert found == [[]]
 
 
 def test_a_directory_is_told_from_one_snapshot(store: SnapshotStore) -> None:
