@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 
 LOOK_S = 0.5
 """How often progress is looked at."""
+LOST = ("Py4JError", "Py4JNetworkError")
+"""What Spark's calls to a JVM raise that is there no more."""
 _RAISED = re.compile(r"kvstore\.errors\.(\w+): (.*)")
 
 
@@ -130,6 +132,10 @@ def _make(
         with kept(wanted, plan, session, look):
             winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
+    if plan.parent is not None and plan.parent not in store.ids():
+        raise InvalidRequest(
+            f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
+        )
     return work.publish(store, plan, winners, _now_ms())
 
 
@@ -221,6 +227,8 @@ def hold_for_next(cluster: ClientConfig, manifest: Manifest, hours: float) -> No
 
 def failure_of(error: Exception) -> StoreError:
     """What a task has raised, out of what Spark makes of it: pages of two stacks."""
+    if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
+        return errors.Unavailable("the Spark job failed: its JVM was killed, perhaps for want of memory: run it again")
     text = str(error)
     found = _RAISED.findall(text)
     if found:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,7 +106,7 @@ def _watched(cluster: ClientConfig, before: int, total: int, progress: Progress)
     ended = threading.Event()
 
     def watch() -> None:
-        with Client(cluster) as client:
+        with suppress(StoreError), Client(cluster) as client:
             while not ended.wait(LOOK_S):
                 try:
                     progress("restoring", max(0, client.count() - before), total)

@@ -1,6 +1,7 @@
 """What Spark makes of an error, pages of two stacks, becomes the one line that says what went wrong."""
 
 import pytest
+from py4j.protocol import Py4JError
 
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchPin, OutcomeUnknown, StoreError, Unavailable
 from kvstore.spark.snapshots.create import failure_of
@@ -42,6 +43,11 @@ Traceback (most recent call last):
 def test_what_a_task_has_raised_is_told(raised: str, error: StoreError) -> None:
     found = failure_of(RuntimeError(STACK.format(raised=raised)))
     assert (type(found), str(found)) == (type(error), str(error))
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(111, "refused"), Py4JError("calling o12.collect")])
+def test_a_jvm_that_was_killed_is_told(error: Exception) -> None:
+    assert "its JVM was killed" in str(failure_of(error))
 
 
 def test_a_stack_alone_is_no_reason() -> None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kvstore.client.config import ClientConfig
-from kvstore.errors import NoSuchPin, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NoSuchPin, StoreError, Unavailable
 from kvstore.spark.snapshots import create
+from kvstore.spark.snapshots.manifest import Kind
 from kvstore.spark.snapshots.planning import Wanted
+from kvstore.spark.snapshots.store import SnapshotStore
+from kvstore.spark.snapshots.work import Work
 from tests.spark.snapshots.made import manifest_of, places_of
 from tests.spark.snapshots.test_work import PLAN
 
@@ -86,6 +91,19 @@ def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.Mo
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)
     assert found.held[0] == {"p1": 0, "p2": 0}
+
+
+def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    found, store = servers(monkeypatch, None), SnapshotStore(tmp_path)
+    monkeypatch.setattr(create, "unpin", lambda *_: None)
+    plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0", pieces=())
+    found.session.sparkContext.defaultParallelism = 1
+    monkeypatch.setattr(found, "hold", lambda *_: None)
+    with pytest.raises(InvalidRequest, match="snapshot s0 was removed meanwhile, and s1 continues it: take a full one"):
+        create._finished(store, Work.begin(store, plan), plan, wanted(), found.session, lambda *_: None)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkeypatch: pytest.MonkeyPatch) -> None:
