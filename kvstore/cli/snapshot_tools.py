@@ -10,7 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -139,7 +139,11 @@ def spark(
 ) -> Iterator[SparkSession]:
     """A Spark session of our own, ended with the command; on this machine so nice. Raises ConfigError."""
     need_spark("pyspark")
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
     from kvstore.spark.session import open_session
+    from kvstore.spark.snapshots.create import failure_of
 
     settings = {**defaults, **dict(conf or ())}
     if master == MASTER:
@@ -153,7 +157,7 @@ def spark(
         except StoreError:
             raise
         except Exception as error:  # whatever the launcher and the JVM raise
-            raise Unavailable(f"Spark does not start at {master}: {last_line(said()) or error}") from error
+            raise Unavailable(f"Spark does not start at {master}: {error_line(said()) or error}") from error
     signal.signal(signal.SIGINT, on_interrupt)  # Spark's own calls the JVM amid another call to it, and both fail
     _quiet_py4j()
     session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
@@ -163,9 +167,12 @@ def spark(
     except KeyboardInterrupt:
         is_interrupted = True  # perhaps amid a call: the JVM answers no other one, and ends with this process
         raise
+    except (Py4JError, PySparkException, ConnectionError) as error:  # also while a table is only described
+        raise failure_of(error) from error
     finally:
         if not is_interrupted:
-            session.stop()
+            with suppress(Py4JError, ConnectionError):  # the JVM was killed: the work has failed by that or is done
+                session.stop()
 
 
 def _quiet_py4j() -> None:
@@ -192,10 +199,10 @@ def aside() -> Iterator[Callable[[], str]]:
             os.close(kept)
 
 
-def last_line(text: str) -> str:
-    """The last line that names an error, else the last one."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return next((line for line in reversed(lines) if "Exception" in line or "rror" in line), lines[-1] if lines else "")
+def error_line(text: str) -> str:
+    """The last line that names an error; empty without one."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if "Exception" in line or "rror" in line), "")
 
 
 class Bar:

@@ -164,7 +164,7 @@ def verify(
         tools.need_spark("pyarrow")
         from kvstore.spark.snapshots import chains, verify
 
-        chain = chains.covering(store.load_all(), manifest.id, cut)
+        chain = chains.covering(store.load_chain(manifest.id), manifest.id, cut)
         with tools.Bar() as progress:
             counted = tools.Counted(progress, "verifying", sum(each.rows for each in chain))
             problems = list(verify.problems_of(store, chain, counted))
@@ -210,7 +210,10 @@ def restore(
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import chains, restore, verify
 
-    chain = chains.covering(store.load_all(), manifest.id if wanted or not (at or position) else None, cut)
+    if wanted or not (at or position):
+        chain = chains.covering(store.load_chain(manifest.id), manifest.id, cut)
+    else:
+        chain = chains.covering(store.load_all(), None, cut)
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
     with tools.told(), tools.Bar() as progress:
@@ -286,8 +289,7 @@ def diff(
         tools.need_spark("pyarrow")
         from kvstore.spark.snapshots import chains
 
-        catalogue = store.load_all()
-        sides = [chains.chain_of(catalogue, each) for each in (old, new)]
+        sides = [chains.chain_of(store.load_chain(each), each) for each in (old, new)]
         with tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
             from kvstore.spark.snapshots import compare
             from kvstore.spark.snapshots.fold import folded

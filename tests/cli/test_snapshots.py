@@ -5,17 +5,21 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from pyspark.errors import AnalysisException
 
+from kvstore.cli import snapshot_tools as tools
 from kvstore.cli.main import main
 from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.manifest import NAME, encode
 from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore
@@ -139,6 +143,16 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
         assert err.count("\n") == 1
 
 
+def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: SnapshotStore) -> None:
+    full(store, "z", LOG, hour=5)
+    (store.root / "z" / NAME).write_bytes(b"")
+    assert run("verify", store.root, "b")[0] == 0
+    assert "no server of the cluster answers" in run("restore", store.root, "b", "--server", NOBODY)[2]
+    code, _, err = run("verify", store.root)
+    assert (code, err.count("\n")) == (3, 1)
+    assert err.endswith("; take it from a copy, or remove its folder and take a new snapshot\n")
+
+
 @pytest.mark.parametrize("command", ["list", "verify", "restore", "prune"])
 def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path, command: str) -> None:
     (tmp_path / "letters").mkdir()
@@ -216,6 +230,32 @@ def test_wrong_usage_is_exit_code_2_and_touches_nothing(run: Run, store: Snapsho
 )
 def test_a_moment_without_a_zone_is_utc(text: str) -> None:
     assert cut_of(moment(text), None) == Cut(time_ms=1_795_205_700_123)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (InvalidRequest("the cluster holds keys"), "the cluster holds keys"),
+        (ConnectionRefusedError(111, "refused"), "the Spark job failed: its JVM was killed"),
+        (AnalysisException("[PATH_NOT_FOUND] Path does not exist: x"), "Path does not exist: x"),
+    ],
+)
+def test_what_a_job_has_failed_with_is_told_also_when_its_jvm_cannot_be_ended(
+    monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
+) -> None:
+    def stop() -> None:
+        raise ConnectionRefusedError(111, "nobody there")
+
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda level: None), stop=stop)
+    monkeypatch.setattr("kvstore.spark.session.open_session", lambda *_, **__: session)
+    with pytest.raises(StoreError, match=re.escape(told)), tools.Bar() as bar, tools.spark("local[1]", None, bar):
+        raise raised
+
+
+def test_what_spark_greets_with_is_no_reason_why_it_does_not_start() -> None:
+    greeting = "26/11/22 16:03:12 WARN NativeCodeLoader: Unable to load native-hadoop library"
+    assert tools.error_line(f"{greeting}\n") == ""
+    assert tools.error_line(f"Error: no heap\n{greeting}\n") == "Error: no heap"
 
 
 def test_spark_is_asked_for_only_when_it_is_needed(

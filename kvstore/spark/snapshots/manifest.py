@@ -23,6 +23,7 @@ FORMAT = 1
 NAME = "manifest.json"
 DATA = "data"
 """The folder of a snapshot's files."""
+REMEDY = "take it from a copy, or remove its folder and take a new snapshot"
 TOKEN_MAX = (1 << 32) - 1
 
 _ID = re.compile(r"[0-9A-Za-z][0-9A-Za-z._-]{0,63}")
@@ -119,7 +120,7 @@ def decode(data: bytes, *, what: str) -> Manifest:
     _check_format(data, what)
     seal = _SEAL.search(data)
     if seal is None or hashlib.sha256(data[: seal.start()]).hexdigest().encode() != seal[1]:
-        raise Corrupted(f"{what} is damaged: its checksum does not fit; take it from a copy, or take a new snapshot")
+        raise Corrupted(f"{what} is damaged: its checksum does not fit; {REMEDY}")
     manifest = codec.decode(Manifest, data, what=what, format=FORMAT)
     problem = problem_or_none(manifest)
     if problem is not None:
@@ -135,7 +136,7 @@ def _check_format(data: bytes, what: str) -> None:
     try:
         found = msgspec.json.decode(data, type=_Envelope).format
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise Corrupted(f"{what} is no manifest of a snapshot: {error}") from None
+        raise Corrupted(f"{what} is no manifest of a snapshot ({error}); {REMEDY}") from None
     if found > FORMAT:
         raise InvalidRequest(
             f"{what} has format {found}, written by a later version; this one reads up to {FORMAT}: upgrade kvstore"
