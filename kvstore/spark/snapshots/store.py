@@ -73,6 +73,8 @@ class SnapshotStore:
         try:
             data = path.read_bytes()
         except (FileNotFoundError, NotADirectoryError):
+            if path.parent.is_dir():  # who removes a snapshot renames its folder first
+                raise Corrupted(f"{path} is missing; {manifests.REMEDY}") from None
             return None
         found = manifests.decode(data, what=str(path))
         if found.id != snapshot:
