@@ -165,7 +165,7 @@ class Nursery(Protocol):
         ...
 
 
-def never_busy() -> float:
+def never_starved() -> float:
     return 0.0
 
 
@@ -180,5 +180,5 @@ class Env:
     nursery: Nursery
     fatal: Callable[[str], None]
     """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""
-    busy: Callable[[], float] = never_busy
-    """The share of the recent time, from 0 to 1, in which the event loop had work."""
+    starved: Callable[[], float] = never_starved
+    """The share of the recent time, from 0 to 1, in which the event loop was ready to run and got no processor."""

@@ -14,11 +14,11 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
-from kvstore.env.busyness import LoopBusyness
 from kvstore.env.clock import SystemClock
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.nursery import OnError, TaskNursery
 from kvstore.env.ports import Env
+from kvstore.env.starvation import LoopStarvation
 from kvstore.env.syncs import Syncs, ThreadSyncs
 from kvstore.env.tls import Tls
 from kvstore.env.transport import TcpTransport
@@ -43,7 +43,7 @@ def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None,
         disk=DirectoryDisk(root, best_syncs()),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
-        busy=LoopBusyness(),
+        starved=LoopStarvation(),
     )
 
 

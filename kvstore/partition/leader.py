@@ -267,28 +267,24 @@ class Leader:
 
     def _fill(self) -> None:
         """Send as much as may be in flight."""
-        room = self._config.entries_in_flight_max
+        room, sent, now = self._config.entries_in_flight_max, self._gate.sent, self._env.clock.now()
+        is_wanted = len(self._flights) < room and self._stopped is None and self._reads.wants_append()
         while self._queue and len(self._flights) < room and self._stopped is None:
             if self._state.engine.is_behind():
                 self._pause()
                 break
-            if self._rests():
+            left = self._rest.left(now, len(self._queue), self._queue.bytes)
+            if left and self._idle is None and not is_wanted:
+                self._again.set(left)
                 break
             self._send(self._queue.take())
-        if len(self._flights) < room and self._stopped is None and self._reads.wants_append():
+        is_wanted = is_wanted and self._gate.sent == sent
+        if len(self._flights) < room and self._stopped is None and (self._reads.wants_append() or is_wanted):
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [])
         if (self._waiting or self._reads.is_waiting) and self._stopped is None:
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
             self._idle.set_result(None)
-
-    def _rests(self) -> bool:
-        """Whether what is queued gathers for a moment longer. Nobody who waits for an append waits for that."""
-        if self._idle is not None or self._reads.is_waiting:
-            return False
-        if left := self._rest.left(self._env.clock.now(), len(self._queue), self._queue.bytes):
-            self._again.set(left)
-        return left > 0
 
     def _pause(self) -> None:
         """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. Who is
@@ -312,6 +308,7 @@ class Leader:
         self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
         self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
+            self._rest.begin(self._env.clock.now(), len(items), 0.0 if decided.rest else self._env.starved())
             self._append(decided.entry, decided.replies)
         elif self._flights:
             self._flights[-1].observed += decided.replies
@@ -335,7 +332,6 @@ class Leader:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
         self._flights.append(Flight(made, replies))
-        self._rest.begin(self._env.clock.now(), self._env.busy())
         self._gate.send()
         self._entries += 1
         self._mutations += len(made.entry.keys)
@@ -397,4 +393,5 @@ class Leader:
         if self._stopped is not None:  # a scan goes on for some turns after that
             return sink.complete(0, NotLeader(self._state.partition))
         self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
+        self._rest.end()
         self._wake()

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 REST_MAX_S = 0.012
 RESTS, QUICK_S = 3.0, 0.001
-"""From the begin of one entry to that of the next: so many times what entries take beyond QUICK_S. A caller who sends
-one operation after the other so waits for nobody's."""
-BUSY_FROM, BUSY_FULL = 0.3, 0.6
-"""Shares of time in which the event loop has work; from the first on a leader rests, from the second on in full."""
+"""From the begin of one entry to that of the next: so many times what entries take beyond QUICK_S."""
+STARVED_FROM, STARVED_FULL = 0.1, 0.25
+"""Shares of time in which the event loop gets no processor; from the first on a leader rests, from the second on in
+full."""
 ENOUGH_ITEMS, ENOUGH_BYTES = 64, 64 << 10
 """An entry of so much waits for nothing."""
+IN_VAIN = 8
+"""Rests that are left out after one in which nothing gathered: who waits for each answer is hardly slowed down."""
 TICK_S = 0.001
 """Of the event loop's timers. What is shorter would be waited for in turns without end."""
 SMOOTHING = 1 / 16
@@ -28,11 +30,24 @@ class Rest:
     def __init__(self) -> None:
         self._took = 0.0
         self._ends = 0.0
+        self._has_held = False
+        self._left_out = 0
 
-    def begin(self, now: float, busy: float) -> None:
-        """An entry leaves; `busy` is the share of time in which the event loop has work."""
-        part = min(1.0, max(0.0, (busy - BUSY_FROM) / (BUSY_FULL - BUSY_FROM)))
+    def begin(self, now: float, items: int, starved: float) -> None:
+        """An entry of so many operations leaves; `starved` is the share of time in which the loop gets no processor."""
+        if self._has_held and items == 1:
+            self._left_out = IN_VAIN
+        self._has_held = False
+        self._ends = 0.0
+        if self._left_out:
+            self._left_out -= 1
+            return
+        part = min(1.0, max(0.0, (starved - STARVED_FROM) / (STARVED_FULL - STARVED_FROM)))
         self._ends = now + part * min(REST_MAX_S, RESTS * max(0.0, self._took - QUICK_S))
+
+    def end(self) -> None:
+        """Somebody waits for the next entry."""
+        self._ends = 0.0
 
     def acknowledged(self, took: float) -> None:
         """So long after it left."""
@@ -40,7 +55,8 @@ class Rest:
 
     def left(self, now: float, items: int, size: int) -> float:
         """How much longer so many operations, of so many bytes, are to wait; 0 if they are to leave."""
-        if items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
-            return 0.0
         left = min(self._ends - now, REST_MAX_S)
-        return left if left >= TICK_S else 0.0
+        if left < TICK_S or items >= ENOUGH_ITEMS or size >= ENOUGH_BYTES:
+            return 0.0
+        self._has_held = True
+        return left

@@ -122,7 +122,7 @@ class Node:
     def facts_of_process(self) -> dict[str, float]:
         """Numbers about the node as a whole."""
         found = {
-            "loop_busy": self.env.busy(),
+            "loop_starved": self.env.starved(),
             "metadata_connected": self.store.state is SessionState.CONNECTED,
             "draining": self.is_draining,
         }

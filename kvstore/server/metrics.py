@@ -25,9 +25,9 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_loop_lag_max_seconds",
         "Longest delay of the event loop since the last scrape.",
     ),
-    "process_loop_busy": (
-        "process_loop_busy_ratio",
-        "Share of the recent time in which the event loop ran or waited for a processor; above 0.3 entries gather.",
+    "process_loop_starved": (
+        "process_loop_starved_ratio",
+        "Share of the recent time in which the event loop was ready and got no processor; from 0.1 on entries gather.",
     ),
     "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper."),
     "process_draining": ("process_draining", "1 once the node hands over what it leads."),

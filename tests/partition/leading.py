@@ -111,7 +111,7 @@ class Partition:
         self.wall_offset_ms = 0
         self.stopped: list[StoreError] = []
         self.fatal: list[str] = []
-        self.busy = 0.0
+        self.starved = 0.0
         self.epoch = 0
         self.tokens = 0
         MADE.append(self)
@@ -144,7 +144,7 @@ class Partition:
         self.log = FakeLog(self.epoch, self.now)
         env = Env(
             clock=self, random=Random(0), transport=cast(Any, None), disk=cast(Any, None), nursery=cast(Any, None),
-            fatal=self.fatal.append, busy=lambda: self.busy,
+            fatal=self.fatal.append, starved=lambda: self.starved,
         )  # fmt: skip
         self.run(self._make(env))
 

@@ -3,10 +3,21 @@
 import pytest
 
 from kvstore.errors import NotLeader
-from kvstore.partition.commands import Flag, get, put
+from kvstore.partition.commands import Flag, delete_range, get, put
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import BEHIND_S
-from kvstore.partition.rest import ENOUGH_BYTES, ENOUGH_ITEMS, QUICK_S, REST_MAX_S, RESTS, SMOOTHING, TICK_S, Rest
+from kvstore.partition.range_delete import RANGE_KEYS_MAX
+from kvstore.partition.rest import (
+    ENOUGH_BYTES,
+    ENOUGH_ITEMS,
+    IN_VAIN,
+    QUICK_S,
+    REST_MAX_S,
+    RESTS,
+    SMOOTHING,
+    TICK_S,
+    Rest,
+)
 from tests.partition.leading import P1, Partition
 
 TOOK_S = 0.004
@@ -24,16 +35,16 @@ def used_to(took_s: float) -> Rest:
 # ── the rule ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize(("busy", "part"), [(0.0, 0.0), (0.3, 0.0), (0.45, 0.5), (0.6, 1.0), (1.0, 1.0)])
-def test_a_leader_rests_as_far_as_its_process_lacks_processors(busy: float, part: float) -> None:
+@pytest.mark.parametrize(("starved", "part"), [(0.0, 0.0), (0.1, 0.0), (0.175, 0.5), (0.25, 1.0), (1.0, 1.0)])
+def test_a_leader_rests_as_far_as_its_process_lacks_processors(starved: float, part: float) -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, busy)
+    rest.begin(10.0, 2, starved)
     assert rest.left(10.0, 1, 100) == pytest.approx(part * FULL_S)
 
 
 def test_a_rest_ends_in_time() -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 1.0)
+    rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100) == pytest.approx(2 * TICK_S)
     assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100) == 0, "less than a timer's step is waited for in vain"
     assert rest.left(10.0 + FULL_S, 1, 100) == 0
@@ -42,20 +53,20 @@ def test_a_rest_ends_in_time() -> None:
 def test_before_the_first_entry_and_where_entries_are_quick_there_is_no_rest() -> None:
     assert Rest().left(10.0, 1, 100) == 0
     rest = used_to(QUICK_S)
-    rest.begin(10.0, 1.0)
+    rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100) == 0
 
 
 def test_no_rest_is_longer_than_its_bound_whatever_entries_took_and_clocks_do() -> None:
     rest = used_to(30.0)
-    rest.begin(10.0, 1.0)
+    rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100) == REST_MAX_S
     assert rest.left(-1000.0, 1, 100) == REST_MAX_S
 
 
 def test_an_entry_that_is_large_enough_waits_for_nothing() -> None:
     rest = used_to(TOOK_S)
-    rest.begin(10.0, 1.0)
+    rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, ENOUGH_ITEMS - 1, ENOUGH_BYTES - 1) > 0
     assert rest.left(10.0, ENOUGH_ITEMS, 100) == rest.left(10.0, 1, ENOUGH_BYTES) == 0
 
@@ -63,8 +74,25 @@ def test_an_entry_that_is_large_enough_waits_for_nothing() -> None:
 def test_one_slow_entry_among_quick_ones_does_little() -> None:
     rest = used_to(QUICK_S)
     rest.acknowledged(0.05)
-    rest.begin(10.0, 1.0)
+    rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100) == pytest.approx(RESTS * SMOOTHING * (0.05 - QUICK_S))
+
+
+def test_who_waits_for_each_answer_is_rested_for_once_in_a_while_only() -> None:
+    rest = used_to(TOOK_S)
+    held = 0
+    for number in range(10 * (IN_VAIN + 1)):
+        now = 10.0 + number
+        rest.begin(now, 1, 1.0)
+        held += rest.left(now + QUICK_S, 1, 100) > 0
+    assert held == 10
+
+
+def test_rests_in_which_operations_gather_go_on() -> None:
+    rest = used_to(TOOK_S)
+    for number in range(20):
+        rest.begin(10.0 + number, 2, 1.0)
+        assert rest.left(10.0 + number, 1, 100) > 0
 
 
 # ── the leader ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -72,7 +100,7 @@ def test_one_slow_entry_among_quick_ones_does_little() -> None:
 
 @pytest.fixture
 def p() -> Partition:
-    """A leader whose entries take TOOK_S, and whose process is busy."""
+    """A leader whose entries take TOOK_S, and whose process lacks processors."""
     p = Partition().start()
     slow(p)
     return p
@@ -84,7 +112,7 @@ def slow(p: Partition) -> None:
         p.wait(TOOK_S)
         p.acknowledge()
     p.wait(1)
-    p.busy = 1.0
+    p.starved = 1.0
 
 
 def test_after_an_entry_operations_gather_and_leave_together(p: Partition) -> None:
@@ -103,7 +131,7 @@ def test_after_an_entry_operations_gather_and_leave_together(p: Partition) -> No
 
 
 def test_with_processors_to_spare_each_leaves_at_once(p: Partition) -> None:
-    p.busy = 0.0
+    p.starved = 0.0
     p.submit(put(b"a", b"1"))
     p.submit(put(b"b", b"1"))
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
@@ -137,6 +165,47 @@ def test_who_lets_go_does_not_rest(p: Partition) -> None:
         p.settle()
     assert p.result(token) == 102
     assert released.done()
+
+
+def test_records_that_follow_each_other_do_not_prolong_the_rest(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    for _ in range(3):
+        proof = p.loop.create_task(p.leader.prove())
+        p.wait(FULL_S / 3)
+        while p.log.under_way:
+            p.acknowledge()
+        assert proof.done()
+    assert p.caller.results[max(p.caller.results)] == 102, "the write has left in time"
+
+
+def test_a_renewal_of_the_lease_is_the_write_that_rests(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    p.acknowledge()
+    p.submit(put(b"b", b"1"))
+    assert p.under_way() == []
+    p.leader._gate.lease_until = p.now() + 0.05
+    p.submit(get(b"a"))
+    assert [entry.keys for entry in p.under_way()] == [[b"b"]]
+
+
+def test_a_read_of_an_expired_key_does_not_wait_for_a_rest(p: Partition) -> None:
+    p.do(put(b"brief", b"1", expires_ms=p.wall_ms() + 100))
+    p.wait(0.2)
+    p.submit(put(b"a", b"1"))
+    (read,) = p.submit(get(b"brief"))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"brief"]]
+    p.acknowledge(2)
+    assert p.result(read) is None
+
+
+def test_the_parts_of_what_is_too_large_for_one_entry_do_not_rest(p: Partition) -> None:
+    p.starved = 0.0
+    p.do(*(put(b"r%04d" % number, b"1") for number in range(RANGE_KEYS_MAX + 500)))
+    p.starved = 1.0
+    p.wait(1)
+    p.submit(delete_range(b"r", b"s"))
+    assert [len(entry.keys) for entry in p.under_way()] == [RANGE_KEYS_MAX, 500]
 
 
 def test_a_leader_that_ends_while_it_rests_refuses_what_has_gathered(p: Partition) -> None:
