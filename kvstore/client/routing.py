@@ -40,6 +40,8 @@ class Routing:
     heard_version: int = 0
     """The latest that an answer, or the token of another client, has named."""
     partitions: dict[str, PartitionRoute] = field(default_factory=dict)
+    owners: list[str] = field(default_factory=list)
+    """Those that own something, sorted: who asks all for their part asks these. Others need not have a leader."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Server id → where its gRPC listens."""
     _bounds: list[int] = field(default_factory=list)
@@ -129,6 +131,7 @@ class Routing:
         self._bounds = [*message.tokens, TOKENS]
         owners = [ids[place] for place in message.owners]
         self._owners = [*owners, owners[0]]
+        self.owners = sorted(set(owners))
         self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
         self.ring_version = message.ring_version
 

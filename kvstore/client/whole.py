@@ -31,7 +31,7 @@ class Scan:
     ) -> None:
         self._routing, self._end, self._keys_only, self._level = routing, end, keys_only, level
         self._asked_by = routing.ring_version
-        self._merge: Merge[Item] = Merge(sorted(routing.partitions), start, limit=limit)
+        self._merge: Merge[Item] = Merge(routing.owners, start, limit=limit)
         self._pages: list[Page] = []
 
     @property
@@ -42,7 +42,7 @@ class Scan:
         """The pages without which nothing more can go out."""
         if self._asked_by != self._routing.ring_version:
             self._asked_by = self._routing.ring_version
-            self._merge = self._merge.anew(sorted(self._routing.partitions))
+            self._merge = self._merge.anew(self._routing.owners)
         self._pages = self._merge.wanted()
         return [
             operations.scan(page.partition, page.start, self._end, page.limit, self._level, keys_only=self._keys_only)
@@ -68,7 +68,7 @@ class Count:
 
     def wanted(self) -> list[Operation]:
         self._asked_by = self._routing.ring_version
-        return [operations.count(partition, self._level) for partition in sorted(self._routing.partitions)]
+        return [operations.count(partition, self._level) for partition in self._routing.owners]
 
     def take(self, answers: Answers) -> None:
         """Raises Moved if no newer ring is known by which to ask again."""

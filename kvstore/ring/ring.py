@@ -11,6 +11,7 @@ from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -130,6 +131,12 @@ class Ring:
     def partition_of(self, key: bytes) -> PartitionId:
         """The partition that owns a key."""
         return self._owners[bisect_left(self._bounds, token_of(key))]
+
+    @cached_property
+    def owners(self) -> list[PartitionId]:
+        """The partitions that own something, sorted. Who asks all partitions for their part asks these: one that joins
+        or has given all away need not be led by anybody."""
+        return sorted(set(self._owners))
 
     def ranges(self) -> Iterator[TokenRange]:
         """All ranges, by their end."""

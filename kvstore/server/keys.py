@@ -93,7 +93,7 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
 
     async def count(ring: Ring) -> int:
         total = 0
-        for partition in sorted(ring.partitions):
+        for partition in ring.owners:
             total += await ask((_COUNT, b"", int(level)), partition)
         return total
 

@@ -20,12 +20,11 @@ _KEYS_MAX = 100_000
 
 def probe_keys(ring: Ring) -> dict[PartitionId, bytes]:
     """One key of each partition that owns anything."""
-    wanted = {partition for partition, share in ring.shares().items() if share}
     found: dict[PartitionId, bytes] = {}
     for number in range(_KEYS_MAX):
         key = PREFIX + b"%d" % number
         found.setdefault(ring.partition_of(key), key)
-        if len(found) == len(wanted):
+        if len(found) == len(ring.owners):
             break
     return found
 

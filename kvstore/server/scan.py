@@ -19,10 +19,10 @@ async def scan_pages(backend: Backend, ask: Ask, request: kv_pb2.ScanRequest) ->
     looked for again. Raises StoreError."""
     flags = int(Flag.KEYS_ONLY) if request.keys_only else 0
     routed = backend.topology.ring.routed
-    merge: Merge[Record] = Merge(sorted(backend.topology.ring.partitions), request.start, limit=request.limit)
+    merge: Merge[Record] = Merge(backend.topology.ring.owners, request.start, limit=request.limit)
 
     async def ask_all(ring: Ring) -> tuple[int, Merge[Record], list[tuple[str, Result]]]:
-        asked = merge if ring.routed == routed else merge.anew(sorted(ring.partitions))
+        asked = merge if ring.routed == routed else merge.anew(ring.owners)
         pages = []
         for partition, start, limit in asked.wanted():
             op = (Code.SCAN, start, request.end, limit, flags, request.level, request.token.get(partition, 0))

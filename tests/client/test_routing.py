@@ -35,6 +35,12 @@ def test_a_key_belongs_to_the_owner_of_the_range_of_its_token(routing: Routing) 
         assert routing.partition_of(key) == ("p1" if token_of(key) < TOKENS // 2 else "p2")
 
 
+def test_owners_are_those_that_own_something(routing: Routing) -> None:
+    assert routing.owners == ["p1", "p2"]
+    routing.learn(topology(2, owners="11"))
+    assert (routing.owners, sorted(routing.partitions)) == (["p2"], ["p1", "p2"])
+
+
 def test_tokens_after_the_last_one_wrap_round() -> None:
     routing = Routing()
     message = topology()

@@ -13,12 +13,15 @@ MOVED = Moved("", 0)
 
 
 def routing_of(version: int, *partitions: str) -> Routing:
-    return Routing(ring_version=version, partitions={each: PartitionRoute() for each in partitions})
+    return Routing(
+        ring_version=version, partitions={each: PartitionRoute() for each in partitions}, owners=list(partitions)
+    )
 
 
 def learn(routing: Routing, version: int, *partitions: str) -> None:
     routing.ring_version = version
     routing.partitions = {each: PartitionRoute() for each in partitions}
+    routing.owners = list(partitions)
 
 
 def scan_of(routing: Routing, *, limit: int = 0) -> Scan:
@@ -76,6 +79,20 @@ def test_moved_is_an_error_if_no_newer_ring_is_known() -> None:
         scan.take(MOVED)
     with pytest.raises(Moved):
         count.take(MOVED)
+
+
+def test_who_owns_nothing_is_not_asked() -> None:
+    """A partition that joins, or that has given all away, need not be led by anybody."""
+    routing = routing_of(1, "p1", "p2", "p3")
+    routing.owners = ["p1", "p3"]
+    assert [each.partition for each in scan_of(routing).wanted()] == ["p1", "p3"]
+    assert [each.partition for each in Count(routing, Level.LINEARIZABLE).wanted()] == ["p1", "p3"]
+    scan = scan_of(routing)
+    scan.wanted()
+    learn(routing, 2, "p1", "p2", "p3")
+    routing.owners = ["p2"]
+    scan.take(MOVED)
+    assert [each.partition for each in scan.wanted()] == ["p2"]
 
 
 def test_a_count_is_of_one_ring() -> None:

@@ -12,12 +12,12 @@ from kvstore.errors import Moved, Unavailable
 from kvstore.partition.commands import Op, Record
 from kvstore.proto import kv_pb2
 from kvstore.ring.builder import new_ring
-from kvstore.ring.ring import Ring
-from kvstore.server.keys import MOVED_MAX
+from kvstore.ring.ring import PartitionState, Ring
+from kvstore.server.keys import MOVED_MAX, count_keys
 from kvstore.server.scan import scan_pages
 from kvstore.types import PartitionId, ServerId
 
-P1, P2 = PartitionId("p1"), PartitionId("p2")
+P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
 KEYS = [b"a", b"b", b"c"]
 
 
@@ -33,6 +33,9 @@ class Partitions:
     @property
     def topology(self) -> Any:
         return SimpleNamespace(ring=self.ring)
+
+    async def count(self, op: Op, partition: PartitionId) -> int:
+        return len(self.held[partition])
 
     async def ask(self, op: Op, partition: PartitionId) -> Any:
         if self.asked == self.moves_before_question:
@@ -81,3 +84,14 @@ async def test_a_scan_of_keys_that_never_come_to_rest_ends_with_an_error(monkeyp
     with pytest.raises(Unavailable):
         await keys_of(partitions, kv_pb2.ScanRequest())
     assert partitions.asked == MOVED_MAX
+
+
+async def test_who_owns_nothing_is_not_asked() -> None:
+    partitions = Partitions()
+    member = partitions.ring.partitions[P1]
+    partitions.ring = replace(
+        partitions.ring,
+        partitions={**partitions.ring.partitions, P3: replace(member, id=P3, state=PartitionState.JOINING)},
+    )
+    assert await keys_of(partitions, kv_pb2.ScanRequest()) == KEYS, "p3 has no leader: to ask it would be an error"
+    assert await count_keys(partitions.count, lambda: partitions.ring) == len(KEYS)
