@@ -247,6 +247,13 @@ def test_what_is_removed_while_all_are_read_is_left_out(store: SnapshotStore, mo
     assert store.load_readable()[1] == {}
 
 
+def test_a_snapshot_whose_manifest_is_missing_is_damaged(store: SnapshotStore) -> None:
+    full(store, "a", some_log(9))
+    (store.folder("a") / "manifest.json").unlink()
+    with pytest.raises(Corrupted, match=r"manifest\.json is missing; take it from a copy"):
+        store.load("a")
+
+
 def test_remains_are_removed_without_a_new_file_in_them(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Which another `prune`, that removes them too, would find in its way."""
     gone = store.root / ".gone-a"
