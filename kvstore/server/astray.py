@@ -13,15 +13,18 @@ from operator import itemgetter
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Op, Result, Sink
-from kvstore.server.ways import UnderWay, Waiting, keys_of, written_bytes
+from kvstore.server.ways import UNORDERED, UnderWay, Waiting, keys_of, written_bytes
 
 WAIT_S = 2.0
 """How long an operation is looked after, all its ways together."""
 ON_ITS_WAY = "the key is on its way from one partition to another"
 
 
-class FromPeer:
+class FromPeer(Sink):
     """Base of sinks of other servers: those send out again themselves what was theirs to send."""
+
+    def turn_away(self, op: Op, token: int) -> None:
+        """The operation is another partition's; it is completed as Moved a little later."""
 
 
 class Astray:
@@ -46,7 +49,8 @@ class Strays:
         self._fail, self._most, self._bytes_max = fail, most, bytes_max
         self._items: list[Waiting] = []
         self._bytes = 0
-        self._expected: list[tuple[Callable[[], bool], list[bytes]]] = []
+        self._expected: dict[int, tuple[Callable[[], bool], list[bytes]]] = {}
+        """By their place in the order."""
         self.keys: dict[bytes, int] = {}
         """Of what is here or expected back → of how many. What comes later on one of them has to wait here."""
         self.total = 0
@@ -59,11 +63,13 @@ class Strays:
         return any(key in self.keys for key in keys_of(op))
 
     def expect(self, under_way: Iterable[UnderWay]) -> None:
-        """Operations that went to a partition that does not own their key any more, and may come back."""
-        for is_under_way, op in under_way:
-            keys = keys_of(op)
-            self._hold(keys)
-            self._expected.append((is_under_way, keys))
+        """Operations that may come back, and before which no later one on their keys must be done."""
+        for is_under_way, (order, op, *_) in under_way:
+            if op[0] not in UNORDERED:
+                keys = keys_of(op)
+                if order not in self._expected:
+                    self._hold(keys)
+                self._expected[order] = (is_under_way, keys)
 
     def add(self, stray: Waiting, now: float) -> None:
         """Keep the operation for a while: until its deadline, if it has one."""
@@ -85,7 +91,7 @@ class Strays:
         """What goes out again, in order: all but what has to wait for something that is expected, and is refused when
         its time is up. Those that come back keep their place."""
         self._forget_what_has_come()
-        blocked = {key for _, keys in self._expected for key in keys}
+        blocked = {key for _, keys in self._expected.values() for key in keys}
         going: list[Waiting] = []
         staying: list[Waiting] = []
         for stray in self._items:
@@ -106,18 +112,14 @@ class Strays:
 
     def fail_all(self, error: StoreError) -> None:
         """Refuse all of them."""
-        items, self._items, self._expected, self._bytes = self._items, [], [], 0
+        items, self._items, self._expected, self._bytes = self._items, [], {}, 0
         self.keys.clear()
         for _, _, sink, token, _, _ in items:
             self._fail(sink, token, error)
 
     def _forget_what_has_come(self) -> None:
-        there = [each for each in self._expected if each[0]()]
-        if len(there) != len(self._expected):
-            for is_under_way, keys in self._expected:
-                if not is_under_way():
-                    self._let_go(keys)
-            self._expected = there
+        for order in [order for order, (is_under_way, _) in self._expected.items() if not is_under_way()]:
+            self._let_go(self._expected.pop(order)[1])
 
     def _hold(self, keys: list[bytes]) -> None:
         for key in keys:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import insort
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from operator import itemgetter
 
 from kvstore.env import Env
@@ -21,7 +21,7 @@ from kvstore.server.config import Limits
 from kvstore.server.frames import check_one_partition
 from kvstore.server.members import ClusterTopology
 from kvstore.server.membership import Membership
-from kvstore.server.ways import KEYLESS, Links, LocalReplica, Waiting, written_bytes
+from kvstore.server.ways import KEYLESS, UNORDERED, Links, LocalReplica, UnderWay, Waiting, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02
@@ -151,16 +151,18 @@ class Dispatcher:
         """An operation that another server sent: done here or refused, never sent on."""
         local = self._local.get(partition)
         if local is None:
-            self._fail_later(sink, token, self._not_leader(partition))
+            self._fail_later(sink, token, self._topology.not_leader(partition))
         elif ring_version != self._ring_version and not self._owns(partition, op, ring_version):
+            if isinstance(sink, FromPeer):
+                sink.turn_away(op, token)
             self._fail_moved(sink, token, ring_version)
         elif local.serving and partition not in self._waiting:
             local.submit(op, sink, token)
-        elif self._leads_soon(partition):
+        elif self._topology.is_led_by(self._server, partition):
             self._arrivals += 1
             self._wait(partition, (self._arrivals, op, sink, token, self._now() + WAIT_S, True))
         else:
-            self._fail_later(sink, token, self._not_leader(partition))
+            self._fail_later(sink, token, self._topology.not_leader(partition))
 
     def take_back(self, partition: PartitionId, waiting: Waiting, error: StoreError, server: ServerId) -> None:
         """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
@@ -171,7 +173,11 @@ class Dispatcher:
             self._membership.suspect(partition)
         if not isinstance(error, NotLeader | Moved | Unavailable) or now >= deadline > 0:
             self._fail_later(sink, token, error)
-        elif isinstance(error, Moved) or (op[0] not in KEYLESS and self._partition_of(op[1]) != partition):
+        elif (
+            isinstance(error, Moved)
+            or (op[0] not in KEYLESS and self._partition_of(op[1]) != partition)
+            or self._is_behind_a_stray(op)
+        ):
             self._stray((order, op, sink, token, deadline, False))
         else:
             self._wait(partition, (order, op, sink, token, deadline or now + WAIT_S, False))
@@ -180,6 +186,7 @@ class Dispatcher:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
         changed; another server sends out again what came from it."""
         if isinstance(sink, FromPeer):
+            sink.turn_away(op, token)
             self._fail_later(sink, token, Moved(moved.partition, self._ring_version))
         else:
             # Whatever else on this key has come back or waits was submitted after it.
@@ -191,6 +198,15 @@ class Dispatcher:
         if ring_version > self._ring_version:
             self._membership.suspect_ring()
         self._fail_later(sink, token, Moved("", self._ring_version))
+
+    def expect(self, under_way: Iterable[UnderWay]) -> None:
+        """Operations that will come back, or are done before what follows them."""
+        self._strays.expect(under_way)
+
+    def _is_behind_a_stray(self, op: Op) -> bool:
+        """Whether another one has to be done before this. Reads need not wait for writes of others; doors let those of
+        one caller wait for its own."""
+        return bool(self._astray) and op[0] not in UNORDERED and self._strays.holds(op)
 
     def _stray(self, waiting: Waiting) -> None:
         if waiting[1][0] in KEYLESS:
@@ -237,8 +253,7 @@ class Dispatcher:
                 op = (op[0], op[1], _LINEARIZABLE, 0)
             elif local := self._local.get(partition):
                 return local.submit(op, sink, token)
-        # Reads need not wait behind writes of others; doors let those of one caller wait for its own.
-        if self._astray and op[0] not in KEYLESS and op[0] not in _SEQUENCED and self._strays.holds(op):
+        if self._is_behind_a_stray(op):
             self._arrivals += 1
             return self._stray((self._arrivals, op, sink, token, 0.0, False))
         if ring_version > self._ring_version:
@@ -261,7 +276,7 @@ class Dispatcher:
         leader = self._topology.leaders.get(partition)
         if waiting[5] and (local is None or (leader is not None and leader[0] != self._server)):
             # Another server's: done here or refused, never sent on.
-            self._fail_later(waiting[2], waiting[3], self._not_leader(partition))
+            self._fail_later(waiting[2], waiting[3], self._topology.not_leader(partition))
             return True
         if leader is None or leader[0] == self._server or partition in self._refused_by:
             return False
@@ -337,7 +352,9 @@ class Dispatcher:
         for place, each in enumerate(waiting):
             if each[4] <= now:
                 self.timed_out += 1
-                self._fail_later(each[2], each[3], self._nobody(partition))
+                self._fail_later(each[2], each[3], self._topology.nobody(partition))
+            elif not each[5] and self._is_behind_a_stray(each[1]):
+                self._stray(each)
             elif not self._send(partition, each):
                 return waiting[place:]
         return []
@@ -357,19 +374,13 @@ class Dispatcher:
                 if each[1][0] in KEYLESS:
                     self._waiting_count -= 1
                     self._fail_moved(each[2], each[3], 0)
-                elif self._astray and not each[5] and self._strays.holds(each[1]):
+                elif not each[5] and self._is_behind_a_stray(each[1]):
                     self._waiting_count -= 1
                     self._waiting_bytes -= written_bytes(each[1])
                     self._stray(each)
                 else:
                     owner = self._partition_of(each[1][1])
                     insort(self._waiting.setdefault(owner, []), each, key=itemgetter(0))
-
-    def _nobody(self, partition: PartitionId) -> StoreError:
-        leader = self._topology.leaders.get(partition)
-        if leader is None:
-            return Unavailable(f"partition {partition} has no leader")
-        return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")
 
     def _owns(self, partition: PartitionId, op: Op, ring_version: int) -> bool:
         """Whether who asks by another version of the ring may have this partition's answer (docs/protocol.md M16)."""
@@ -381,17 +392,6 @@ class Dispatcher:
         """Whether a session read may carry what its client has seen of another partition than is asked here. Only the
         leader knows an answer that is right anyhow (docs/protocol.md M16)."""
         return ring_version != self._ring_version and bool(ring_version or op[3])
-
-    def _leads_soon(self, partition: PartitionId) -> bool:
-        leader = self._topology.leaders.get(partition)
-        return leader is not None and leader[0] == self._server
-
-    def _not_leader(self, partition: PartitionId) -> NotLeader:
-        leader = self._topology.leaders.get(partition)
-        if leader is None:
-            return NotLeader(partition)
-        member = self._topology.servers.get(leader[0])
-        return NotLeader(partition, leader[0], member.grpc if member else "")
 
     def _now(self) -> float:
         return self._env.clock.now()

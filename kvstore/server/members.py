@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import orjson
 
-from kvstore.errors import Corrupted
+from kvstore.errors import Corrupted, NotLeader, StoreError, Unavailable
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -66,3 +66,22 @@ class ClusterTopology:
         if leader is not None:
             leaders[partition] = leader
         return replace(self, leaders=leaders)
+
+    def is_led_by(self, server: ServerId, partition: PartitionId) -> bool:
+        leader = self.leaders.get(partition)
+        return leader is not None and leader[0] == server
+
+    def not_leader(self, partition: PartitionId) -> NotLeader:
+        """What who asks the wrong server is told: who leads, and where."""
+        leader = self.leaders.get(partition)
+        if leader is None:
+            return NotLeader(partition)
+        member = self.servers.get(leader[0])
+        return NotLeader(partition, leader[0], member.grpc if member else "")
+
+    def nobody(self, partition: PartitionId) -> StoreError:
+        """What who waited in vain for a leader is told."""
+        leader = self.leaders.get(partition)
+        if leader is None:
+            return Unavailable(f"partition {partition} has no leader")
+        return Unavailable(f"partition {partition}: its leader {leader[0]} cannot be reached, or does not serve yet")

@@ -11,6 +11,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kvstore.env import Stream
@@ -18,7 +19,7 @@ from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreEr
 from kvstore.partition.commands import Code, Sink
 from kvstore.server import peer_frames as frames
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
-from kvstore.server.ways import KEYLESS, UnderWay, Waiting, written_bytes
+from kvstore.server.ways import KEYLESS, UNORDERED, UnderWay, Waiting, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Link:
     def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
         """The operations under way to a partition that is not their key's."""
         return [
-            (partial(self._is_pending, number), waiting[1])
+            (partial(self._is_pending, number), waiting)
             for number, (partition, waiting) in self._pending.items()
             if waiting[1][0] not in KEYLESS and partition_of(waiting[1][1]) != partition
         ]
@@ -265,22 +266,34 @@ class Link:
             if entry is not None:
                 entry[1][2].complete(entry[1][3], None)
                 sinks[id(entry[1][2])] = entry[1][2]
-        for number, result in sorted(results.others, key=lambda each: each[0]) if results.others else ():
-            entry = pop(number, None)
-            if entry is not None:
-                self._take_other(entry, result, sinks)
+        if results.others:
+            self._take_others(sorted(results.others, key=itemgetter(0)), sinks)
         for sink in sinks.values():
             sink.flush()
 
-    def _take_other(self, entry: tuple[PartitionId, Waiting], result: Any, sinks: dict[int, Sink]) -> None:
-        partition, waiting = entry
-        op, sink, token = waiting[1], waiting[2], waiting[3]
-        self._pending_bytes -= written_bytes(op)
-        if isinstance(result, NotLeader | Moved):
-            self._links.dispatcher.take_back(partition, waiting, result, self.server)
-        else:
-            sink.complete(token, result)
-            sinks[id(sink)] = sink
+    def _take_others(self, results: list[tuple[int, Any]], sinks: dict[int, Sink]) -> None:
+        moved: set[bytes] = set()
+        for number, result in results:
+            entry = self._pending.pop(number, None)
+            if entry is None:
+                continue
+            partition, waiting = entry
+            _, op, sink, token, _, _ = waiting
+            self._pending_bytes -= written_bytes(op)
+            if isinstance(result, NotLeader | Moved):
+                self._links.dispatcher.take_back(partition, waiting, result, self.server)
+            else:
+                sink.complete(token, result)
+                sinks[id(sink)] = sink
+            if isinstance(result, Moved) and op[0] not in UNORDERED:
+                moved.update(keys_of(op))
+        if moved:
+            # What is still under way on these keys is refused as well: none goes out again before all have come back.
+            self._links.dispatcher.expect(
+                (partial(self._is_pending, number), waiting)
+                for number, (_, waiting) in self._pending.items()
+                if waiting[1][0] not in UNORDERED and not moved.isdisjoint(keys_of(waiting[1]))
+            )
 
     def _take_answer(self, number: int, body: bytes, error: Any) -> None:
         waiter = self._calls.get(number)

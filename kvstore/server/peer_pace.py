@@ -74,6 +74,10 @@ class Pace:
                 self.waiting -= 1
                 yield waiting.popleft()
 
+    def oldest(self, heard: int) -> int:
+        """How many frames of results the sender had taken in when it sent what waits here longest, or `heard`."""
+        return min((line.waiting[0][4] for line in self._lines.values() if line.waiting), default=heard)
+
     def end(self, number: int, size: int) -> None:
         """It is answered with a value of `size` bytes, or without one."""
         found = self._under_way.pop(number, None)

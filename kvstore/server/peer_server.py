@@ -8,13 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstore.env import Env, Stream, StreamHandler
-from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, StoreError
-from kvstore.partition.commands import Record
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
+from kvstore.partition.commands import Op, Record
 from kvstore.server import peer_frames as frames
 from kvstore.server.astray import FromPeer
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer_pace import Pace
+from kvstore.server.refusals import Refusals
 from kvstore.server.resp_commands import CommandError
 from kvstore.types import PartitionId, ServerId
 
@@ -31,8 +32,6 @@ CLOSE_S = 1.0
 CLOSE_LOOKS = 50
 RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
-
-_NOT_SAID = 1 << 62
 
 Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
 
@@ -111,10 +110,7 @@ class PeerSession(FromPeer):
         self._partitions: dict[PartitionId, None] = {}
         self._results = 0
         """Frames of results written."""
-        self._refused: dict[PartitionId, int] = {}
-        """Partitions of which an operation was refused as not led here -> the frame of results that says so."""
-        self._unsaid: list[PartitionId] = []
-        """Those of them of which it has not been written yet."""
+        self._refusals = Refusals()
         self._is_lost = False
         self._clear()
 
@@ -196,22 +192,28 @@ class PeerSession(FromPeer):
             self._send_results()
         self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
+        if self._refusals:
+            self._refusals.forget(self._pace.oldest(heard))
 
     def _begin(self) -> None:
         """Begin what waits, as far as the pace allows."""
         submit = self._owner.dispatcher.submit_here
         refused = False
         for partition, op, number, ring_version, heard in self._pace.take():
-            if self._refused and self._refused.get(partition, heard) > heard:
-                self._pace.end(number, 0)
-                self._others.append((number, NotLeader(partition)))
-                self._note_refusal(partition)
-                refused = True
-            else:
-                self._in_flight += 1
+            error = self._refusals.of(partition, op, heard) if self._refusals else None
+            self._in_flight += 1
+            if error is None:
                 submit(partition, op, self, number, ring_version)
+            else:
+                if isinstance(error, Moved):
+                    self.turn_away(op, number)
+                self.complete(number, error)
+                refused = True
         if refused:
             self._send_results()
+
+    def turn_away(self, op: Op, token: int) -> None:
+        self._refusals.turn_away(token, op)
 
     def _take_call(self, call: Call) -> None:
         if self._calls >= CALLS_MAX:
@@ -252,14 +254,9 @@ class PeerSession(FromPeer):
         elif result is None:
             self._absent.append(token)
         else:
-            if kind is NotLeader:
-                self._note_refusal(PartitionId(result.partition))
+            if kind is NotLeader or kind is Moved:
+                self._refusals.give(token, result)
             self._others.append((token, result))
-
-    def _note_refusal(self, partition: PartitionId) -> None:
-        """Until the other server has heard of this, do nothing of what it sends: its operations are done in order."""
-        self._refused[partition] = _NOT_SAID
-        self._unsaid.append(partition)
 
     def flush(self) -> None:
         self._send_results()
@@ -278,9 +275,7 @@ class PeerSession(FromPeer):
             self._write_results(Results(numbers, records, absent, [], progress))
             for number, result in others:
                 self._send_singly(number, result)
-        for partition in self._unsaid:
-            self._refused[partition] = self._results
-        self._unsaid.clear()
+        self._refusals.tell(self._results)
 
     def _send_singly(self, number: int, result: Any) -> None:
         try:

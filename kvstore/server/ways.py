@@ -11,13 +11,15 @@ from kvstore.types import PartitionId, ServerId
 
 KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
 """Codes of operations that go to a partition, and not to whoever owns a key."""
+UNORDERED = KEYLESS | {int(Code.GET), int(Code.META)}
+"""Codes of operations that need not be done in the order in which they came (docs/protocol.md M15)."""
 _PUT, _BATCH = int(Code.PUT), int(Code.BATCH)
 _LARGE = frozenset({int(Code.APPEND), _BATCH})
 
 Waiting = tuple[int, Op, Sink, int, float, bool]
 """An operation on its way: (order, operation, sink, token, deadline or 0 before it had to wait, whether another server
 sent it). A plain tuple: each forwarded operation is one."""
-UnderWay = tuple[Callable[[], bool], Op]
+UnderWay = tuple[Callable[[], bool], Waiting]
 """An operation on a link, and what says whether it still is."""
 
 

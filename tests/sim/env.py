@@ -201,8 +201,14 @@ class SimNode:
             disk=self.disk,
             nursery=TaskNursery(self.name, on_error=world.task_failed, context=process.context),
             fatal=fatal,
+            starved=self._starved(),
         )
         return self._env
+
+    def _starved(self) -> Callable[[], float]:
+        """Some processes find processors, some do not, and some know only part of the time."""
+        share = self.world.fork(f"starved/{self.name}/{self.incarnation}").choice([0.0, 0.15, 1.0])
+        return lambda: share
 
     async def _live(self, process: Process, main: Main, env: Env) -> None:
         try:

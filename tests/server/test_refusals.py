@@ -1,0 +1,264 @@
+"""After a refusal nothing is done of what its sender sent before it had heard of it (docs/protocol.md M15)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.partition import commands
+from kvstore.partition.commands import Op
+from kvstore.server import peer_frames
+from kvstore.server.astray import FromPeer
+from kvstore.server.peer_frames import Lane, Operations, Results
+from kvstore.server.peer_link import Link
+from kvstore.server.peer_server import PeerSession
+from kvstore.server.refusals import Refusals
+from kvstore.server.ways import Waiting
+from kvstore.types import PartitionId, ServerId
+from tests.server.backends import Collector
+from tests.server.servers import Servers, servers
+from tests.server.test_peer_links import Links, Owner, Stream
+from tests.waiting import wait_until
+
+P1, P2, N2 = PartitionId("p1"), PartitionId("p2"), ServerId("n2")
+PUT = commands.put(b"k", b"v")
+BATCH = commands.batch(b"a", (commands.put(b"a", b"v"), commands.delete(b"k")))
+MOVED = Moved("", 0)
+
+
+# ── what is remembered ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("refused", "later"), [(PUT, PUT), (PUT, BATCH), (BATCH, PUT)])
+def test_a_write_waits_for_a_refused_one_from_its_refusal_until_the_sender_has_heard_of_it(
+    refused: Op, later: Op
+) -> None:
+    refusals = Refusals()
+    assert refusals.of(P1, later, 0) is None
+    refusals.turn_away(1, refused)
+    refusals.tell(1)
+    assert isinstance(refusals.of(P1, later, 1), Moved), "a frame that left before the result was given says nothing"
+    refusals.give(1, MOVED)
+    assert isinstance(refusals.of(P2, later, 1), Moved), "whichever partition it goes to"
+    refusals.tell(2)
+    assert isinstance(refusals.of(P1, later, 1), Moved)
+    assert refusals.of(P1, later, 2) is None
+
+
+def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
+    refusals = Refusals()
+    refusals.turn_away(1, PUT)
+    refusals.give(1, MOVED)
+    refusals.turn_away(2, PUT)
+    refusals.tell(1)
+    refusals.give(2, MOVED)
+    refusals.tell(2)
+    refusals.forget(1)
+    assert isinstance(refusals.of(P1, PUT, 1), Moved)
+    assert refusals.of(P1, PUT, 2) is None
+
+
+def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refused_read() -> None:
+    refusals = Refusals()
+    refusals.turn_away(1, PUT)
+    for op in (commands.get(b"k"), commands.meta(b"k"), commands.delete_range(b"a", b"z"), commands.delete(b"x")):
+        assert refusals.of(P1, op, 0) is None
+    refusals = Refusals()
+    refusals.turn_away(1, commands.get(b"k"))
+    refusals.give(1, MOVED)
+    assert not refusals
+
+
+def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None:
+    refusals = Refusals()
+    refusals.give(1, NotLeader("p1"))
+    refusals.tell(1)
+    assert isinstance(refusals.of(P1, commands.get(b"x"), 0), NotLeader)
+    assert refusals.of(P2, PUT, 0) is None
+    assert refusals.of(P1, PUT, 1) is None
+
+
+def test_what_has_been_heard_is_forgotten() -> None:
+    refusals = Refusals()
+    for number in range(1, 4):
+        refusals.turn_away(number, commands.put(b"%d" % number, b"v"))
+        refusals.give(number, MOVED)
+        refusals.tell(number)
+    refusals.forget(2)
+    assert len(refusals) == 1
+    refusals.forget(3)
+    assert not refusals
+
+
+# ── the answering side ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Owning:
+    """A dispatcher of a server that knows a key's flip, or does not; it completes when the test says so."""
+
+    def __init__(self) -> None:
+        self.owns = False
+        self.done: list[int] = []
+        self.late: list[tuple[FromPeer, int]] = []
+
+    def submit_here(self, partition: PartitionId, op: Op, sink: FromPeer, token: int, ring_version: int) -> None:
+        if self.owns:
+            self.done.append(token)
+            if op[0] != commands.Code.GET:
+                sink.complete(token, token)
+        else:
+            sink.turn_away(op, token)
+            self.late.append((sink, token))
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        return (0, 0)
+
+    def refuse(self) -> None:
+        for sink, token in self.late:
+            sink.complete(token, MOVED)
+        self.late.clear()
+
+
+def sent(number: int, heard: int, op: Op = PUT) -> bytes:
+    return peer_frames.encode(Operations(1, [Lane("p1", others=[(number, op)])], heard))
+
+
+def refused(stream: Stream) -> list[int]:
+    return [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
+
+
+def test_a_write_behind_one_that_went_to_an_owner_too_early_is_not_done_before_it() -> None:
+    owner, stream = Owning(), Stream()
+    session = PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream))
+    session.data_received(sent(1, 0))
+    owner.owns = True
+    session.data_received(sent(2, 0))
+    owner.refuse()
+    session.flush()
+    session.data_received(sent(3, len(stream.written) - 1))
+    session.data_received(sent(4, 0, commands.put(b"other", b"v")))
+    session.flush()
+    assert owner.done == [4]
+    assert refused(stream) == [2, 1, 3]
+    session.data_received(sent(5, len(stream.written)))
+    assert owner.done == [4, 5]
+    assert not session._refusals
+
+
+def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_heard() -> None:
+    owner, stream = Owning(), Stream()
+    session = PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream))
+    session.data_received(sent(1, 0))
+    owner.refuse()
+    session.flush()
+    session._pace.is_held = True
+    session.data_received(sent(2, 0))
+    owner.owns = True
+    session.data_received(sent(3, len(stream.written)))
+    session._pace.is_held = False
+    session.flush()
+    session._begin()
+    assert owner.done == [], "the second was sent before the first one's refusal was heard, and the third waits for it"
+    assert refused(stream) == [1, 2, 3]
+
+
+# ── the asking side ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Asking(Links):
+    """The owner of a link, and its dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dispatcher: Any = self
+        self.returned: list[int] = []
+        self.expected: list[int] = []
+
+    def take_back(self, partition: PartitionId, waiting: Waiting, error: StoreError, server: ServerId) -> None:
+        self.returned.append(waiting[0])
+
+    def expect(self, under_way: Any) -> None:
+        self.expected += [waiting[0] for is_under_way, waiting in under_way if is_under_way()]
+
+
+async def test_a_link_tells_which_writes_will_come_back_behind_one_that_has() -> None:
+    links, sink = Asking(), Collector()
+    link = Link(cast(Any, links), N2)
+    link.connection_made(cast(Any, Stream()))
+    link.data_received(b"+OK\r\n")
+    for order, op in enumerate((PUT, commands.get(b"k"), BATCH, commands.put(b"x", b"v"), PUT), start=1):
+        link.submit(P1, (order, op, sink, order, 0.0, False))
+    link.data_received(peer_frames.encode(Results(others=[(1, MOVED)])))
+    assert links.returned == [1]
+    assert links.expected == [3, 5]
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
+    """n1 is asked; n2 leads."""
+    async with servers(tmp_path, ["n1", "n2"], partitions=2) as started:
+        await started.lead("p1", "n2")
+        yield started
+
+
+async def test_nothing_goes_out_again_before_all_that_will_come_back_has(cluster: Servers) -> None:
+    """Else what is sent before the last refusal is heard of is refused too, and so on without an end."""
+    server, is_under_way = cluster["n1"], True
+    write = commands.put(cluster.key_of("p1"), b"v")
+    later: Waiting = (7, write, server.sink, 2, 0.0, False)
+    server.dispatcher.take_back(P1, (5, write, server.sink, 1, 0.0, False), MOVED, N2)
+    server.dispatcher.expect([(lambda: is_under_way, later)])
+    server.dispatcher.expect([(lambda: is_under_way, later)])
+    server.dispatcher._send_strays()
+    assert server.dispatcher.statistics()["astray"] == 1
+    is_under_way = False
+    server.dispatcher.take_back(P1, later, MOVED, N2)
+    first, second = await server.sink.wait(1, 2)
+    assert first < second
+    assert server.dispatcher._strays.keys == {}
+
+
+@pytest.mark.parametrize("is_back", [True, False], ids=["refused by its leader", "waiting for a leader"])
+async def test_what_waits_for_a_leader_waits_behind_a_stray_as_well(cluster: Servers, is_back: bool) -> None:
+    server, is_under_way = cluster["n1"], True
+    dispatcher, write = server.dispatcher, commands.put(cluster.key_of("p1"), b"v")
+    later: Waiting = (8, write, server.sink, 2, 0.0, False)
+    if is_back:
+        dispatcher._refused_by[P1] = (N2, 1e12)
+    else:
+        dispatcher._wait(P1, (*later[:4], 1e12, False))
+    dispatcher.take_back(P1, (5, write, server.sink, 1, 0.0, False), MOVED, N2)
+    dispatcher.expect([(lambda: is_under_way, (7, write, server.sink, 3, 0.0, False))])
+    if is_back:
+        dispatcher.take_back(P1, later, NotLeader("p1"), N2)
+    dispatcher._drain()
+    assert dispatcher.statistics()["astray"] == 2
+    assert dispatcher.statistics()["waiting_for_leader"] == 0
+    is_under_way = False
+    first, second = await server.sink.wait(1, 2)
+    assert first < second
+
+
+async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_behind_it(cluster: Servers) -> None:
+    """By the server, which does not know of the flip, and by a leader that has not got the range yet."""
+    turned_away: list[int] = []
+
+    class Peer(Collector, FromPeer):
+        def turn_away(self, op: Op, token: int) -> None:
+            turned_away.append(token)
+
+    peer, dispatcher = Peer(), cluster["n2"].dispatcher
+    here, elsewhere = commands.put(cluster.key_of("p1"), b"v"), commands.put(cluster.key_of("p2"), b"v")
+    dispatcher.submit_here(P1, elsewhere, peer, 1, cluster.ring.routed + 1)
+    dispatcher.submit_here(P1, here, peer, 2, cluster.ring.routed + 1)
+    dispatcher.turn_away(P1, here, peer, 3, MOVED)
+    assert turned_away == [1, 3]
+    await wait_until(lambda: has(peer, 3), what="all are answered")
+
+
+async def has(sink: Collector, count: int) -> bool:
+    return len(sink.results) >= count
