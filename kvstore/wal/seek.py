@@ -22,8 +22,9 @@ ATTEMPTS = 3
 """A ledger may be trimmed between two looks; the list then names others."""
 
 
-LastOf = Callable[[EntryReader], Awaitable[tuple[EntryId, bytes] | None]]
-"""An entry of one ledger, and its payload."""
+LookIn = Callable[[LedgerList], Awaitable[tuple[Position, bytes] | None]]
+"""An entry of a log, and its payload."""
+IsBefore = Callable[[bytes], bool]
 
 
 class Found(NamedTuple):
@@ -46,57 +47,75 @@ class Seeker:
 
     async def end(self, partition: PartitionId) -> Found:
         """The last entry that is known to be confirmed: an idle log's very last."""
-        return await self._search(partition, self._last_of)
+        return await self._search(partition, self._end_of)
 
-    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found:
+    async def last(self, partition: PartitionId, is_before: IsBefore) -> Found:
         """The last entry of which `is_before` is true."""
 
-        async def last_of(reader: EntryReader) -> tuple[EntryId, bytes] | None:
-            return await self._halve(reader, is_before)
+        async def halve(listed: LedgerList) -> tuple[Position, bytes] | None:
+            reader = await self._halve_ledgers(listed, is_before)
+            return await self._halve_entries(reader, is_before) if reader is not None else None
 
-        return await self._search(partition, last_of)
+        return await self._search(partition, halve)
 
-    async def _search(self, partition: PartitionId, last_of: LastOf) -> Found:
+    async def _search(self, partition: PartitionId, look_in: LookIn) -> Found:
         for attempt in range(ATTEMPTS):
             listed, _ = await self._lists.read(partition, latest=attempt > 0)
             try:
-                for each in reversed(listed.ledgers):
-                    found = await last_of(await self._open(each.id))
-                    if found is not None:
-                        return Found(Position(each.id, found[0]), found[1], listed)
+                found = await look_in(listed)
             except NoSuchLedger:
                 if attempt == ATTEMPTS - 1:
                     raise
                 continue
+            if found is not None:
+                return Found(*found, listed)
             break
         first = Position(listed.ledgers[0].id, NO_ENTRY) if listed.ledgers else BEGINNING
         return Found(first, None, listed)
+
+    async def _end_of(self, listed: LedgerList) -> tuple[Position, bytes] | None:
+        for each in reversed(listed.ledgers):
+            reader = await self._open(each.id)
+            last = await self._confirmed(reader)
+            if last != NO_ENTRY:
+                return Position(each.id, last), (await reader.read(last)).payload
+        return None
+
+    async def _halve_ledgers(self, listed: LedgerList, is_before: IsBefore) -> EntryReader | None:
+        """The last ledger of whose first entry it is true. One without entries says nothing."""
+        found, low, high = None, 0, len(listed.ledgers) - 1
+        while low <= high:
+            middle = place = (low + high) // 2
+            while place >= low:
+                reader = await self._open(listed.ledgers[place].id)
+                if await self._confirmed(reader) != NO_ENTRY:
+                    break
+                place -= 1
+            if place >= low and not is_before((await reader.read(EntryId(0))).payload):
+                high = place - 1
+                continue
+            if place >= low:
+                found = reader
+            low = middle + 1
+        return found
 
     async def _open(self, ledger: LedgerId) -> EntryReader:
         metadata, _ = await self._ports.ledgers.read(ledger)
         return EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
 
-    async def _last_of(self, reader: EntryReader) -> tuple[EntryId, bytes] | None:
-        last = await self._confirmed(reader)
-        return (last, (await reader.read(last)).payload) if last != NO_ENTRY else None
-
-    async def _halve(self, reader: EntryReader, is_before: Callable[[bytes], bool]) -> tuple[EntryId, bytes] | None:
-        """The last entry of one ledger of which it is true."""
-        low, high, found = 0, await self._confirmed(reader), None
-        if high != NO_ENTRY:
-            first = (await reader.read(EntryId(0))).payload
-            if is_before(first):
-                found = (EntryId(0), first)
-            else:
-                high = NO_ENTRY
+    async def _halve_entries(self, reader: EntryReader, is_before: IsBefore) -> tuple[Position, bytes]:
+        """The last entry of a ledger of which it is true: it is of the first."""
+        low, high, payload = 0, await self._confirmed(reader), None
         while low < high:
-            middle = EntryId((low + high + 1) // 2)
-            payload = (await reader.read(middle)).payload
-            if is_before(payload):
-                low, found = middle, (middle, payload)
+            middle = (low + high + 1) // 2
+            looked_at = (await reader.read(EntryId(middle))).payload
+            if is_before(looked_at):
+                low, payload = middle, looked_at
             else:
                 high = EntryId(middle - 1)
-        return found
+        if payload is None:
+            payload = (await reader.read(EntryId(0))).payload
+        return Position(reader.metadata.ledger, EntryId(low)), payload
 
     async def _confirmed(self, reader: EntryReader) -> EntryId:
         """The last entry that may be read; NO_ENTRY if there is none."""

@@ -1,0 +1,105 @@
+"""Places in a log are found by looking at few of its ledgers and entries, whatever is empty or being trimmed."""
+
+from __future__ import annotations
+
+import asyncio
+from random import Random
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from kvstore.errors import NoSuchLedger
+from kvstore.types import NO_ENTRY, EntryId, LedgerId, PartitionId, Position, Seq
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.ledger_list import BEGINNING, LedgerList
+from kvstore.wal.seek import Found, Seeker
+
+P1 = PartitionId("p1")
+
+
+class Counting(Seeker):
+    """Over ledgers of so many entries, whose payloads are their places in the log; counts what is opened and read."""
+
+    def __init__(self, *sizes: int) -> None:
+        super().__init__(cast(Any, None), cast(Any, self), cast(Any, None))
+        first = 0
+        self.entries: dict[LedgerId, list[bytes]] = {}
+        self.listed = LedgerList()
+        for number, size in enumerate(sizes, start=1):
+            self.entries[LedgerId(number)] = [b"%d" % each for each in range(first, first + size)]
+            self.listed = self.listed.with_ledger(LedgerId(number), Seq(first), epoch=1, lease_ms=0)
+            first += size
+        self.opened = self.entries_read = 0
+
+    async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
+        """As LedgerLists."""
+        return self.listed, 0
+
+    async def _open(self, ledger: LedgerId) -> EntryReader:
+        self.opened += 1
+        if ledger not in self.entries:
+            raise NoSuchLedger(f"ledger {ledger}")
+
+        async def read(entry: EntryId) -> Any:
+            self.entries_read += 1
+            assert 0 <= entry < len(self.entries[ledger])
+            return SimpleNamespace(payload=self.entries[ledger][entry])
+
+        return cast(Any, SimpleNamespace(metadata=SimpleNamespace(ledger=ledger), read=read))
+
+    async def _confirmed(self, reader: EntryReader) -> EntryId:
+        return EntryId(len(self.entries[reader.metadata.ledger]) - 1)
+
+    def last_before(self, wanted: int) -> Found:
+        return asyncio.run(self.last(P1, lambda payload: int(payload) < wanted))
+
+    def places(self) -> list[Position]:
+        return [Position(each, EntryId(n)) for each in self.entries for n in range(len(self.entries[each]))]
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_the_last_entry_before_a_place_is_found_whatever_ledgers_are_empty(seed: int) -> None:
+    random = Random(seed)
+    seeker = Counting(*(random.choice((0, 0, 1, 2, 7)) for _ in range(random.randint(1, 9))))
+    places = seeker.places()
+    for wanted in range(len(places) + 2):
+        found = seeker.last_before(wanted)
+        if not wanted or not places:
+            assert found[:2] == (Position(LedgerId(1), NO_ENTRY), None)
+        else:
+            expected = min(wanted, len(places)) - 1
+            assert found[:2] == (places[expected], b"%d" % expected)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_end_is_the_last_entry_there_is(seed: int) -> None:
+    random = Random(seed)
+    seeker = Counting(*(random.choice((0, 0, 3)) for _ in range(random.randint(1, 5))))
+    found, places = asyncio.run(seeker.end(P1)), seeker.places()
+    assert found.position == (places[-1] if places else Position(LedgerId(1), NO_ENTRY))
+
+
+def test_a_log_without_ledgers_has_no_place() -> None:
+    assert Counting().last_before(5)[:2] == (BEGINNING, None)
+
+
+@pytest.mark.parametrize("wanted", [1, 30_000, 63_000, 64_000])
+def test_few_of_many_ledgers_are_looked_at(wanted: int) -> None:
+    seeker = Counting(*[1_000] * 64)
+    seeker.last_before(wanted)
+    assert seeker.opened <= 7
+    assert seeker.entries_read <= 7 + 11
+
+
+def test_a_ledger_that_is_trimmed_meanwhile_is_looked_for_no_more() -> None:
+    seeker = Counting(2, 2, 2)
+    stale, seeker.listed = seeker.listed, seeker.listed.without_first([EntryId(1)])
+    del seeker.entries[LedgerId(1)]
+    latest = seeker.listed
+
+    async def read(partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
+        return (trimmed if latest else stale), 0
+
+    trimmed, seeker.read = latest, read  # type: ignore[method-assign]
+    assert seeker.last_before(1)[:2] == (Position(LedgerId(2), NO_ENTRY), None)
