@@ -73,7 +73,7 @@ class AsyncWatch:
 
     async def _hear(self) -> None:
         """The next message, over as many servers as it takes."""
-        deadline = self._env.clock.now() + self._config.timeout_s
+        deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
         while not self._closed:
@@ -86,7 +86,9 @@ class AsyncWatch:
                 return self._reading.take(message)
             if is_final(failure):
                 raise failure
-            if self._env.clock.now() >= deadline:
+            now = self._env.clock.now()
+            deadline = now + self._config.timeout_s if deadline is None else deadline
+            if now >= deadline:
                 raise Unavailable(f"no server watches: {failure}") from failure
             await asyncio.sleep(next(pauses))
 

@@ -70,7 +70,7 @@ class Watch:
 
     def _hear(self) -> None:
         """The next message, over as many servers as it takes."""
-        deadline = self._env.clock.now() + self._config.timeout_s
+        deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
         pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
         failure: StoreError = Unavailable("no server watches")
         while not self._closing.is_set():
@@ -87,7 +87,9 @@ class Watch:
                 return
             if is_final(failure):
                 raise failure
-            if self._env.clock.now() >= deadline:
+            now = self._env.clock.now()
+            deadline = now + self._config.timeout_s if deadline is None else deadline
+            if now >= deadline:
                 raise Unavailable(f"no server watches: {failure}") from failure
             self._closing.wait(next(pauses))
 

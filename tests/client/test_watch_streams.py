@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -27,7 +29,7 @@ class Server(kv_pb2_grpc.KVServicer):
 
     def __init__(self) -> None:
         self.address = ""
-        self._last = 0
+        self._last = self._ended = 0
         self._news = asyncio.Condition()
 
     async def put(self) -> None:
@@ -35,16 +37,37 @@ class Server(kv_pb2_grpc.KVServicer):
             self._last += 1
             self._news.notify_all()
 
+    async def end_all(self) -> None:
+        """As a server does that stops."""
+        async with self._news:
+            self._ended += 1
+            self._news.notify_all()
+
     async def Watch(self, request: kv_pb2.WatchRequest, context: Any) -> AsyncIterator[kv_pb2.WatchResponse]:
-        shown = request.after.get("p1", self._last)
+        shown, ended = request.after.get("p1", self._last), self._ended
         yield kv_pb2.WatchResponse(positions={"p1": shown})
         while True:
             async with self._news:
-                while self._last == shown:
+                while self._last == shown and self._ended == ended:
                     await self._news.wait()
+            if self._ended != ended:
+                return
             shown += 1
             change = kv_pb2.Change(key=b"k", sequence=shown)
             yield kv_pb2.WatchResponse(partition="p1", sequence=shown, changes=[change])
+
+
+class Leaping:
+    """A clock at which each look is long after the one before."""
+
+    def __init__(self) -> None:
+        self._looks = itertools.count()
+
+    def now(self) -> float:
+        return 2 * PATIENCE_S * next(self._looks)
+
+    def wall_ms(self) -> int:
+        return int(self.now() * 1000)
 
 
 @asynccontextmanager
@@ -78,6 +101,31 @@ async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
         await server.put()
         async with asyncio.timeout(PATIENCE_S):
             assert [(await anext(watch)).version for _ in range(2)] == [2, 3]
+
+
+async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_one() -> None:
+    """The time for which one is looked for begins when the watch has none, not with the calm before."""
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        ports = replace(caller_env("watch"), clock=Leaping())
+        async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
+            await server.end_all()
+            await server.put()
+            assert (await anext(watch)).version == 1
+            assert watch.connections == 2
+
+
+async def test_a_blocking_watch_goes_on_as_well() -> None:
+    async with serving() as server:
+        config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
+        ports = replace(caller_env("watch"), clock=Leaping())
+        watch = Watch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address])
+        await asyncio.to_thread(watch.ready)
+        await server.end_all()
+        await server.put()
+        assert (await asyncio.to_thread(next, watch)).version == 1
+        assert watch.connections == 2
+        watch.close()
 
 
 async def test_nobody_waits_for_a_watch_that_was_closed() -> None:
