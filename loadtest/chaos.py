@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import gevent
+from gevent.event import Event as Flag
 
 from kvstore.server.local import LocalCluster
 from loadtest.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault
@@ -32,9 +33,13 @@ class Chaos:
         self._data_dir, self._scratch, self._faults = data_dir, scratch, faults
         self._running: list[gevent.Greenlet] = []
         self._killed: set[str] = set()
+        self._is_over = Flag()
 
-    def run(self, began: float) -> None:
-        """Perform each fault at its time after `began`, by the wall clock."""
+    def start(self, began: float) -> None:
+        """Perform each fault at its time after `began`, by the wall clock, until `finish`."""
+        self._running.append(gevent.spawn(self._perform, began))
+
+    def _perform(self, began: float) -> None:
         doing: dict[str, Callable[[Fault], None]] = {
             KILL: self._kill,
             START: self._start,
@@ -42,14 +47,21 @@ class Chaos:
             SNAPSHOT: self._snapshot,
         }
         for fault in self._faults:
-            gevent.sleep(max(0.0, began + fault.at_s - time.time()))
+            if self._is_over.wait(max(0.0, began + fault.at_s - time.time())):
+                return
             doing[fault.what](fault)
 
     def finish(self) -> None:
-        """Start what is down, and wait for what is under way."""
+        """Do no more, start what is down, and wait for what is under way. What has broken is an event of its own."""
+        self._is_over.set()
+        gevent.joinall(self._running[:1])  # else it might kill what is started here
         for node in sorted(self._killed):
             self._start(Fault(0.0, START, node))
         gevent.joinall(self._running, timeout=COMMAND_S)
+        for each in self._running:
+            if not each.successful():
+                event = self._note("chaos broke")
+                event.is_failed, event.outcome = True, repr(each.exception or TimeoutError(f"{COMMAND_S:g} s"))
 
     def _kill(self, fault: Fault) -> None:
         event = self._note(f"kill -9 {fault.node}")

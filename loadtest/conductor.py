@@ -14,8 +14,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import gevent
-
 from kvstore.client import Client
 from loadtest import chaos_plan, resp_wire
 from loadtest.baseline import Line, Tolerance, compare, differences
@@ -74,7 +72,7 @@ class Conductor:
         self.began = time.time()
         self.ended = None
         if self._chaos is not None:
-            gevent.spawn(self._chaos.run, self.began)
+            self._chaos.start(self.began)
         return self.began + self.options.warmup
 
     def target(self, now: float, running: int) -> tuple[int, float] | None:
