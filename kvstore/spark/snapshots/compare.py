@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -15,10 +15,11 @@ from pyspark.sql import functions as F
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import PinnedStore, Split, pin_store, unpin
+from kvstore.client.pinned import PinnedStore, Split, pin_store
 from kvstore.client.pinned_arrow import batch_of
 from kvstore.client.pinned_read import read_pinned
-from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError
+from kvstore.errors import InvalidRequest, PositionTrimmed
+from kvstore.spark.pins import kept_alive, release
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import failure_of
 from kvstore.spark.snapshots.fold import COLUMNS, folded
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
 CONTENT = ("value", "expires_at")
 """What a restored record has in common with the original."""
 EXACT = (*CONTENT, "version", "created_version", "written_at")
-PIN_TTL_S = 3600.0
+PIN_TTL_S = 300.0
+"""It is renewed while we compare; a job that was killed leaves it for so long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,9 +206,10 @@ def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) ->
 
 @contextmanager
 def _pinned(cluster: ClientConfig) -> Iterator[PinnedStore]:
-    pinned = pin_store(cluster, ttl_s=PIN_TTL_S, id=f"verify-{uuid4().hex[:12]}", split_bytes=SPLIT_BYTES)
+    name = f"verify-{uuid4().hex[:12]}"
     try:
-        yield pinned
-    finally:
-        with suppress(StoreError):  # it ends at its deadline
-            unpin(cluster, pinned.id)
+        pinned = pin_store(cluster, ttl_s=PIN_TTL_S, id=name, split_bytes=SPLIT_BYTES)
+        with kept_alive(cluster, name, PIN_TTL_S, pinned_at=time.time()):
+            yield pinned
+    finally:  # also when it is interrupted while servers pin
+        release(cluster, name)

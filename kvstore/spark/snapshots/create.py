@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Protocol
 from kvstore import errors
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import renew_pin, unpin
+from kvstore.client.pinned import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
-from kvstore.spark.snapshots.planning import Wanted, pin_name, plan_snapshot
+from kvstore.spark.snapshots.planning import Wanted, give_back, pin_name, plan_snapshot
 from kvstore.spark.snapshots.store import WORK, SnapshotStore, room_at
 from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
 from kvstore.spark.snapshots.work import Piece, Plan, Work
@@ -75,7 +75,7 @@ def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Wo
     plan = plan_snapshot(wanted, _now_ms())
     try:
         return Work.begin(store, plan), plan
-    except OSError:
+    except BaseException:
         _give_back(wanted.cluster, plan)
         raise
 
@@ -208,14 +208,8 @@ def _keep_once(wanted: Wanted, plan: Plan) -> None:
 
 
 def _give_back(cluster: ClientConfig, plan: Plan) -> None:
-    """The servers forget by themselves what cannot be given back now."""
-    try:
-        unpin(cluster, plan.pin)
-        if plan.kind is Kind.INCREMENTAL:
-            with FeedReader(cluster) as feed:
-                feed.hold(pin_name(plan.id), {}, 0)
-    except StoreError as error:
-        log.warning("snapshot=%s its pin ends at its deadline: %s", plan.id, error)
+    held = [each.partition for each in plan.partitions] if plan.kind is Kind.INCREMENTAL else []
+    give_back(cluster, plan.id, held)
 
 
 def hold_for_next(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:

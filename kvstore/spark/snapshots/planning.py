@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
-from kvstore.client.pinned import PinnedPartition, PinnedStore, pin_store
-from kvstore.errors import InvalidRequest, PositionTrimmed
+from kvstore.client.pinned import PinnedPartition, PinnedStore, pin_store, unpin
+from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError
 from kvstore.spark.snapshots.manifest import Kind, Manifest, Place
 from kvstore.spark.snapshots.work import Piece, Plan
+
+log = logging.getLogger(__name__)
 
 PIN_TTL_S = 900.0
 """How long a job that was killed can be resumed."""
@@ -20,6 +23,8 @@ SPLIT_BYTES = 32 << 20
 """Some seconds of work at most: what a task that dies loses, and small enough for tasks to end together."""
 CHANGES_PER_PIECE = 500_000
 PIECES_PER_PARTITION_MAX = 64
+GIVE_BACK_S = 5.0
+"""A command that has ended otherwise waits so long at most for servers that do not answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,14 +62,18 @@ def pin_name(snapshot: str) -> str:
 
 def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
-    InvalidRequest."""
+    InvalidRequest. Whatever it is interrupted by, nothing stays pinned."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
-    if wanted.parent is None:
-        pinned = _pin(wanted, name)
-        places, pieces = tuple(map(_place, pinned.partitions)), tuple(_splits(pinned))
-    else:
-        pinned, places, pieces = _plan_changes(wanted, wanted.parent, name)
+    try:
+        if wanted.parent is None:
+            pinned = _pin(wanted, name)
+            places, pieces = tuple(map(_place, pinned.partitions)), tuple(_splits(pinned))
+        else:
+            pinned, places, pieces = _plan_changes(wanted, wanted.parent, name)
+    except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
+        give_back(wanted.cluster, name, wanted.parent.places() if wanted.parent else ())
+        raise
     return Plan(
         id=name,
         kind=wanted.kind,
@@ -122,6 +131,18 @@ def _plan_changes(
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(_place, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
     return pinned, places, tuple(change_pieces(parent.places(), places, feeds))
+
+
+def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
+    """The pin, and what is held of these partitions' logs. What cannot be given back now ends by itself."""
+    name = pin_name(snapshot)
+    try:
+        unpin(cluster, name, timeout_s=GIVE_BACK_S)
+        if positions := dict.fromkeys(held, 0):  # only what they name is given back
+            with FeedReader(cluster) as feed:
+                feed.hold(name, positions, 0, timeout_s=GIVE_BACK_S)
+    except StoreError as error:
+        log.warning("snapshot=%s its pin ends at its deadline: %s", snapshot, error)
 
 
 def trimmed(parent: Manifest, error: PositionTrimmed) -> str:

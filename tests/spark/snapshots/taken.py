@@ -98,7 +98,7 @@ def assert_right(cluster: Cluster, store: SnapshotStore, last: Manifest) -> None
     assert store.remains() == []
     assert _contents(held(store, last)) == _contents(replayed(cluster, last))
     wait_until_blocking(
-        lambda: not [pin for pin in list_pins(config(cluster)) if pin.id.startswith("snapshot-") and pin.position],
+        lambda: not [pin for pin in list_pins(config(cluster)) if last.id in pin.id],
         timeout_s=60,
         what="no pin is left",
     )

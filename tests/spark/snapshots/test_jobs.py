@@ -202,10 +202,10 @@ def test_workers_that_do_not_start_fail_the_job_before_anything_is_pinned(
     spark: SparkSession, cluster: Cluster, client: Client, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jobs, "load_libraries", lambda _: 1 // 0)
-    before = list_pins(config(cluster))
+    before = {pin.id for pin in list_pins(config(cluster))}
     with pytest.raises(StoreError, match="ZeroDivisionError"):
         take(spark, cluster, store)
-    assert list_pins(config(cluster)) == before
+    assert {pin.id for pin in list_pins(config(cluster))} <= before
     assert list(store.root.iterdir()) == []
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.client.config import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchPin, StoreError, Unavailable
-from kvstore.spark.snapshots import create
+from kvstore.spark.snapshots import create, planning
 from kvstore.spark.snapshots.manifest import Kind
 from kvstore.spark.snapshots.planning import Wanted
 from kvstore.spark.snapshots.store import SnapshotStore
@@ -31,6 +31,7 @@ class Servers:
         self._answers = list(answers)
         self.renewed = threading.Semaphore(0)
         self.held: list[dict[str, int]] = []
+        self.given_back: set[str] = set()
         self.cancelled = threading.Event()
         self.session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=self._cancel))
         self.group = ""
@@ -58,15 +59,25 @@ class Servers:
     def __exit__(self, *_: object) -> None:
         return
 
-    def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> None:
-        assert (name, ttl_s) == ("snapshot-s1", PIN_TTL_S)
-        self.held.append(positions)
+    def hold(self, name: str, positions: dict[str, int], ttl_s: float, *, timeout_s: float | None = None) -> None:
+        assert name == "snapshot-s1"
+        if ttl_s:
+            assert ttl_s == PIN_TTL_S
+            self.held.append(positions)
+        else:
+            self.given_back.update(positions)
+
+    def unpin(self, cluster: ClientConfig, id: str, *, timeout_s: float) -> list[str]:
+        self.given_back.add(id)
+        return []
 
 
 def servers(monkeypatch: pytest.MonkeyPatch, *answers: StoreError | None) -> Servers:
     found = Servers(*answers)
     monkeypatch.setattr(create, "renew_pin", found.renew_pin)
     monkeypatch.setattr(create, "FeedReader", found)
+    monkeypatch.setattr(planning, "FeedReader", found)
+    monkeypatch.setattr(planning, "unpin", found.unpin)
     monkeypatch.setattr(create, "LOOK_S", 0.01)
     return found
 
@@ -97,13 +108,12 @@ def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     found, store = servers(monkeypatch, None), SnapshotStore(tmp_path)
-    monkeypatch.setattr(create, "unpin", lambda *_: None)
     plan = replace(PLAN, kind=Kind.INCREMENTAL, parent="s0", pieces=())
     found.session.sparkContext.defaultParallelism = 1
-    monkeypatch.setattr(found, "hold", lambda *_: None)
     with pytest.raises(InvalidRequest, match="snapshot s0 was removed meanwhile, and s1 continues it: take a full one"):
         create._finished(store, Work.begin(store, plan), plan, wanted(), found.session, lambda *_: None)
     assert list(tmp_path.iterdir()) == []
+    assert found.given_back == {"snapshot-s1", "p1", "p2"}, "the logs of both partitions too"
 
 
 def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from kvstore.client.config import ClientConfig
+from kvstore.client.feed import PartitionFeed
 from kvstore.client.pinned import PinnedPartition, PinnedStore, Split
 from kvstore.spark.snapshots import planning, tasks
-from kvstore.spark.snapshots.manifest import Kind, tiling_problem_or_none
+from kvstore.spark.snapshots.manifest import Kind, Manifest, tiling_problem_or_none
 from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
 from kvstore.spark.snapshots.tasks import Job
 from kvstore.types import EntryId, LedgerId, Position
+from tests.spark.snapshots.made import manifest_of, places_of
 
 HALF = 1 << 31
 CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
@@ -34,6 +36,40 @@ STORE = PinnedStore(
 def plan(monkeypatch: pytest.MonkeyPatch) -> planning.Plan:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
     return plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
+
+
+@pytest.mark.parametrize("parent", [None, manifest_of("s0", None, places_of([]))])
+def test_what_is_interrupted_while_servers_pin_leaves_no_pin(
+    monkeypatch: pytest.MonkeyPatch, parent: Manifest | None
+) -> None:
+    pins: set[str] = set()
+
+    def pin_store(_: object, *, id: str, **__: object) -> PinnedStore:
+        pins.add(id)
+        raise KeyboardInterrupt
+
+    class Feed:
+        def __init__(self, _: object) -> None:
+            pass
+
+        def __enter__(self) -> Feed:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            pass
+
+        def positions(self) -> list[PartitionFeed]:
+            return [PartitionFeed(each, 0, 90, False, ("s:1",)) for each in ("p1", "p2")]
+
+        def hold(self, name: str, positions: dict[str, int], ttl_s: float, *, timeout_s: float | None = None) -> None:
+            (pins.update if ttl_s else pins.difference_update)({f"{name} {each}" for each in positions})
+
+    monkeypatch.setattr(planning, "pin_store", pin_store)
+    monkeypatch.setattr(planning, "unpin", lambda _, id, **__: pins.discard(id))
+    monkeypatch.setattr(planning, "FeedReader", Feed)
+    with pytest.raises(KeyboardInterrupt):
+        plan_snapshot(Wanted(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
+    assert pins == set()
 
 
 def test_pieces_have_every_token_once(plan: planning.Plan) -> None:
