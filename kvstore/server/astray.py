@@ -11,9 +11,10 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 from operator import itemgetter
 
-from kvstore.errors import Overloaded, StoreError, Unavailable
+from kvstore.errors import Moved, NotLeader, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Op, Result, Sink
 from kvstore.server.ways import UNORDERED, UnderWay, Waiting, keys_of, written_bytes
+from kvstore.types import PartitionId
 
 WAIT_S = 2.0
 """How long an operation is looked after, all its ways together."""
@@ -23,17 +24,21 @@ ON_ITS_WAY = "the key is on its way from one partition to another"
 class FromPeer(Sink):
     """Base of sinks of other servers: those send out again themselves what was theirs to send."""
 
-    def turn_away(self, op: Op, token: int) -> None:
-        """The operation is another partition's; it is completed as Moved a little later."""
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+        """Instead of `complete`, also from inside `submit`: nothing that comes behind the operation is done any more,
+        until the other server has heard of this."""
+        raise NotImplementedError
 
 
 class Astray:
-    """The sink of such an operation: knows until when it is worth trying."""
+    """The sink of such an operation: knows until when it is worth trying, and what place it got when it was turned away
+    here for the first time: another time whatever came behind it may be turned away before it."""
 
-    __slots__ = ("_sink", "deadline")
+    __slots__ = ("_sink", "deadline", "place")
 
     def __init__(self, sink: Sink, deadline: float) -> None:
         self._sink, self.deadline = sink, deadline
+        self.place = 0
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         self._sink.complete(token, result)
@@ -64,7 +69,7 @@ class Strays:
 
     def expect(self, under_way: Iterable[UnderWay]) -> None:
         """Operations that may come back, and before which no later one on their keys must be done."""
-        for is_under_way, (order, op, *_) in under_way:
+        for is_under_way, order, op in under_way:
             if op[0] not in UNORDERED:
                 keys = keys_of(op)
                 if order not in self._expected:
@@ -132,3 +137,30 @@ class Strays:
                 self.keys[key] = left
             else:
                 del self.keys[key]
+
+
+class WritesByKey:
+    """Of those under way on one link: which are on keys of one that has come back. Looks at each once, and not before
+    something comes back."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, list[int]] = {}
+        self._looked_up_to = 0
+
+    def on(self, keys: set[bytes], pending: dict[int, tuple[PartitionId, Waiting]]) -> list[int]:
+        """Numbers of writes on these keys, `pending` being in the order of its numbers. Each key's are told once: more
+        come only when all of these have come back."""
+        for number in reversed(pending):
+            if number <= self._looked_up_to:
+                break
+            op = pending[number][1][1]
+            if op[0] not in UNORDERED:
+                for key in keys_of(op):
+                    self._numbers.setdefault(key, []).append(number)
+        self._looked_up_to = next(reversed(pending), self._looked_up_to)
+        return sorted({each for key in keys for each in self._numbers.pop(key, ()) if each in pending})
+
+    def clear(self) -> None:
+        """Forget: what is under way is looked at again if something comes back."""
+        self._numbers.clear()
+        self._looked_up_to = 0

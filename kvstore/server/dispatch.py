@@ -16,7 +16,7 @@ from kvstore.env import Env
 from kvstore.errors import InvalidRequest, Moved, NotLeader, Overloaded, StoreError, Unavailable
 from kvstore.partition.answers import Soon
 from kvstore.partition.commands import LEVEL_AT, Code, Level, Op, Sink
-from kvstore.server.astray import WAIT_S, FromPeer, Strays
+from kvstore.server.astray import WAIT_S, Astray, FromPeer, Strays
 from kvstore.server.config import Limits
 from kvstore.server.frames import check_one_partition
 from kvstore.server.members import ClusterTopology
@@ -27,7 +27,7 @@ from kvstore.types import PartitionId, ServerId
 LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
 LOOK_SOON_S, FEW = 0.005, 64
-"""And how often while only a few operations wait for keys that are on their way: to send these out costs little."""
+"""And how often while operations wait only for keys that are on their way, and few: to send these out costs little."""
 SUSPECT_AGAIN_S = 0.25
 """How often the ring is read again because a partition did not own what the ring says it does."""
 ASK_AGAIN_S = 0.1
@@ -115,7 +115,7 @@ class Dispatcher:
         if partition is None:
             partition = self._partition_of(op[1])
         elif ring_version and ring_version != self._ring_version:
-            self._fail_moved(sink, token, ring_version)
+            self._fail_moved(op, sink, token, ring_version)
             return
         local = self._local.get(partition)
         if (
@@ -153,9 +153,7 @@ class Dispatcher:
         if local is None:
             self._fail_later(sink, token, self._topology.not_leader(partition))
         elif ring_version != self._ring_version and not self._owns(partition, op, ring_version):
-            if isinstance(sink, FromPeer):
-                sink.turn_away(op, token)
-            self._fail_moved(sink, token, ring_version)
+            self._fail_moved(op, sink, token, ring_version)
         elif local.serving and partition not in self._waiting:
             local.submit(op, sink, token)
         elif self._topology.is_led_by(self._server, partition):
@@ -173,11 +171,7 @@ class Dispatcher:
             self._membership.suspect(partition)
         if not isinstance(error, NotLeader | Moved | Unavailable) or now >= deadline > 0:
             self._fail_later(sink, token, error)
-        elif (
-            isinstance(error, Moved)
-            or (op[0] not in KEYLESS and self._partition_of(op[1]) != partition)
-            or self._is_behind_a_stray(op)
-        ):
+        elif isinstance(error, Moved) or (op[0] not in KEYLESS and self._partition_of(op[1]) != partition):
             self._stray((order, op, sink, token, deadline, False))
         else:
             self._wait(partition, (order, op, sink, token, deadline or now + WAIT_S, False))
@@ -186,22 +180,29 @@ class Dispatcher:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
         changed; another server sends out again what came from it."""
         if isinstance(sink, FromPeer):
-            sink.turn_away(op, token)
-            self._fail_later(sink, token, Moved(moved.partition, self._ring_version))
-        else:
+            return self._fail_moved(op, sink, token, partition=moved.partition)
+        if not isinstance(sink, Astray):
+            sink = Astray(sink, self._now() + WAIT_S)
+        if not sink.place:
             # Whatever else on this key has come back or waits was submitted after it.
-            self._turned_away += 1
-            self._stray((self._turned_away, op, sink, token, 0.0, False))
+            sink.place = self._turned_away = self._turned_away + 1
+        self._stray((sink.place, op, sink, token, 0.0, False))
 
-    def _fail_moved(self, sink: Sink, token: int, ring_version: int) -> None:
+    def _fail_moved(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: str = "") -> None:
         """It was thought out with another ring."""
         if ring_version > self._ring_version:
             self._membership.suspect_ring()
-        self._fail_later(sink, token, Moved("", self._ring_version))
+        moved = Moved(partition, self._ring_version)
+        if isinstance(sink, FromPeer):
+            sink.turn_away(op, token, moved)
+        else:
+            self._fail_later(sink, token, moved)
 
     def expect(self, under_way: Iterable[UnderWay]) -> None:
         """Operations that will come back, or are done before what follows them."""
         self._strays.expect(under_way)
+        if self._astray:
+            self._look_later()
 
     def _is_behind_a_stray(self, op: Op) -> bool:
         """Whether another one has to be done before this. Reads need not wait for writes of others; doors let those of
@@ -210,7 +211,7 @@ class Dispatcher:
 
     def _stray(self, waiting: Waiting) -> None:
         if waiting[1][0] in KEYLESS:
-            return self._fail_moved(waiting[2], waiting[3], 0)
+            return self._fail_moved(waiting[1], waiting[2], waiting[3])
         if self._now() - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
             self._suspected_at = self._now()
             self._membership.suspect_ring()
@@ -308,7 +309,7 @@ class Dispatcher:
 
     def _look_later(self) -> None:
         if self._timer is None:
-            look_s = LOOK_AGAIN_S if self._waiting or len(self._strays) > FEW else LOOK_SOON_S
+            look_s = LOOK_AGAIN_S if self._waiting or len(self._astray) > FEW else LOOK_SOON_S
             self._timer = asyncio.get_running_loop().call_later(look_s, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -319,6 +320,7 @@ class Dispatcher:
             self._look_later()
 
     def _on_topology(self) -> None:
+        self._links.flush()  # it was thought out with the ring before, and says so
         before, self._topology = self._topology, self._membership.topology
         self._partition_of = self._topology.ring.partition_of
         self._ring_version = self._topology.ring.routed
@@ -327,7 +329,7 @@ class Dispatcher:
                 self._refused_by[partition] = (self._refused_by[partition][0], 0.0)
                 self._ask_again(partition, 0.0)
         if self._topology.ring.routed != before.ring.routed:
-            self._strays.expect(self._links.astray(self._partition_of))
+            self.expect(self._links.astray(self._partition_of))
             for partition in sorted(self._local):
                 self._local[partition].expel()
             self._file_again()
@@ -373,7 +375,7 @@ class Dispatcher:
             for each in filed[partition]:
                 if each[1][0] in KEYLESS:
                     self._waiting_count -= 1
-                    self._fail_moved(each[2], each[3], 0)
+                    self._fail_moved(each[1], each[2], each[3])
                 elif not each[5] and self._is_behind_a_stray(each[1]):
                     self._waiting_count -= 1
                     self._waiting_bytes -= written_bytes(each[1])

@@ -58,6 +58,11 @@ class PeerLinks:
         link = self._links.get(server)
         return link is None or not link.in_flight_of(partition)
 
+    def flush(self) -> None:
+        """Send what was submitted."""
+        for link in self._links.values():
+            link.flush()
+
     def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
         """The operations under way to a partition that is not their key's."""
         return [each for _, link in sorted(self._links.items()) for each in link.astray(partition_of)]

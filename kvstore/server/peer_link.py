@@ -18,6 +18,7 @@ from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Sink
 from kvstore.server import peer_frames as frames
+from kvstore.server.astray import WritesByKey
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.ways import KEYLESS, UNORDERED, UnderWay, Waiting, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
@@ -58,6 +59,7 @@ class Link:
         self._count = 0
         self._pending: dict[int, tuple[PartitionId, Waiting]] = {}
         self._pending_bytes = 0
+        self._writes = WritesByKey()
         self._lanes: dict[PartitionId, Lane] = {}
         self._unsent = 0
         """How many of the last pending ones are only in `_lanes`."""
@@ -80,7 +82,7 @@ class Link:
         lane = self._lanes.get(partition)
         if lane is None:
             if not self._lanes:
-                asyncio.get_running_loop().call_soon(self._send_operations)
+                asyncio.get_running_loop().call_soon(self.flush)
             lane = self._lanes[partition] = Lane(partition, [], [], [])
         if op[0] == _GET:
             lane.gets.append((number, op))
@@ -106,10 +108,14 @@ class Link:
     def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
         """The operations under way to a partition that is not their key's."""
         return [
-            (partial(self._is_pending, number), waiting)
+            self._under_way(number)
             for number, (partition, waiting) in self._pending.items()
             if waiting[1][0] not in KEYLESS and partition_of(waiting[1][1]) != partition
         ]
+
+    def _under_way(self, number: int) -> UnderWay:
+        order, op, *_ = self._pending[number][1]
+        return partial(self._is_pending, number), order, op
 
     def _is_pending(self, number: int) -> bool:
         return number in self._pending
@@ -208,7 +214,8 @@ class Link:
         if self._stream is not None:
             self._stream.write(data)
 
-    def _send_operations(self) -> None:
+    def flush(self) -> None:
+        """Send what was submitted in this turn."""
         if not self._lanes or not self.is_open:
             return
         lanes, self._lanes = self._lanes, {}
@@ -249,6 +256,8 @@ class Link:
         return bool(self._pending) or not all(answer.done() for answer in self._calls.values())
 
     def _take_results(self, results: Results) -> None:
+        if results.others:
+            self._take_refusals(results.others)
         self._results += 1
         pop, sinks = self._pending.pop, dict[int, Sink]()
         for partition, seq, time_ms in results.progress:
@@ -266,34 +275,34 @@ class Link:
             if entry is not None:
                 entry[1][2].complete(entry[1][3], None)
                 sinks[id(entry[1][2])] = entry[1][2]
-        if results.others:
-            self._take_others(sorted(results.others, key=itemgetter(0)), sinks)
+        for number, result in results.others:
+            entry = pop(number, None)
+            if entry is not None:
+                _, op, sink, token, _, _ = entry[1]
+                self._pending_bytes -= written_bytes(op)
+                sink.complete(token, result)
+                sinks[id(sink)] = sink
         for sink in sinks.values():
             sink.flush()
 
-    def _take_others(self, results: list[tuple[int, Any]], sinks: dict[int, Sink]) -> None:
+    def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
+        """What goes out again, before anything that follows it can be submitted; and what was submitted before this
+        frame was heard says so (docs/protocol.md M15)."""
+        refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=itemgetter(0))
+        if not refused:
+            return
+        self.flush()
         moved: set[bytes] = set()
-        for number, result in results:
+        for number, error in refused:
             entry = self._pending.pop(number, None)
-            if entry is None:
-                continue
-            partition, waiting = entry
-            _, op, sink, token, _, _ = waiting
-            self._pending_bytes -= written_bytes(op)
-            if isinstance(result, NotLeader | Moved):
-                self._links.dispatcher.take_back(partition, waiting, result, self.server)
-            else:
-                sink.complete(token, result)
-                sinks[id(sink)] = sink
-            if isinstance(result, Moved) and op[0] not in UNORDERED:
-                moved.update(keys_of(op))
+            if entry is not None:
+                partition, waiting = entry
+                self._pending_bytes -= written_bytes(waiting[1])
+                self._links.dispatcher.take_back(partition, waiting, error, self.server)
+                if isinstance(error, Moved) and waiting[1][0] not in UNORDERED:
+                    moved.update(keys_of(waiting[1]))
         if moved:
-            # What is still under way on these keys is refused as well: none goes out again before all have come back.
-            self._links.dispatcher.expect(
-                (partial(self._is_pending, number), waiting)
-                for number, (_, waiting) in self._pending.items()
-                if waiting[1][0] not in UNORDERED and not moved.isdisjoint(keys_of(waiting[1]))
-            )
+            self._links.dispatcher.expect(map(self._under_way, self._writes.on(moved, self._pending)))
 
     def _take_answer(self, number: int, body: bytes, error: Any) -> None:
         waiter = self._calls.get(number)
@@ -351,6 +360,7 @@ class Link:
             self._heard_at = now
         elif now - self._heard_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
+        self._writes.clear()
         self._marks.append((now, self._count))
         expired = 0
         while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:

@@ -111,6 +111,9 @@ class PeerSession(FromPeer):
         self._results = 0
         """Frames of results written."""
         self._refusals = Refusals()
+        self._refused_partitions = self._refusals.partitions.said_by
+        self._refused_keys = self._refusals.keys.said_by
+        self._is_flush_due = False
         self._is_lost = False
         self._clear()
 
@@ -192,28 +195,28 @@ class PeerSession(FromPeer):
             self._send_results()
         self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
-        if self._refusals:
+        if self._refused_partitions or self._refused_keys:
             self._refusals.forget(self._pace.oldest(heard))
 
     def _begin(self) -> None:
         """Begin what waits, as far as the pace allows."""
         submit = self._owner.dispatcher.submit_here
-        refused = False
+        partitions, keys = self._refused_partitions, self._refused_keys
         for partition, op, number, ring_version, heard in self._pace.take():
-            error = self._refusals.of(partition, op, heard) if self._refusals else None
             self._in_flight += 1
+            error = self._refusals.of(partition, op, heard) if partitions or keys else None
             if error is None:
                 submit(partition, op, self, number, ring_version)
             else:
-                if isinstance(error, Moved):
-                    self.turn_away(op, number)
-                self.complete(number, error)
-                refused = True
-        if refused:
-            self._send_results()
+                self.turn_away(op, number, error)
 
-    def turn_away(self, op: Op, token: int) -> None:
-        self._refusals.turn_away(token, op)
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+        if isinstance(error, Moved):
+            self._refusals.refuse(op)
+        self.complete(token, error)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self.flush)
 
     def _take_call(self, call: Call) -> None:
         if self._calls >= CALLS_MAX:
@@ -254,11 +257,12 @@ class PeerSession(FromPeer):
         elif result is None:
             self._absent.append(token)
         else:
-            if kind is NotLeader or kind is Moved:
-                self._refusals.give(token, result)
+            if kind is NotLeader:
+                self._refusals.partitions.refuse([PartitionId(result.partition)])
             self._others.append((token, result))
 
     def flush(self) -> None:
+        self._is_flush_due = False
         self._send_results()
         if self._pace.waiting:
             self._begin()

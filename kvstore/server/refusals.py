@@ -6,65 +6,74 @@ partition or key must not be done before that: it is refused too (docs/protocol.
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterable
+from typing import Generic, TypeVar
 
-from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.errors import Moved, NotLeader
 from kvstore.partition.commands import Op
 from kvstore.server.ways import UNORDERED, keys_of
 from kvstore.types import PartitionId
 
 _NOT_SAID = 1 << 62
 """More frames than any link ever carries."""
+Name = TypeVar("Name")
+
+
+class Unheard(Generic[Name]):
+    """Names, each with the frame of results that tells of its last refusal."""
+
+    def __init__(self) -> None:
+        self.said_by: dict[Name, int] = {}
+        """In the order of these frames."""
+        self._unsaid: list[Name] = []
+
+    def refuse(self, names: Iterable[Name]) -> None:
+        for name in names:
+            self.said_by[name] = _NOT_SAID
+            self._unsaid.append(name)
+
+    def tell(self, frame: int) -> None:
+        """All that was refused stands in this frame, or in an earlier one."""
+        for name in self._unsaid:
+            self.said_by.pop(name, None)
+            self.said_by[name] = frame
+        self._unsaid.clear()
+
+    def forget(self, heard: int) -> None:
+        """Nothing comes any more from who had not taken in so many frames."""
+        while self.said_by:
+            name = next(iter(self.said_by))
+            if self.said_by[name] > heard:
+                break
+            del self.said_by[name]
 
 
 class Refusals:
     """One connection's. Frames of results are counted from 1, as the other server counts them."""
 
     def __init__(self) -> None:
-        self._said_by: dict[PartitionId | bytes, int] = {}
-        """Partitions, and keys of writes → the frame of results that tells of their last refusal."""
-        self._unsaid: list[PartitionId | bytes] = []
-        """Those of them of which the next frame tells."""
-        self._said: deque[tuple[int, PartitionId | bytes]] = deque()
-        self._turned_away: dict[int, list[bytes]] = {}
-        """Keys of writes that are refused, and whose results are not given yet, by number."""
+        self.partitions = Unheard[PartitionId]()
+        self.keys = Unheard[bytes]()
+        """Of writes."""
 
-    def __len__(self) -> int:
-        return len(self._said_by)
-
-    def of(self, partition: PartitionId, op: Op, heard: int) -> StoreError | None:
+    def of(self, partition: PartitionId, op: Op, heard: int) -> NotLeader | Moved | None:
         """Why an operation must not be done that was sent by who had taken in `heard` frames of results."""
-        said_by = self._said_by
-        if said_by.get(partition, 0) > heard:
+        if self.partitions.said_by.get(partition, 0) > heard:
             return NotLeader(partition)
-        if op[0] not in UNORDERED and any(said_by.get(key, 0) > heard for key in keys_of(op)):
+        keys = self.keys.said_by
+        if keys and op[0] not in UNORDERED and any(keys.get(key, 0) > heard for key in keys_of(op)):
             return Moved("", 0)
         return None
 
-    def turn_away(self, number: int, op: Op) -> None:
-        """The operation is another partition's: what comes on its keys waits for it from now on."""
+    def refuse(self, op: Op) -> None:
+        """It is another partition's: no write that comes on its keys is done from now on."""
         if op[0] not in UNORDERED:
-            keys = self._turned_away[number] = keys_of(op)
-            self._said_by.update(dict.fromkeys(keys, _NOT_SAID))
-
-    def give(self, number: int, error: StoreError) -> None:
-        """The next frame tells of this one."""
-        names: list[PartitionId | bytes] = [*self._turned_away.pop(number, ())]
-        if isinstance(error, NotLeader):
-            names.append(PartitionId(error.partition))
-        self._said_by.update(dict.fromkeys(names, _NOT_SAID))
-        self._unsaid += names
+            self.keys.refuse(keys_of(op))
 
     def tell(self, frame: int) -> None:
-        """All that was given stands in this frame of results, or in an earlier one."""
-        for name in self._unsaid:
-            self._said_by[name] = frame
-            self._said.append((frame, name))
-        self._unsaid.clear()
+        self.partitions.tell(frame)
+        self.keys.tell(frame)
 
     def forget(self, heard: int) -> None:
-        """Nothing comes any more from who had not taken in so many frames."""
-        while self._said and self._said[0][0] <= heard:
-            frame, name = self._said.popleft()
-            if self._said_by.get(name) == frame:
-                del self._said_by[name]
+        self.partitions.forget(heard)
+        self.keys.forget(heard)

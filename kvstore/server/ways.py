@@ -19,8 +19,8 @@ _LARGE = frozenset({int(Code.APPEND), _BATCH})
 Waiting = tuple[int, Op, Sink, int, float, bool]
 """An operation on its way: (order, operation, sink, token, deadline or 0 before it had to wait, whether another server
 sent it). A plain tuple: each forwarded operation is one."""
-UnderWay = tuple[Callable[[], bool], Waiting]
-"""An operation on a link, and what says whether it still is."""
+UnderWay = tuple[Callable[[], bool], int, Op]
+"""What says whether an operation still is on a link; its place in the order, and the operation."""
 
 
 def written_bytes(op: Op) -> int:
@@ -55,6 +55,10 @@ class Links(Protocol):
 
     def is_clear(self, server: ServerId, partition: PartitionId) -> bool:
         """Whether no operation on the partition is under way to the server."""
+        ...
+
+    def flush(self) -> None:
+        """Send what was submitted."""
         ...
 
     def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:

@@ -38,6 +38,15 @@ class Found(NamedTuple):
     """As it was when this was found."""
 
 
+class _Begun(NamedTuple):
+    """A ledger that has entries."""
+
+    reader: EntryReader
+    last: EntryId
+    first: bytes
+    """Payload of its first entry."""
+
+
 class Seeker:
     """Calls raise BookieError when too few bookies answer, MetadataError, and NoSuchLedger if the log is being taken
     away."""
@@ -53,8 +62,8 @@ class Seeker:
         """The last entry of which `is_before` is true."""
 
         async def halve(listed: LedgerList) -> tuple[Position, bytes] | None:
-            reader = await self._halve_ledgers(listed, is_before)
-            return await self._halve_entries(reader, is_before) if reader is not None else None
+            found = await self._halve_ledgers(listed, is_before)
+            return await self._halve_entries(found, is_before) if found is not None else None
 
         return await self._search(partition, halve)
 
@@ -81,41 +90,47 @@ class Seeker:
                 return Position(each.id, last), (await reader.read(last)).payload
         return None
 
-    async def _halve_ledgers(self, listed: LedgerList, is_before: IsBefore) -> EntryReader | None:
-        """The last ledger of whose first entry it is true. One without entries says nothing."""
-        found, low, high = None, 0, len(listed.ledgers) - 1
+    async def _halve_ledgers(self, listed: LedgerList, is_before: IsBefore) -> _Begun | None:
+        """The last ledger of whose first entry it is true. From the end with ever longer strides: most of what is
+        looked for is near it, and ledgers far back may be trimmed or hard to read."""
+        found: _Begun | None = None
+        low, high, stride = 0, len(listed.ledgers) - 1, 0
         while low <= high:
-            middle = place = (low + high) // 2
-            while place >= low:
-                reader = await self._open(listed.ledgers[place].id)
-                if await self._confirmed(reader) != NO_ENTRY:
-                    break
-                place -= 1
-            if place >= low and not is_before((await reader.read(EntryId(0))).payload):
+            middle = high - stride if found is None and high - stride >= low else (low + high) // 2
+            stride = 2 * stride + 1
+            place, begun = await self._last_with_entries(listed, low, middle)
+            if begun is None:
+                low = middle + 1
+            elif is_before(begun.first):
+                found, low = begun, middle + 1
+            else:
                 high = place - 1
-                continue
-            if place >= low:
-                found = reader
-            low = middle + 1
         return found
+
+    async def _last_with_entries(self, listed: LedgerList, low: int, high: int) -> tuple[int, _Begun | None]:
+        """Of the ledgers from one place to another; and its own place."""
+        for place in range(high, low - 1, -1):
+            reader = await self._open(listed.ledgers[place].id)
+            last = await self._confirmed(reader)
+            if last != NO_ENTRY:
+                return place, _Begun(reader, last, (await reader.read(EntryId(0))).payload)
+        return low, None
 
     async def _open(self, ledger: LedgerId) -> EntryReader:
         metadata, _ = await self._ports.ledgers.read(ledger)
         return EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
 
-    async def _halve_entries(self, reader: EntryReader, is_before: IsBefore) -> tuple[Position, bytes]:
+    async def _halve_entries(self, begun: _Begun, is_before: IsBefore) -> tuple[Position, bytes]:
         """The last entry of a ledger of which it is true: it is of the first."""
-        low, high, payload = 0, await self._confirmed(reader), None
+        low, high, found = 0, int(begun.last), begun.first
         while low < high:
             middle = (low + high + 1) // 2
-            looked_at = (await reader.read(EntryId(middle))).payload
-            if is_before(looked_at):
-                low, payload = middle, looked_at
+            payload = (await begun.reader.read(EntryId(middle))).payload
+            if is_before(payload):
+                low, found = middle, payload
             else:
-                high = EntryId(middle - 1)
-        if payload is None:
-            payload = (await reader.read(EntryId(0))).payload
-        return Position(reader.metadata.ledger, EntryId(low)), payload
+                high = middle - 1
+        return Position(begun.reader.metadata.ledger, EntryId(low)), found
 
     async def _confirmed(self, reader: EntryReader) -> EntryId:
         """The last entry that may be read; NO_ENTRY if there is none."""

@@ -152,6 +152,39 @@ async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it
     assert one < two
 
 
+async def test_what_was_submitted_by_one_ring_says_so_though_the_next_has_come_before_it_leaves(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, there, versions = cluster["n1"], cluster["n2"].dispatcher, []
+    await result_of(server, commands.put(cluster.key_of("p1"), b"the link is open"))
+    submit = there.submit_here
+
+    def look(partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
+        versions.append(ring_version)
+        submit(partition, op, sink, token, ring_version)
+
+    monkeypatch.setattr(there, "submit_here", look)
+    token = send(server, commands.put(cluster.key_of("p1", 1), b"v"))
+    learn(cluster, flipped(cluster.ring, cluster.key_of("p1")), "n1")
+    await server.sink.wait(token)
+    assert versions == [cluster.ring.routed]
+
+
+async def test_what_was_turned_away_first_stays_first_when_it_is_turned_away_again(cluster: Servers) -> None:
+    """It goes out again to the same leader, which turns away what was behind it, and then it once more."""
+    server, key = cluster["n2"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first, second = (send(server, commands.put(key, value)) for value in (b"first", b"second"))
+    behind = holding.held.pop()
+    turn_away(cluster, "n2", holding, P1)
+    await wait_until(lambda: has(holding, 1), what="the first is here again")
+    holding.held.insert(0, behind)
+    turn_away(cluster, "n2", holding, P1)
+    learn(cluster, flipped(cluster.ring, key))
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
 async def test_a_read_does_not_wait_behind_a_write_that_was_turned_away(cluster: Servers) -> None:
     """The former owner may still answer it (docs/protocol.md M7)."""
     server, key = cluster["n2"], cluster.key_of("p1")

@@ -140,7 +140,7 @@ def sent(number: int, heard: int, partition: str = "p1") -> bytes:
     return peer_frames.encode(Operations(1, [lane], heard))
 
 
-def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
+async def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
     """Else the refused one, sent again, would be done after those that came later."""
     leader, stream = Leader(), Stream()
     session = PeerSession(cast(Any, Owner(leader)), N2, cast(Any, stream))

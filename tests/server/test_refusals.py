@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, cast
@@ -13,6 +14,7 @@ from kvstore.partition import commands
 from kvstore.partition.commands import Op
 from kvstore.server import peer_frames
 from kvstore.server.astray import FromPeer
+from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import Lane, Operations, Results
 from kvstore.server.peer_link import Link
 from kvstore.server.peer_server import PeerSession
@@ -34,15 +36,11 @@ MOVED = Moved("", 0)
 
 
 @pytest.mark.parametrize(("refused", "later"), [(PUT, PUT), (PUT, BATCH), (BATCH, PUT)])
-def test_a_write_waits_for_a_refused_one_from_its_refusal_until_the_sender_has_heard_of_it(
-    refused: Op, later: Op
-) -> None:
+def test_a_write_waits_for_a_refused_one_until_the_sender_has_heard_of_it(refused: Op, later: Op) -> None:
     refusals = Refusals()
     assert refusals.of(P1, later, 0) is None
-    refusals.turn_away(1, refused)
     refusals.tell(1)
-    assert isinstance(refusals.of(P1, later, 1), Moved), "a frame that left before the result was given says nothing"
-    refusals.give(1, MOVED)
+    refusals.refuse(refused)
     assert isinstance(refusals.of(P2, later, 1), Moved), "whichever partition it goes to"
     refusals.tell(2)
     assert isinstance(refusals.of(P1, later, 1), Moved)
@@ -51,12 +49,9 @@ def test_a_write_waits_for_a_refused_one_from_its_refusal_until_the_sender_has_h
 
 def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
     refusals = Refusals()
-    refusals.turn_away(1, PUT)
-    refusals.give(1, MOVED)
-    refusals.turn_away(2, PUT)
-    refusals.tell(1)
-    refusals.give(2, MOVED)
-    refusals.tell(2)
+    for frame in (1, 2):
+        refusals.refuse(PUT)
+        refusals.tell(frame)
     refusals.forget(1)
     assert isinstance(refusals.of(P1, PUT, 1), Moved)
     assert refusals.of(P1, PUT, 2) is None
@@ -64,63 +59,60 @@ def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
 
 def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refused_read() -> None:
     refusals = Refusals()
-    refusals.turn_away(1, PUT)
+    refusals.refuse(PUT)
     for op in (commands.get(b"k"), commands.meta(b"k"), commands.delete_range(b"a", b"z"), commands.delete(b"x")):
         assert refusals.of(P1, op, 0) is None
     refusals = Refusals()
-    refusals.turn_away(1, commands.get(b"k"))
-    refusals.give(1, MOVED)
-    assert not refusals
+    refusals.refuse(commands.get(b"k"))
+    assert not refusals.keys.said_by
 
 
 def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None:
     refusals = Refusals()
-    refusals.give(1, NotLeader("p1"))
+    refusals.partitions.refuse([P1])
     refusals.tell(1)
     assert isinstance(refusals.of(P1, commands.get(b"x"), 0), NotLeader)
     assert refusals.of(P2, PUT, 0) is None
     assert refusals.of(P1, PUT, 1) is None
 
 
-def test_what_has_been_heard_is_forgotten() -> None:
+def test_what_has_been_heard_is_forgotten_and_nothing_else() -> None:
     refusals = Refusals()
-    for number in range(1, 4):
-        refusals.turn_away(number, commands.put(b"%d" % number, b"v"))
-        refusals.give(number, MOVED)
-        refusals.tell(number)
+    for frame in range(1, 4):
+        refusals.refuse(commands.put(b"%d" % frame, b"v"))
+        refusals.tell(frame)
+    refusals.refuse(commands.put(b"1", b"v"))
+    refusals.tell(4)
     refusals.forget(2)
-    assert len(refusals) == 1
-    refusals.forget(3)
-    assert not refusals
+    assert refusals.keys.said_by == {b"3": 3, b"1": 4}
+    refusals.forget(4)
+    assert not refusals.keys.said_by
 
 
 # ── the answering side ────────────────────────────────────────────────────────────────────────────────────────────────
 
 
 class Owning:
-    """A dispatcher of a server that knows a key's flip, or does not; it completes when the test says so."""
+    """A dispatcher of a server that knows a key's flip, or does not."""
 
     def __init__(self) -> None:
         self.owns = False
         self.done: list[int] = []
-        self.late: list[tuple[FromPeer, int]] = []
 
     def submit_here(self, partition: PartitionId, op: Op, sink: FromPeer, token: int, ring_version: int) -> None:
         if self.owns:
             self.done.append(token)
-            if op[0] != commands.Code.GET:
-                sink.complete(token, token)
+            sink.complete(token, token)
         else:
-            sink.turn_away(op, token)
-            self.late.append((sink, token))
+            sink.turn_away(op, token, MOVED)
 
     def progress(self, partition: PartitionId) -> tuple[int, int]:
         return (0, 0)
 
-    def refuse(self) -> None:
-        for sink, token in self.late:
-            sink.complete(token, MOVED)
-        self.late.clear()
+
+def session_of(owner: Owning) -> tuple[PeerSession, Stream]:
+    stream = Stream()
+    return PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream)), stream
 
 
 def sent(number: int, heard: int, op: Op = PUT) -> bytes:
@@ -131,29 +123,27 @@ def refused(stream: Stream) -> list[int]:
     return [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
 
 
-def test_a_write_behind_one_that_went_to_an_owner_too_early_is_not_done_before_it() -> None:
-    owner, stream = Owning(), Stream()
-    session = PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream))
+async def test_a_write_behind_one_that_came_to_the_owner_too_early_is_not_done_before_it() -> None:
+    owner = Owning()
+    session, stream = session_of(owner)
     session.data_received(sent(1, 0))
     owner.owns = True
     session.data_received(sent(2, 0))
-    owner.refuse()
     session.flush()
     session.data_received(sent(3, len(stream.written) - 1))
     session.data_received(sent(4, 0, commands.put(b"other", b"v")))
     session.flush()
     assert owner.done == [4]
-    assert refused(stream) == [2, 1, 3]
+    assert refused(stream) == [1, 2, 3]
     session.data_received(sent(5, len(stream.written)))
     assert owner.done == [4, 5]
-    assert not session._refusals
+    assert not session._refused_keys
 
 
-def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_heard() -> None:
-    owner, stream = Owning(), Stream()
-    session = PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream))
+async def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_heard() -> None:
+    owner = Owning()
+    session, stream = session_of(owner)
     session.data_received(sent(1, 0))
-    owner.refuse()
     session.flush()
     session._pace.is_held = True
     session.data_received(sent(2, 0))
@@ -161,9 +151,16 @@ def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_hea
     session.data_received(sent(3, len(stream.written)))
     session._pace.is_held = False
     session.flush()
-    session._begin()
+    await asyncio.sleep(0)
     assert owner.done == [], "the second was sent before the first one's refusal was heard, and the third waits for it"
     assert refused(stream) == [1, 2, 3]
+
+
+async def test_a_refusal_is_told_though_nothing_else_is() -> None:
+    session, stream = session_of(Owning())
+    session.turn_away(PUT, 1, MOVED)
+    await asyncio.sleep(0)
+    assert refused(stream) == [1]
 
 
 # ── the asking side ───────────────────────────────────────────────────────────────────────────────────────────────────
@@ -182,19 +179,59 @@ class Asking(Links):
         self.returned.append(waiting[0])
 
     def expect(self, under_way: Any) -> None:
-        self.expected += [waiting[0] for is_under_way, waiting in under_way if is_under_way()]
+        self.expected += [order for is_under_way, order, _ in under_way if is_under_way()]
 
 
-async def test_a_link_tells_which_writes_will_come_back_behind_one_that_has() -> None:
-    links, sink = Asking(), Collector()
+def link_of(links: Asking, stream: Stream) -> Link:
     link = Link(cast(Any, links), N2)
-    link.connection_made(cast(Any, Stream()))
+    link.connection_made(cast(Any, stream))
     link.data_received(b"+OK\r\n")
+    return link
+
+
+def told(*refused: int) -> bytes:
+    return peer_frames.encode(Results(others=[(number, MOVED) for number in refused]))
+
+
+async def test_a_link_tells_which_writes_are_under_way_on_keys_of_one_that_has_come_back() -> None:
+    links, sink = Asking(), Collector()
+    link = link_of(links, Stream())
     for order, op in enumerate((PUT, commands.get(b"k"), BATCH, commands.put(b"x", b"v"), PUT), start=1):
         link.submit(P1, (order, op, sink, order, 0.0, False))
-    link.data_received(peer_frames.encode(Results(others=[(1, MOVED)])))
+    link.data_received(told(1))
+    assert (links.returned, links.expected) == ([1], [3, 5])
+    link.data_received(told(3))
+    assert links.expected == [3, 5], "its other key has no more"
+    link.submit(P1, (6, commands.put(b"x", b"v"), sink, 6, 0.0, False))
+    link.data_received(told(4, 5))
+    assert links.returned == [1, 3, 4, 5]
+    assert links.expected == [3, 5, 6]
+
+
+@pytest.mark.parametrize("error", [MOVED, NotLeader("p1")], ids=("moved", "not led"))
+async def test_what_was_submitted_before_a_refusal_was_heard_says_so(error: StoreError) -> None:
+    """Also if it leaves behind it, or is submitted by who hears of another result in the same frame."""
+    links, stream = Asking(), Stream()
+    link = link_of(links, stream)
+
+    class Pipelining(Collector):
+        def complete(self, token: int, result: Any) -> None:
+            link.submit(P1, (9, PUT, self, 9, 0.0, False))
+
+    sink = Pipelining()
+    link.submit(P1, (1, PUT, sink, 1, 0.0, False))
+    link.submit(P1, (2, commands.put(b"other", b"v"), sink, 2, 0.0, False))
+    await asyncio.sleep(0)
+    link.submit(P1, (3, PUT, sink, 3, 0.0, False))
+    link.data_received(peer_frames.encode(Results(numbers=[(2, 7)], others=[(1, error)])))
     assert links.returned == [1]
-    assert links.expected == [3, 5]
+    await asyncio.sleep(0)
+    frames = [each for each in stream.written if isinstance(each, Operations)]
+    assert [(each.heard, [number for number, _ in each.lanes[0].puts]) for each in frames] == [
+        (0, [1, 2]),
+        (0, [3]),
+        (1, [4]),
+    ], "the last was submitted when the refused one stood before it"
 
 
 @pytest.fixture
@@ -211,8 +248,8 @@ async def test_nothing_goes_out_again_before_all_that_will_come_back_has(cluster
     write = commands.put(cluster.key_of("p1"), b"v")
     later: Waiting = (7, write, server.sink, 2, 0.0, False)
     server.dispatcher.take_back(P1, (5, write, server.sink, 1, 0.0, False), MOVED, N2)
-    server.dispatcher.expect([(lambda: is_under_way, later)])
-    server.dispatcher.expect([(lambda: is_under_way, later)])
+    server.dispatcher.expect([(lambda: is_under_way, 7, write)])
+    server.dispatcher.expect([(lambda: is_under_way, 7, write)])
     server.dispatcher._send_strays()
     assert server.dispatcher.statistics()["astray"] == 1
     is_under_way = False
@@ -232,7 +269,7 @@ async def test_what_waits_for_a_leader_waits_behind_a_stray_as_well(cluster: Ser
     else:
         dispatcher._wait(P1, (*later[:4], 1e12, False))
     dispatcher.take_back(P1, (5, write, server.sink, 1, 0.0, False), MOVED, N2)
-    dispatcher.expect([(lambda: is_under_way, (7, write, server.sink, 3, 0.0, False))])
+    dispatcher.expect([(lambda: is_under_way, 7, write)])
     if is_back:
         dispatcher.take_back(P1, later, NotLeader("p1"), N2)
     dispatcher._drain()
@@ -243,12 +280,22 @@ async def test_what_waits_for_a_leader_waits_behind_a_stray_as_well(cluster: Ser
     assert first < second
 
 
+async def test_what_is_expected_and_is_done_instead_holds_nothing_up_for_good(cluster: Servers) -> None:
+    dispatcher, write = cluster["n1"].dispatcher, commands.put(cluster.key_of("p1"), b"v")
+    dispatcher.expect([(lambda: False, 7, write)])
+    await wait_until(lambda: is_free(dispatcher), what="nothing is held")
+
+
+async def is_free(dispatcher: Dispatcher) -> bool:
+    return not dispatcher._astray
+
+
 async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_behind_it(cluster: Servers) -> None:
     """By the server, which does not know of the flip, and by a leader that has not got the range yet."""
     turned_away: list[int] = []
 
     class Peer(Collector, FromPeer):
-        def turn_away(self, op: Op, token: int) -> None:
+        def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
             turned_away.append(token)
 
     peer, dispatcher = Peer(), cluster["n2"].dispatcher
@@ -257,8 +304,4 @@ async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_be
     dispatcher.submit_here(P1, here, peer, 2, cluster.ring.routed + 1)
     dispatcher.turn_away(P1, here, peer, 3, MOVED)
     assert turned_away == [1, 3]
-    await wait_until(lambda: has(peer, 3), what="all are answered")
-
-
-async def has(sink: Collector, count: int) -> bool:
-    return len(sink.results) >= count
+    assert isinstance((await peer.wait(2))[0], int)
