@@ -37,6 +37,8 @@ class PartitionFeed(NamedTuple):
     """It has left the ring: nothing follows `latest`."""
     servers: tuple[str, ...]
     """host:port of those who read it best, the best first."""
+    cluster: str = ""
+    """The identity of the cluster, in which alone its positions mean something. Empty: the server did not tell."""
 
 
 class FeedReader:
@@ -74,7 +76,7 @@ class FeedReader:
             lambda stub, left_s: stub.Positions(request, timeout=left_s), (), timeout_s
         )
         return [
-            PartitionFeed(each.partition, each.oldest, each.latest, each.ended, tuple(each.servers))
+            PartitionFeed(each.partition, each.oldest, each.latest, each.ended, tuple(each.servers), response.cluster)
             for each in response.partitions
         ]
 

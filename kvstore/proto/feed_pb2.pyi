@@ -71,7 +71,10 @@ class PositionsResponse(_message.Message):
 
     PARTITIONS_FIELD_NUMBER: _builtins.int
     RING_VERSION_FIELD_NUMBER: _builtins.int
+    CLUSTER_FIELD_NUMBER: _builtins.int
     ring_version: _builtins.int
+    cluster: _builtins.str
+    """Which cluster this is, for as long as it exists. Positions mean something in their own cluster only."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFeed]:
         """In the order of their ids. A partition that joins is listed before it takes its first write. A reader that has no position of it
@@ -83,10 +86,11 @@ class PositionsResponse(_message.Message):
         *,
         partitions: _abc.Iterable[Global___PartitionFeed] | None = ...,
         ring_version: _builtins.int = ...,
+        cluster: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["partitions", b"partitions", "ring_version", b"ring_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cluster", b"cluster", "partitions", b"partitions", "ring_version", b"ring_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
@@ -21,6 +22,7 @@ from kvstore.partition.state import State
 from kvstore.ring import PartitionState
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dispatch import Dispatcher
+from kvstore.server.feed_end import latest_of
 from kvstore.server.feeds import Feeds
 from kvstore.server.heat import Load
 from kvstore.server.hosting import DropEngine, FindEngines, Hosting, OpenEngine
@@ -293,7 +295,8 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
     node.peers = PeerServer(env, node.id, dispatcher, 2 * forwarded_max)
     node.links = PeerLinks(env, node.id, dispatcher, forwarded_max, node.peers.answer)
     dispatcher.use_links(node.links)
-    node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring)
+    latest = partial(latest_of, env.clock, dispatcher)
+    node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
     stack.push_async_callback(node.feeds.close)
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)

@@ -13,7 +13,6 @@ from kvstore.env.events import wait_within
 from kvstore.errors import (
     InvalidRequest,
     MetadataError,
-    Moved,
     NoSuchLedger,
     NoSuchNode,
     Overloaded,
@@ -24,11 +23,9 @@ from kvstore.errors import (
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest
-from kvstore.partition.commands import Code, Flag, Level
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState
 from kvstore.rpc.status import abort
-from kvstore.server.ask import ask
 from kvstore.server.backend import Backend
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_tail import Cursor
@@ -47,7 +44,6 @@ KEPT_S = 30.0
 """A reader's place is kept for its next call, so that it need not be looked for again."""
 WORK_S = 1.0
 """A page without anything that is asked for ends after so long: its `next` has moved."""
-ANSWER_S = 4.0
 HOLD_MAX_MS = 24 * 3_600_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PIN = "feed-"
@@ -88,11 +84,11 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     async def _positions(self) -> feed_pb2.PositionsResponse:
         ring = await self._feeds.newest_ring()
         here = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
-        response = feed_pb2.PositionsResponse(ring_version=ring.routed)
+        response = feed_pb2.PositionsResponse(ring_version=ring.routed, cluster=await self._feeds.cluster())
         for partition in sorted({*ring.partitions, *await self._feeds.left(ring)}):
             if partition in here:
                 listed, _ = await self._lists.read(partition)
-                latest = await self._latest(partition) if listed.ledgers else 0
+                latest = await self._feeds.latest(partition) if listed.ledgers else 0
                 oldest = max(0, listed.trimmed_seq - 1)
             else:
                 _, latest, oldest = await self._feeds.end(partition)
@@ -100,20 +96,6 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             feed.ended = partition not in here
             feed.servers.extend(self._servers_of(partition))
         return response
-
-    async def _latest(self, partition: PartitionId) -> int:
-        """No less than any sequence acknowledged before: a read of a key tells, once its leader has answered."""
-        op = (Code.SCAN, b"\0", b"\0\0", 1, int(Flag.KEYS_ONLY), int(Level.LINEARIZABLE), 0)
-        deadline = self._env.clock.now() + ANSWER_S
-        while True:
-            try:
-                async with asyncio.timeout(max(0.001, deadline - self._env.clock.now())):
-                    await ask(self._backend, op, partition)
-                return self._backend.progress(partition)[0]
-            except Moved:
-                await asyncio.sleep(0.02)  # it is just getting or giving away a range
-            except TimeoutError:
-                raise Unavailable(f"partition {partition}: its leader does not answer") from None
 
     def _servers_of(self, partition: PartitionId) -> list[str]:
         topology = self._backend.topology

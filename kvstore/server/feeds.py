@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from kvstore.env import Clock, Env, Task
-from kvstore.errors import Corrupted, LedgerError, Overloaded, PositionTrimmed, Unavailable
+from kvstore.errors import Corrupted, InvalidRequest, LedgerError, Overloaded, PositionTrimmed, Unavailable
 from kvstore.meta import paths
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest, first_seq_of, time_of
-from kvstore.ring import Ring, codec
+from kvstore.ring import PartitionState, Ring, codec
 from kvstore.server.feed_tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
 from kvstore.server.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
@@ -32,9 +33,18 @@ OPEN_S = 5.0
 class Feeds:
     """`close` ends what it has started."""
 
-    def __init__(self, env: Env, store: MetadataStore, logs: FeedLogs, known_ring: Callable[[], Ring]) -> None:
+    def __init__(
+        self,
+        env: Env,
+        store: MetadataStore,
+        logs: FeedLogs,
+        known_ring: Callable[[], Ring],
+        latest: Callable[[PartitionId], Awaitable[int]],
+    ) -> None:
         self.ring = known_ring
         """The newest that this server has read."""
+        self.latest = latest
+        """How far a partition of the ring has come, as its leader says."""
         self.watches_total = 0
         self.changes_total = 0
         self.pages_total = 0
@@ -44,6 +54,7 @@ class Feeds:
         self._nursery = env.nursery.child("feeds")
         self._turns = asyncio.Semaphore(LOG_READS_MAX)
         self._ring_version = 0
+        self._cluster = ""
         self._woken_by_ring: dict[Callable[[], None], None] = {}
         self._tails: dict[PartitionId, tuple[LiveTail, Task]] = {}
         self._idle: dict[PartitionId, asyncio.TimerHandle] = {}
@@ -98,6 +109,11 @@ class Feeds:
         """Partitions that have left this ring and whose logs are still kept. Raises MetadataError."""
         return [each for each in await partitions_kept(self._store) if each not in ring.partitions]
 
+    async def cluster(self) -> str:
+        """The cluster's identity. Raises MetadataError, ConfigError."""
+        self._cluster = self._cluster or await LayoutStore(self._store).instance_id()
+        return self._cluster
+
     @property
     def clock(self) -> Clock:
         return self._env.clock
@@ -130,8 +146,11 @@ class Feeds:
     async def cursor(
         self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
     ) -> Cursor:
-        """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, Unavailable."""
+        """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, InvalidRequest if the log
+        has not come so far, Unavailable."""
         async with self._joining(partition) as tail:
+            if after is not None and after > tail.seq:
+                await self._check_reached(partition, after)
             if after is None:
                 position, seq = tail.end, tail.seq
             elif after > tail.floor_seq:
@@ -139,6 +158,20 @@ class Feeds:
             else:
                 position, seq = await self._behind(partition, after), Seq(after)
             return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
+
+    async def _check_reached(self, partition: PartitionId, after: int) -> None:
+        """What is known of the log here may be less than what another server has shown. But a reader who stands where
+        the log has not come to would miss all up to there."""
+        ring = self.ring()
+        if partition in ring.partitions and ring.partitions[partition].state is not PartitionState.RETIRED:
+            latest = await self.latest(partition)
+        else:
+            latest = (await self.end(partition))[1]
+        if after > latest:
+            raise InvalidRequest(
+                f"partition {partition}: want a position up to {latest}, where its log ends, got {after}: it is one of "
+                "another cluster"
+            )
 
     async def _behind(self, partition: PartitionId, after: int) -> Position:
         """Right before the last entry that begins at `after` or before: it may go on behind."""

@@ -1,7 +1,10 @@
-"""How far a stream has read each partition, as Spark keeps it in JSON: `{"p1": 120, "p2": {"ended": 77}}`.
+"""How far a stream has read each partition, as Spark keeps it in JSON:
+`{"@cluster": "0f3c…", "p1": 120, "p2": {"ended": 77}}`.
 
 Decides only. A number is the sequence up to which the partition's changes have been read; `ended`: it has left the
-ring, and that was its last one. A partition that is not named has not been read at all.
+ring, and that was its last one. A partition that is not named has not been read at all. `@cluster` is the identity of
+the cluster whose logs these are: in another one the same numbers stand for other changes. Offsets of former versions,
+and those that somebody writes by hand, may be without it.
 """
 
 from __future__ import annotations
@@ -14,6 +17,9 @@ from kvstore.client.feed import PartitionFeed
 from kvstore.errors import ConfigError, PositionTrimmed
 
 Offset = dict[str, Any]
+CLUSTER = "@cluster"
+"""No partition is called so."""
+ANEW = "a stream goes on only with its own cluster; for this one begin a new query with another checkpointLocation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,23 +43,32 @@ def sequence_of(offset: Mapping[str, Any], partition: str) -> int:
     return found
 
 
+def partitions_of(offset: Mapping[str, Any]) -> list[str]:
+    return sorted(each for each in offset if each != CLUSTER)
+
+
 def has_ended(offset: Mapping[str, Any], partition: str) -> bool:
     return isinstance(offset.get(partition), dict)
 
 
 def oldest(feeds: Sequence[PartitionFeed]) -> Offset:
     """Before everything that can still be read."""
-    return {each.partition: each.oldest for each in feeds}
+    return _signed(feeds) | {each.partition: each.oldest for each in feeds}
 
 
 def latest(feeds: Sequence[PartitionFeed]) -> Offset:
     """Behind everything that was acknowledged."""
-    return {each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds}
+    return _signed(feeds) | {each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds}
+
+
+def _signed(feeds: Sequence[PartitionFeed]) -> Offset:
+    """Whose the positions are, if the servers tell."""
+    return {CLUSTER: feeds[0].cluster} if feeds and feeds[0].cluster else {}
 
 
 def advanced(start: Mapping[str, Any], ends: Mapping[str, int], feeds: Sequence[PartitionFeed]) -> Offset:
     """The offset at which partitions have been read up to `ends`; those that are not in it stay where they are."""
-    offset = dict(start)
+    offset = {**start, **_signed(feeds)}
     for each in feeds:
         until = max(ends.get(each.partition, 0), sequence_of(start, each.partition))
         offset[each.partition] = {"ended": until} if each.ended and until >= each.latest else until
@@ -64,7 +79,7 @@ def lowest(one: Mapping[str, Any], other: Mapping[str, Any]) -> Offset:
     """Neither further than `one` nor than `other`."""
     return {
         partition: min(one[partition], other[partition], key=_number) if partition in other else one[partition]
-        for partition in one
+        for partition in partitions_of(one)
     }
 
 
@@ -74,8 +89,9 @@ def _number(value: Any) -> int:
 
 def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
     """Raises ConfigError for an offset that names what there is not: changes up to it would be passed over."""
+    check_cluster(start, feeds)
     found = {each.partition: each.latest for each in feeds}
-    for partition in start:
+    for partition in partitions_of(start):
         sequence = sequence_of(start, partition)
         if partition not in found:
             raise ConfigError(f"startingPosition: want some of {', '.join(found)}, got partition {partition!r}")
@@ -83,21 +99,51 @@ def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> Non
             raise ConfigError(f"startingPosition: want at most {found[partition]} for {partition}, got {sequence}")
 
 
+def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
+    """Raises ConfigError for an offset of another cluster: what it would be read as are other changes."""
+    ours, found = _signed(feeds).get(CLUSTER), offset.get(CLUSTER)
+    if ours and found and found != ours:
+        raise ConfigError(f"the stream's position is of the cluster {found}, this one is {ours}: {ANEW}")
+
+
 def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
-    """Raises PositionTrimmed if changes behind `start` are gone."""
+    """Raises PositionTrimmed if changes behind `start` are gone, and ConfigError if the cluster never had them."""
+    check_cluster(start, feeds)
     found = {each.partition: each for each in feeds}
-    for partition in sorted(start):
+    for partition in partitions_of(start):
         if partition not in found and not has_ended(start, partition):
             raise PositionTrimmed(partition, sequence_of(start, partition), 0)
     for each in feeds:
+        _check_reached(start, each)
         if sequence_of(start, each.partition) < each.oldest and not has_ended(start, each.partition):
             raise PositionTrimmed(each.partition, sequence_of(start, each.partition), each.oldest)
+
+
+def check_batch(start: Mapping[str, Any], end: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
+    """As check_readable, of a micro-batch: a query that died in one reads it first, by the offsets that it had then."""
+    check_cluster(end, feeds)
+    after = {each: sequence_of(start, each) for each in partitions_of(end)}
+    wanted = {each: seq for each, seq in after.items() if seq < sequence_of(end, each)}
+    of_those = [each for each in feeds if each.partition in wanted]
+    check_readable(wanted, of_those)
+    for each in of_those:
+        _check_reached(end, each)
+
+
+def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
+    """Offsets without `@cluster` can be told by this only. A log that has ended may just be closing."""
+    sequence = sequence_of(offset, feed.partition)
+    if sequence > feed.latest and not feed.ended:
+        raise ConfigError(
+            f"the stream's position of partition {feed.partition} is {sequence}, and its log ends at {feed.latest}, so "
+            f"it is another cluster's: {ANEW}"
+        )
 
 
 def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[Span]:
     """What lies between two offsets, in portions of at most so many sequences."""
     found = []
-    for partition in sorted(end):
+    for partition in partitions_of(end):
         first, last = sequence_of(start, partition), sequence_of(end, partition)
         found += [
             Span(partition, after, min(after + rows_max, last)) for after in range(first, max(first, last), rows_max)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -55,19 +56,18 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._batch_start: Offset = {}
         self._held_at = -1e9
         self._feed: FeedReader | None = None
-        self._servers: dict[str, tuple[str, ...]] = {}
-        """Who reads each partition best, as of the last look at positions."""
+        self._known: list[PartitionFeed] = []
+        """As of the last look at positions."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Sent to the tasks of each micro-batch: without what is open."""
-        return self.__dict__ | {"_feed": None}
+        return self.__dict__ | {"_feed": None, "_known": []}
 
     # ── on the driver ──
 
     def _positions(self, timeout_s: float | None = None) -> list[PartitionFeed]:
-        feeds = self._reader().positions(timeout_s=timeout_s)
-        self._servers = {each.partition: each.servers for each in feeds}
-        return feeds
+        self._known = self._reader().positions(timeout_s=timeout_s)
+        return self._known
 
     def _reader(self) -> FeedReader:
         """One for the whole query: a connection takes as long as what is asked over it."""
@@ -96,7 +96,8 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset, limit: ReadLimit) -> Offset:
         feeds = self._positions()
-        _check_readable(start, feeds)
+        with _explained():
+            offsets.check_readable(start, feeds)
         self._keep_hold(self._reader(), start)
         ends = self._reachable(feeds)
         waiting = [each for each in feeds if ends[each.partition] > offsets.sequence_of(start, each.partition)]
@@ -114,11 +115,12 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = {each.partition: each.latest for each in self._positions()}
 
     def partitions(self, start: Offset, end: Offset) -> Sequence[InputPartition]:
-        if not self._servers:
-            self._positions()
+        feeds = self._known or self._positions()
+        with _explained():
+            offsets.check_batch(start, end, feeds)
+        servers = {each.partition: each.servers for each in feeds}
         spans = [
-            replace(each, servers=self._servers.get(each.partition, ()))
-            for each in offsets.spans(start, end, TASK_ROWS)
+            replace(each, servers=servers.get(each.partition, ())) for each in offsets.spans(start, end, TASK_ROWS)
         ]
         return [InputPartition(task) for task in offsets.tasks(spans, SMALL_ROWS)]
 
@@ -181,9 +183,10 @@ class ChangeReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield batch_of(page, span.partition, self._options.columns)
 
 
-def _check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
+@contextmanager
+def _explained() -> Iterator[None]:
     try:
-        offsets.check_readable(start, feeds)
+        yield
     except PositionTrimmed as error:
         raise _Trimmed(error) from None
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from kvstore.client.watching import Change, Reading, Watched
 from kvstore.env.real import real_env
 from kvstore.meta import paths
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.changes import Interest
 from kvstore.proto import kv_pb2
@@ -45,7 +46,12 @@ class World:
         env, store, logs = real_env(root), MemoryStore(), MemoryLogs(*partitions)
         ring = new_ring([PartitionId(each) for each in partitions], {ServerId("n1"): ""}, 1)
         await store.create(paths.RING, codec.encode(ring))
-        feeds = Feeds(env, store, logs, lambda: world.ring)
+        await LayoutStore(store).initialise("the cluster")
+
+        async def latest(partition: PartitionId) -> int:
+            return logs.logs[partition].seq
+
+        feeds = Feeds(env, store, logs, lambda: world.ring, latest)
         world = World(feeds, store, logs, ring)
         try:
             yield world

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client import FeedReader
+from kvstore.client.feed import PartitionFeed
 from kvstore.errors import InvalidRequest, PositionTrimmed, Unavailable
 from kvstore.meta import codec, paths
 from kvstore.partition.changes import Interest, Logged
@@ -54,6 +55,9 @@ class Reading:
 
     def close(self) -> None:
         self._feed.close()
+
+    async def positions(self) -> list[PartitionFeed]:
+        return await asyncio.to_thread(self._feed.positions)
 
     async def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
         return await asyncio.to_thread(partial(self._feed.hold, name, positions, ttl_s))
@@ -251,6 +255,21 @@ async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:
 async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
     with pytest.raises(InvalidRequest, match="p9"):
         await reading.page("p9", 0)
+
+
+async def test_a_place_behind_the_end_is_refused_and_none_is_held_there(reading: Reading) -> None:
+    last = reading.world.logs["p1"].put((b"a", b"1"))
+    assert (await reading.page("p1", last)).next == last
+    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+        await reading.page("p1", last + 1)
+    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+        await reading.hold("h", {"p1": last + 1}, 60.0)
+
+
+async def test_positions_say_of_which_cluster_they_are(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
+    feeds = await reading.positions()
+    assert [(each.partition, each.cluster) for each in feeds] == [("p1", "the cluster"), ("p2", "the cluster")]
 
 
 async def test_a_reader_that_is_closed_opens_no_connection(reading: Reading) -> None:

@@ -306,3 +306,24 @@ async def test_a_partition_that_has_left_is_not_followed_any_more(world: World) 
 async def test_what_names_no_partition_of_the_cluster_is_refused(world: World) -> None:
     with pytest.raises(InvalidRequest, match="p9"):
         await world.watch(after={"p9": 1})
+
+
+async def test_a_position_behind_the_end_of_a_log_is_refused(world: World) -> None:
+    """It is another cluster's: whoever waited there would miss all changes up to it."""
+    last = world.logs["p1"].put((b"a", b"1"))
+    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+        await world.watch(after={"p1": last + 1, "p2": 0})
+    world.leave("p2")
+    with pytest.raises(InvalidRequest, match="p2: want a position up to 0, where its log ends, got 1"):
+        await world.watch(after={"p1": last, "p2": 1})
+
+
+async def test_a_position_that_only_another_server_knows_yet_is_good(world: World) -> None:
+    log = world.logs["p1"]
+    log.put((b"a", b"1"))
+    log.shown = len(log.entries)
+    last = log.put((b"a", b"2"))
+    reader = await world.watch(after={"p1": last, "p2": 0})
+    log.shown = None
+    log.put((b"a", b"3"))
+    assert [change.version for change in await reader.take(1)] == [last + 1]

@@ -9,6 +9,7 @@ from kvstore.errors import ConfigError, PositionTrimmed
 from kvstore.spark.offsets import (
     Span,
     advanced,
+    check_batch,
     check_given,
     check_readable,
     latest,
@@ -20,8 +21,8 @@ from kvstore.spark.offsets import (
 )
 
 
-def feed(partition: str, oldest: int, latest: int, *, ended: bool = False) -> PartitionFeed:
-    return PartitionFeed(partition, oldest, latest, ended, ())
+def feed(partition: str, oldest: int, latest: int, *, ended: bool = False, cluster: str = "") -> PartitionFeed:
+    return PartitionFeed(partition, oldest, latest, ended, (), cluster)
 
 
 FEEDS = [feed("p1", 5, 20), feed("p2", 0, 7, ended=True)]
@@ -88,6 +89,45 @@ def test_a_stream_begins_at_what_there_is() -> None:
         check_given({"p1": 21}, FEEDS)
     with pytest.raises(ConfigError, match="startingPosition: want some of p1, p2, got partition 'p3'"):
         check_given({"p3": 0}, FEEDS)
+
+
+OURS = [feed("p1", 5, 20, cluster="c1"), feed("p2", 0, 7, ended=True, cluster="c1")]
+
+
+def test_an_offset_tells_whose_it_is() -> None:
+    assert oldest(OURS) == {"@cluster": "c1", "p1": 5, "p2": 0}
+    assert latest(OURS) == {"@cluster": "c1", "p1": 20, "p2": {"ended": 7}}
+    assert advanced({"p1": 9}, {"p1": 12}, OURS[:1]) == {"@cluster": "c1", "p1": 12}
+    assert advanced({"@cluster": "c1", "p1": 9}, {"p1": 12}, FEEDS[:1]) == {"@cluster": "c1", "p1": 12}
+    assert lowest(latest(OURS), oldest(OURS)) == {"p1": 5, "p2": 0}
+    assert spans(oldest(OURS), latest(OURS), 100) == [Span("p1", 5, 20), Span("p2", 0, 7)]
+
+
+def test_an_offset_of_another_cluster_is_refused_wherever_it_stands() -> None:
+    for theirs in ({"@cluster": "c2", "p1": 6}, {"@cluster": "c2", "p1": 600}, {"@cluster": "c2", "p9": 6}):
+        for check in (check_given, check_readable, lambda offset, feeds: check_batch(offset, offset, feeds)):
+            with pytest.raises(ConfigError, match=r"position is of the cluster c2, this one is c1: .* with another"):
+                check(theirs, OURS)
+    check_readable({"@cluster": "c1", "p1": 6}, OURS)
+    check_readable({"@cluster": "c2", "p1": 6}, FEEDS)  # servers that do not tell
+
+
+def test_a_position_behind_the_end_of_its_log_is_another_clusters() -> None:
+    """So are told those that do not say whose they are. A log that is just closing may be seen shorter than it is."""
+    check_readable({"p1": 20, "p2": 8}, FEEDS)
+    with pytest.raises(ConfigError, match="position of partition p1 is 21, and its log ends at 20, so it is another"):
+        check_readable({"p1": 21}, FEEDS)
+
+
+def test_a_micro_batch_of_an_earlier_run_is_looked_at_too() -> None:
+    check_batch({"p1": 5}, {"p1": 20, "p2": {"ended": 7}}, FEEDS)
+    check_batch({"p1": 5, "p9": 3}, {"p1": 20, "p9": {"ended": 3}}, FEEDS)  # of p9 nothing is to be read
+    with pytest.raises(ConfigError, match="its log ends at 20"):
+        check_batch({"p1": 5}, {"p1": 21}, FEEDS)
+    with pytest.raises(PositionTrimmed, match=r"changes behind 4 were trimmed"):
+        check_batch({"p1": 4}, {"p1": 9}, FEEDS)
+    with pytest.raises(PositionTrimmed):
+        check_batch({"p9": 3}, {"p9": {"ended": 4}}, FEEDS)
 
 
 def test_a_hold_reaches_back_to_the_batch_before() -> None:

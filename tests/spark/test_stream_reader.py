@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from kvstore.client.feed import PartitionFeed
+from kvstore.errors import ConfigError
 from kvstore.proto import feed_pb2
 from kvstore.spark import stream
 from kvstore.spark.columns import CHANGES, COLUMNS
@@ -27,10 +29,11 @@ class Feed(OpenedFeed):
     """Stands for the servers: pages of a few changes each."""
 
     log: ClassVar[Log] = {}
+    cluster: ClassVar[str] = "c1"
     held: ClassVar[list[dict[str, int]]] = []
 
     def positions(self, **_: Any) -> list[PartitionFeed]:
-        return [PartitionFeed(each, 0, max(log, default=0), False, ()) for each, log in self.log.items()]
+        return [PartitionFeed(each, 0, max(log, default=0), False, (), self.cluster) for each, log in self.log.items()]
 
     def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
         self.held.append(positions)
@@ -60,6 +63,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> type[Feed]:
     monkeypatch.setattr(stream, "TASK_ROWS", 5)
     monkeypatch.setattr(Feed, "log", LOG)
     monkeypatch.setattr(Feed, "held", [])
+    monkeypatch.setattr(Feed, "cluster", "c1")
     return Feed
 
 
@@ -137,3 +141,28 @@ def test_logs_are_held_from_the_micro_batch_before(monkeypatch: pytest.MonkeyPat
     assert starts[0] == starts[1] == 0
     assert starts == sorted(starts)
     assert 0 < starts[-1] < 40
+
+
+def test_a_checkpoint_of_another_cluster_is_refused(feed: type[Feed]) -> None:
+    """Also by a run that begins with the micro-batch in which the one before died: Spark asks for nothing else then."""
+    found = reader(startingPosition="earliest")
+    start = found.initialOffset()
+    end = found.latestOffset(start, ReadMaxRows(6))
+    feed.cluster = "c2"
+    for again in (reader(), reader()):
+        with pytest.raises(ConfigError, match=r"position is of the cluster c1, this one is c2: .* checkpointLocation"):
+            again.latestOffset(end, ReadAllAvailable())
+        with pytest.raises(ConfigError, match="position is of the cluster c1, this one is c2"):
+            again.partitions(start, end)
+    with pytest.raises(ConfigError, match="position is of the cluster c1"):
+        reader(startingPosition=json.dumps(end)).initialOffset()
+
+
+def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None:
+    end = reader().latestOffset({"p1": 40, "p2": 9, "p3": 0}, ReadAllAvailable())
+    assert end == {"@cluster": "c1", "p1": 40, "p2": 9, "p3": 0}
+    assert rows(reader(), {"p1": 39, "p2": 9}, {"p1": 40, "p2": 9}) == [("p1", 40)]
+    with pytest.raises(ConfigError, match="its log ends at 40"):
+        reader().latestOffset({"p1": 41}, ReadAllAvailable())
+    with pytest.raises(ConfigError, match="its log ends at 40"):
+        reader().partitions({"p1": 39}, {"p1": 41})
