@@ -97,6 +97,9 @@ class Conductor:
         if self.began is None:
             print("loadtest: the run never began", file=sys.stderr)
             return 2
+        if self.ended is None:  # its workers are gone, or somebody has had enough
+            ran_s = time.time() - self.began
+            self.faults.append(f"the run was ended after {ran_s:.0f} of {self.options.seconds:g} s")
         made = document(self.recorder, self._run(self.began, doors, pulse))
         lines = self._beside(made)
         path = self.options.report

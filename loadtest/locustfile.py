@@ -17,6 +17,7 @@ os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
 import sys
 import time
 from argparse import ArgumentParser
+from collections.abc import Mapping
 from functools import partial
 from random import SystemRandom
 from typing import Any
@@ -84,9 +85,6 @@ def on_init(environment: Environment, **_: Any) -> None:
     except (ValueError, OSError, StoreError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         sys.exit(2)
-    environment.events.user_error.add_listener(
-        lambda exception, **_: conductor.faults.append(f"a user broke: {exception!r}")
-    )
     if isinstance(environment.runner, MasterRunner):
         _listen_to_workers(environment)
 
@@ -114,8 +112,10 @@ def on_test_stop(environment: Environment, **_: Any) -> None:
 @events.quitting.add_listener
 def on_quitting(environment: Environment, **_: Any) -> None:
     if not isinstance(environment.runner, WorkerRunner):
+        conductor: Conductor = environment.kvstore_conductor
+        conductor.faults += map(_told, environment.runner.exceptions.values() if environment.runner else ())
         doors = ",".join(sorted(each.__name__ for each in environment.user_classes))
-        environment.process_exit_code = environment.kvstore_conductor.finish(doors=doors)
+        environment.process_exit_code = conductor.finish(doors=doors)
     else:
         environment.process_exit_code = 0
 
@@ -126,6 +126,12 @@ def _check_doors(environment: Environment, options: Options) -> None:
         raise ValueError("RespUser wants --resp with --store, or a local cluster's --data-dir")
     if GrpcUser in environment.user_classes and options.is_redis_only:
         raise ValueError("GrpcUser wants --store beside --resp; name RespUser to use the Redis door only")
+
+
+def _told(broken: Mapping[str, Any]) -> str:
+    """What broke users here or in a worker, as Locust counts it."""
+    where = broken["traceback"].strip().splitlines()[-2:]
+    return f"users broke, {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
 def new_writer() -> int:

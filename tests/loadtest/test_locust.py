@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,15 +19,9 @@ from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.cluster]
 KEYS = 200
-COMMAND = (
-    sys.executable,
-    "-m",
-    "locust",
-    "-f",
-    str(ROOT / "loadtest" / "locustfile.py"),
-    "--headless",
-    "--only-summary",
-)
+COMMAND = (sys.executable, "-m", "locust", "--headless", "--only-summary")
+LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
+BROKEN = ROOT / "tests" / "loadtest" / "broken_users.py"
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +30,13 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield started
 
 
-def run(cluster: Cluster, folder: Path, *options: str) -> tuple[int, dict[str, Any], str, str]:
+def run(cluster: Cluster, folder: Path, *options: str, file: Path = LOCUSTFILE) -> tuple[int, dict[str, Any], str, str]:
     """Exit code, document, page, and what was said."""
     report = folder / "report.html"
     answer = subprocess.run(
         [
             *COMMAND,
+            *("-f", str(file)),
             *("--data-dir", str(cluster.local.data_dir), "--report", str(report)),
             *("--keys", str(KEYS), "--rate", "100", "--warmup", "1"),
             *options,
@@ -90,8 +86,31 @@ def test_a_value_that_was_changed_behind_its_back_fails_the_run(cluster: Cluster
     assert "reads gave wrong values" in said
 
 
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
+def test_a_user_that_breaks_fails_the_run(cluster: Cluster, tmp_path: Path, processes: tuple[str, ...]) -> None:
+    options = ("--seconds", "4", "--workload", "ycsb-c", *processes, "RespUser", "BrokenUser")
+    code, made, _, said = run(cluster, tmp_path, *options, file=BROKEN)
+    assert code == 1, said
+    (reason,) = made["verdict"]["reasons"]
+    assert "nobody expects this" in reason
+    assert "broken_users.py" in reason
+
+
+def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    """As one does whose workers are gone."""
+    options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "600")
+    command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", *options]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "All users spawned" in line)
+        process.send_signal(signal.SIGINT)
+        said += process.stderr.read()
+    assert process.returncode == 1, said
+    assert "of 600 s" in json.loads((tmp_path / "report.json").read_text())["verdict"]["reasons"][0]
+
+
 def test_an_unreachable_cluster_is_told_in_one_line() -> None:
-    command = [*COMMAND, "--store", "kv://127.0.0.1:9?timeout=500ms", "GrpcUser"]
+    command = [*COMMAND, "-f", str(LOCUSTFILE), "--store", "kv://127.0.0.1:9?timeout=500ms", "GrpcUser"]
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert answer.returncode == 2
     (line,) = [each for each in answer.stderr.splitlines() if each.startswith("loadtest:")]
