@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 
 LOOK_AGAIN_S = 1.0
 """While there are moves; a change of the ring or of the lead is seen at once."""
+TICK_S = 0.001
+"""Beyond the end of a rest: clocks are not so fine that a wait for the last of it would always let it pass."""
 RETRY_S, RETRY_MAX_S = 0.05, 1.0
 REST_SHARE, REST_MAX_S = 4.0, 1.0
 """After a move no other begins to come here for so many times as long as it took, at most this: many small ranges would
@@ -72,7 +74,7 @@ class Mover:
 
     def _look_again_s(self) -> float:
         rest_s = self._rests_until - self.means.env.clock.now()
-        return min(rest_s, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
+        return min(rest_s + TICK_S, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
 
     def _is_busy(self) -> bool:
         territory = self.means.state.territory
