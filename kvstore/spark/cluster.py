@@ -5,12 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.sync import Client
-from kvstore.errors import ConfigError, NoSuchNode, StoreError, Unavailable
+from kvstore.errors import ConfigError, MetadataError, NoSuchNode, StoreError, Unavailable
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.server.members import Member
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0
@@ -55,31 +60,39 @@ def _endpoints(cluster: Cluster) -> tuple[str, ...]:
         raise ConfigError(
             f"dataDir: there is no cluster at {path}; start one with `kvstore up`, or set servers"
         ) from None
+    except OSError as error:
+        raise ConfigError(f"dataDir: {path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"dataDir: {path} is not a cluster file: {error!r}") from None
 
 
 def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
     from kvstore.env.real import run
-    from kvstore.meta import paths
     from kvstore.meta.zookeeper import ZooKeeperStore
-    from kvstore.server.members import Member
 
     async def read() -> tuple[str, ...]:
         store = await ZooKeeperStore.connect(cluster.zookeeper)
         try:
-            names = await store.children(paths.SERVERS)
-            members = [Member.decode((await store.get(f"{paths.SERVERS}/{name}"))[0]) for name in names]
+            return await addresses(store)
         finally:
             await store.close()
-        return tuple(member.grpc for member in members if member.grpc)
 
     try:
-        found = run(read())
+        with ThreadPoolExecutor(1, "zookeeper") as thread:  # a notebook's own thread has a loop already
+            found = thread.submit(run, read()).result()
     except NoSuchNode:
         raise ConfigError(f"zookeeper: there is no cluster at {cluster.zookeeper}; want HOST:PORT,.../CHROOT") from None
-    except StoreError as error:
+    except MetadataError as error:
         raise Unavailable(f"zookeeper: {cluster.zookeeper} does not answer: {error}") from None
     if not found:
         raise Unavailable(f"zookeeper: no server of the cluster at {cluster.zookeeper} is up")
     return found
+
+
+async def addresses(store: MetadataStore) -> tuple[str, ...]:
+    """gRPC addresses of the servers that are up. Raises NoSuchNode if there is no cluster."""
+    members = []
+    for name in await store.children(paths.SERVERS):
+        with suppress(NoSuchNode):  # it has just gone down
+            members.append(Member.decode((await store.get(f"{paths.SERVERS}/{name}"))[0]))
+    return tuple(member.grpc for member in members if member.grpc)
