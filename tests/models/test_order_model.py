@@ -1,0 +1,26 @@
+"""Writes are done in order in every order of events that the model has, and need each of the model's rules."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tests.models.order import Model, Rules, State
+from tests.models.search import search
+
+STATES = {2: 1_106, 3: 4_888, 4: 17_977}
+"""By how many writes there are. Another number: the model has changed, and with it what is shown."""
+
+
+@pytest.mark.parametrize("writes", STATES)
+def test_with_all_rules_writes_are_done_in_order(writes: int) -> None:
+    found = search(State(), Model(Rules(), writes).steps, states_max=STATES[writes])
+    assert found.way == []
+    assert found.states == STATES[writes]
+
+
+@pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
+def test_without_this_rule_one_overtakes_another_or_never_arrives(rule: str) -> None:
+    without = Model(replace(Rules(), **{rule: False}), 3)
+    assert search(State(), without.steps, states_max=STATES[3]).way
