@@ -116,17 +116,21 @@ class RequestExpired(Refused):
 
 
 class PositionTrimmed(Refused):
-    """Changes behind `asked` are not in the partition's log any more: it begins behind `oldest`."""
+    """Changes behind `asked` are not in the partition's log any more: it begins behind `oldest`, or, if that is −1, it
+    is gone with the partition. `advice`: what to do."""
 
-    def __init__(self, partition: str, asked: int, oldest: int) -> None:
+    def __init__(self, partition: str, asked: int, oldest: int, advice: str = "") -> None:
         super().__init__(partition, asked, oldest)
-        self.partition, self.asked, self.oldest = partition, asked, oldest
+        self.partition, self.asked, self.oldest, self.advice = partition, asked, oldest, advice
 
     def __str__(self) -> str:
-        return (
-            f"partition {self.partition}: changes behind {self.asked} were trimmed; "
+        left = (
             f"the oldest position that can be read from is {self.oldest}"
+            if self.oldest >= 0
+            else "its log is gone, since it left the ring"
         )
+        advice = self.advice and f". {self.advice}"
+        return f"partition {self.partition}: changes behind {self.asked} were trimmed; {left}{advice}"
 
 
 class OutcomeUnknown(StoreError):

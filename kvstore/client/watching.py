@@ -64,7 +64,7 @@ class Reading:
 
     def __init__(self, watched: Watched, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
         self.watched = watched
-        self.position: dict[str, int] = dict(after or {})
+        self.position: dict[str, int] = _checked(after or {})
         """Behind everything that was given out; empty as long as no server has said where the watch begins."""
         self.is_ready = False
         """Whether a server watches since the last `request`."""
@@ -117,6 +117,14 @@ class Reading:
                 change.record.expires_ms,
             )
         return Change(change.key, item, change.sequence, change.time_ms, partition, change.expired)
+
+
+def _checked(after: Mapping[str, int]) -> dict[str, int]:
+    """Raises InvalidRequest for what no position can be: no server would hear of it, so that it seemed to be away."""
+    for partition, sequence in after.items():
+        if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence < 1 << 63:
+            raise InvalidRequest(f"want `after` as {{partition: sequence}}, from 0 on, got {partition!r}: {sequence!r}")
+    return dict(after)
 
 
 def is_final(error: StoreError) -> bool:

@@ -19,6 +19,7 @@ from kvstore.errors import ConfigError, PositionTrimmed
 Offset = dict[str, Any]
 CLUSTER = "@cluster"
 """No partition is called so."""
+GONE = -1
 ANEW = "a stream goes on only with its own cluster; for this one begin a new query with another checkpointLocation"
 
 
@@ -112,7 +113,7 @@ def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> 
     found = {each.partition: each for each in feeds}
     for partition in partitions_of(start):
         if partition not in found and not has_ended(start, partition):
-            raise PositionTrimmed(partition, sequence_of(start, partition), 0)
+            raise PositionTrimmed(partition, sequence_of(start, partition), GONE)
     for each in feeds:
         _check_reached(start, each)
         if sequence_of(start, each.partition) < each.oldest and not has_ended(start, each.partition):

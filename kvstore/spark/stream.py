@@ -41,6 +41,10 @@ SMALL_ROWS = 10_000
 PROBE_BYTES = 1 << 20
 WAIT_MS = 2_000
 """How long a server may wait for changes that a replica of it has not seen yet."""
+READ_ANEW = (
+    "Read the store once (spark.read), then begin a new query with another checkpointLocation; the option holdTtl says "
+    "how long logs wait for a query that is down"
+)
 HOLD_SHARES = 4
 """A hold is renewed so often within its time."""
 
@@ -188,20 +192,7 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except PositionTrimmed as error:
-        raise _Trimmed(error) from None
-
-
-class _Trimmed(PositionTrimmed):
-    """Says what to do about it."""
-
-    def __init__(self, error: PositionTrimmed) -> None:
-        super().__init__(error.partition, error.asked, error.oldest)
-
-    def __str__(self) -> str:
-        return (
-            f"{super().__str__()}. Read the store once (spark.read), then begin a new query with another "
-            "checkpointLocation; the option holdTtl says how long logs wait for a query that is down"
-        )
+        raise PositionTrimmed(error.partition, error.asked, error.oldest, READ_ANEW) from None
 
 
 def _limited(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from kvstore.client.values import Item
@@ -72,3 +74,10 @@ def test_only_what_no_server_can_mend_ends_a_watch() -> None:
     assert is_final(PositionTrimmed("p1", 1, 2))
     assert is_final(InvalidRequest("x"))
     assert not any(is_final(error) for error in (Unavailable("x"), Overloaded("x"), OutcomeUnknown("x")))
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 64, "7", 1.5, None, True])
+def test_what_is_no_position_is_refused_before_a_server_is_asked(wrong: Any) -> None:
+    """No server would get it: the watch would say, when its time is over, that nobody answers."""
+    with pytest.raises(InvalidRequest, match=r"want `after` as \{partition: sequence\}, from 0 on, got 'p1'"):
+        Reading(EVERYTHING, {"p1": wrong}, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import traceback
 from typing import Any, ClassVar
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, ReadMaxRows
 
 from kvstore.client.feed import PartitionFeed
-from kvstore.errors import ConfigError
+from kvstore.errors import ConfigError, PositionTrimmed
 from kvstore.proto import feed_pb2
 from kvstore.spark import stream
 from kvstore.spark.columns import CHANGES, COLUMNS
@@ -30,10 +31,14 @@ class Feed(OpenedFeed):
 
     log: ClassVar[Log] = {}
     cluster: ClassVar[str] = "c1"
+    oldest: ClassVar[int] = 0
     held: ClassVar[list[dict[str, int]]] = []
 
     def positions(self, **_: Any) -> list[PartitionFeed]:
-        return [PartitionFeed(each, 0, max(log, default=0), False, (), self.cluster) for each, log in self.log.items()]
+        return [
+            PartitionFeed(each, self.oldest, max(log, default=0), False, (), self.cluster)
+            for each, log in self.log.items()
+        ]
 
     def hold(self, name: str, positions: dict[str, int], ttl_s: float) -> int:
         self.held.append(positions)
@@ -64,6 +69,7 @@ def feed(monkeypatch: pytest.MonkeyPatch) -> type[Feed]:
     monkeypatch.setattr(Feed, "log", LOG)
     monkeypatch.setattr(Feed, "held", [])
     monkeypatch.setattr(Feed, "cluster", "c1")
+    monkeypatch.setattr(Feed, "oldest", 0)
     return Feed
 
 
@@ -166,3 +172,19 @@ def test_a_checkpoint_of_a_former_version_is_read_and_gets_the_cluster() -> None
         reader().latestOffset({"p1": 41}, ReadAllAvailable())
     with pytest.raises(ConfigError, match="its log ends at 40"):
         reader().partitions({"p1": 39}, {"p1": 41})
+
+
+def test_a_query_that_was_down_for_too_long_is_told_what_to_do_in_one_line(feed: type[Feed]) -> None:
+    """Also if it would begin with the micro-batch in which it died. The name of the error is one of docs/spark.md."""
+    feed.oldest = 3
+    for call in (
+        lambda: reader().latestOffset({"p1": 2}, ReadAllAvailable()),
+        lambda: reader().partitions({"p1": 2}, {"p1": 5}),
+    ):
+        with pytest.raises(PositionTrimmed) as caught:
+            call()
+        line = traceback.format_exception_only(caught.value)
+        assert len(line) == 1
+        assert line[0].startswith("kvstore.errors.PositionTrimmed: partition p1: changes behind 2 were trimmed; ")
+        assert "begin a new query with another checkpointLocation" in line[0]
+    assert reader().partitions({"p1": 5, "p2": 0}, {"p1": 9, "p2": 0})  # of p2 nothing is wanted
