@@ -25,6 +25,7 @@ from typing import Any
 from kvstore.cli.output import as_table
 from loadtest import drill_net, drill_rounds, drill_spans, peers
 from loadtest.drill_faults import SCENARIOS
+from loadtest.drill_nemesis import FAULTS
 from loadtest.drill_stage import QUICK, Counts, Report, Stage
 from tests.cluster.harness import running_cluster
 
@@ -104,12 +105,18 @@ def keep_logs(folder: Path, kept: Path) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="each fault once or twice")
-    parser.add_argument("--only", default="", help="only scenarios whose name holds this")
+    parser.add_argument(
+        "--only", default="", help="only scenarios whose name holds this; of accidents, one of several, comma-separated"
+    )
     parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
     parser.add_argument("--nemesis", action="store_true", help="accidents by seed instead of counted ones")
     parser.add_argument("--seed", type=int, default=1, help="of the accidents")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long accidents go on")
     arguments = parser.parse_args()
+    wanted = arguments.only.split(",") if arguments.nemesis else [arguments.only]
+    known = sorted(FAULTS if arguments.nemesis else SCENARIOS)
+    if not any(part in name for part in wanted for name in known):  # nothing would be done, and nothing be broken
+        parser.error(f"--only: want a part of {', '.join(known)}, got {arguments.only!r}")
     if arguments.nemesis:
         seed, minutes = arguments.seed, arguments.minutes
         sys.exit(0 if run_nemesis(seed=seed, minutes=minutes, only=arguments.only, out=arguments.out) else 1)

@@ -100,9 +100,7 @@ async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -
     most = STARTED_MAX_S if any(name in STARTS for name in chosen) else BACK_MAX_S
     if took > most:
         slow = [f"{way} {each:.1f} s" for way, each in zip(["client", *field.nodes], back, strict=True)]
-        stage.report.add(
-            f"{title}: back after {' + '.join(chosen)}: {', '.join(slow)}", took, most=BACK_MAX_S, unit="s"
-        )
+        stage.report.add(f"{title}: back after {' + '.join(chosen)}: {', '.join(slow)}", took, most=most, unit="s")
     else:
         stage.say(f"{time.strftime('%H:%M:%S')} back after {took:.1f} s")
     await asyncio.sleep(1.0)

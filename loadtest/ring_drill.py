@@ -211,7 +211,7 @@ def run_drill(*, course: Course, only: str, out: Path, seed: int) -> bool:
 async def _play(stage: RingStage, course: Course, only: str) -> None:
     await stage.fill()
     for name, scenario in SCENARIOS.items():
-        if only in name:
+        if only in ("", name):
             print(f"\n{name}", file=sys.stderr, flush=True)
             await scenario(stage, course)
     stage.say(f"{stage.operations} operations in all")
@@ -240,7 +240,7 @@ def main() -> None:
     parser.add_argument("--keys", type=int, help="that are there all the time")
     parser.add_argument("--rest-ms", type=float, help="of each caller between two operations, in the mean")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--only", default="", help="only scenarios whose name holds this: grow, kills")
+    parser.add_argument("--only", default="", choices=["", *SCENARIOS], help="one scenario: grow or kills")
     parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
     arguments = parser.parse_args()
     course = QUICK if arguments.quick else Course()

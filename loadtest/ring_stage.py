@@ -118,6 +118,7 @@ class RingStage:
                 moves = await self.open_moves()
             except StoreError as error:
                 self.say(f"no status: {error!r}")
+                await asyncio.sleep(LOOK_S)
                 continue
             if not moves:
                 break
