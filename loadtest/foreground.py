@@ -18,6 +18,8 @@ import uvloop
 KEYS = 10_000
 VALUE = b"x" * 100
 TICK_S = 0.001
+ANSWER_S = 1.0
+"""How long the last writes may take: what has no answer then is an error."""
 
 
 class Latencies(NamedTuple):
@@ -94,6 +96,11 @@ class Connection(asyncio.Protocol):
                 self._errors[phase] = self._errors.get(phase, 0) + 1
         del self._due[: len(answers)]
 
+    def give_up(self) -> None:
+        """What has no answer yet has failed."""
+        for phase, _ in self._due:
+            self._errors[phase] = self._errors.get(phase, 0) + 1
+
 
 async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
     """Until standard input ends."""
@@ -123,11 +130,15 @@ async def write(rate: float, addresses: Sequence[str]) -> dict[str, Latencies]:
         if ended.is_set():
             break
         connections[number % len(connections)].write(number, phase, due)
-    await asyncio.sleep(1.0)
-    return {name: _of(sorted(found), errors.get(name, 0)) for name, found in taken.items() if name}
+    await asyncio.sleep(ANSWER_S)
+    for each in connections:
+        each.give_up()
+    return {name: _of(sorted(taken.get(name, ())), errors.get(name, 0)) for name in {*taken, *errors} if name}
 
 
 def _of(found: Sequence[float], errors: int) -> Latencies:
+    if not found:
+        return Latencies(0, 0.0, 0.0, 0.0, errors)
     p50, p99, worst = (1000 * found[min(len(found) - 1, int(len(found) * share))] for share in (0.5, 0.99, 1.0))
     return Latencies(len(found), p50, p99, worst, errors)
 
