@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from uuid import uuid4
 
 import grpc
 
@@ -154,8 +155,9 @@ def pin_store(
     """Pin the store, or some partitions of it, for `ttl_s` seconds. Of all partitions each token is owned by exactly
     one. With `id` the call can be repeated: it pins anew, and the former positions are gone. Raises StoreError."""
     config = _config(cluster)
+    name = id or f"pin-{uuid4().hex[:16]}"  # the next server that is asked must not make another pin
     request = data_pb2.PinRequest(
-        id=id, ttl_ms=round(ttl_s * 1000), partitions=partitions, split_bytes=max(0, split_bytes)
+        id=name, ttl_ms=round(ttl_s * 1000), partitions=partitions, split_bytes=max(0, split_bytes)
     )
     answer = _ask(config, timeout_s, lambda stub, left_s: stub.Pin(request, timeout=left_s))
     pinned = tuple(map(_pinned_of, answer.partitions))

@@ -41,6 +41,8 @@ class Replica(data_pb2_grpc.DataServicer):
         self.heal = False
         """Fail once only."""
         self.requests: list[data_pb2.ReadPinnedRequest] = []
+        self.asked: list[str] = []
+        """Names of pins."""
         self.pinned = data_pb2.PinResponse(id="x", deadline_ms=1, ring_version=1)
         self._server = grpc.server(ThreadPoolExecutor(4))
         data_pb2_grpc.add_DataServicer_to_server(self, self._server)
@@ -64,6 +66,7 @@ class Replica(data_pb2_grpc.DataServicer):
             yield pinned_page.encode(keys, [row] * len(keys), 0, keys[-1], ends=keys[-1] == ROW_KEYS[-1])
 
     def Pin(self, request: data_pb2.PinRequest, context: Any) -> data_pb2.PinResponse:
+        self.asked.append(request.id)
         if self.good == 0:
             _abort(context, self.failure)
         return self.pinned
@@ -229,6 +232,8 @@ def test_a_pin_is_asked_of_the_next_server_when_the_first_fails(replicas: list[R
     replicas[1].pinned.partitions.add(partition="p1", first_tokens=[0], last_tokens=[(1 << 32) - 1])
     cluster = "kv://" + ",".join(each.address for each in replicas)
     assert [each.partition for each in pin_store(cluster, ttl_s=1).partitions] == ["p1"]
+    (first,), (second,) = replicas[0].asked, replicas[1].asked
+    assert first == second != "", "else the first one, which may have pinned after all, holds the logs in vain"
 
 
 def test_a_pin_in_which_a_token_is_missing_is_no_pin(replicas: list[Replica]) -> None:
