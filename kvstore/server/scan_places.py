@@ -21,6 +21,7 @@ class Place:
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
         self._timeout: asyncio.Timeout | None = None
+        self._is_lost = False
         self.unread_since: float | None = None
         """Since when its reader has taken nothing."""
 
@@ -31,12 +32,16 @@ class Place:
             async with asyncio.timeout(None) as self._timeout:
                 await sent
         except TimeoutError:
-            raise Overloaded("the scan was read too slowly while others waited; go on behind the last key") from None
+            if not self._is_lost:
+                raise
         finally:
             self._timeout = self.unread_since = None
+        if self._is_lost:
+            raise Overloaded("the scan was read too slowly while others waited; go on behind the last key")
 
     def end(self) -> None:
-        """Give the place up."""
+        """Give the place up. Its reader may just have had room: that comes too late."""
+        self._is_lost = True
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 

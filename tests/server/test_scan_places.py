@@ -44,6 +44,22 @@ async def test_a_scan_that_nobody_reads_gives_its_place_to_one_that_waits(time: 
         assert "too slowly" in await reading
 
 
+async def test_a_scan_that_is_read_on_when_its_place_is_gone_has_none(time: Time) -> None:
+    places, read_on = ScanPlaces(time), asyncio.Event()
+
+    async def slow() -> None:
+        async with places.place() as place:
+            await place.wait_read(read_on.wait())  # type: ignore[arg-type]
+
+    reading = asyncio.ensure_future(slow())
+    await asyncio.sleep(0)
+    time.now = PATIENCE_S
+    read_on.set()
+    async with places.place(), asyncio.timeout(ENOUGH_S):
+        with pytest.raises(Overloaded, match="too slowly"):
+            await reading
+
+
 async def test_a_scan_that_is_read_keeps_its_place_and_one_more_is_refused_in_the_end(time: Time) -> None:
     places = ScanPlaces(time)
     async with places.place() as place:
