@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import uuid4
 
 import grpc
 
@@ -155,7 +154,8 @@ def pin_store(
     """Pin the store, or some partitions of it, for `ttl_s` seconds. Of all partitions each token is owned by exactly
     one. With `id` the call can be repeated: it pins anew, and the former positions are gone. Raises StoreError."""
     config = _config(cluster)
-    name = id or f"pin-{uuid4().hex[:16]}"  # the next server that is asked must not make another pin
+    # A name that the servers made up would be another one at the next server: a pin too many.
+    name = id or f"pin-{caller_env('kvstore pinned').random.randbytes(8).hex()}"
     request = data_pb2.PinRequest(
         id=name, ttl_ms=round(ttl_s * 1000), partitions=partitions, split_bytes=max(0, split_bytes)
     )
