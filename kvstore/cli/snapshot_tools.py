@@ -1,16 +1,12 @@
-"""What the commands of `kvstore snapshot` share: the cluster, a Spark session, progress, and how things read."""
+"""What the commands of `kvstore snapshot` share: the cluster, progress, and how things read."""
 
 from __future__ import annotations
 
 import importlib.util
-import logging
-import os
-import signal
 import sys
-import tempfile
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,12 +16,10 @@ import typer
 
 from kvstore.cli.cluster import Tools, with_tools
 from kvstore.cli.output import as_table
-from kvstore.cli.snapshot_options import Setting, UpTo
+from kvstore.cli.snapshot_options import UpTo
 from kvstore.errors import ConfigError, InvalidRequest, StoreError, Unavailable
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
     from kvstore.client.config import ClientConfig
     from kvstore.spark.snapshots.chains import Cut
     from kvstore.spark.snapshots.compare import Differences
@@ -35,8 +29,6 @@ if TYPE_CHECKING:
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MASTER = "local[*]"
-ATTEMPTS = 3
-"""Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
 NICENESS = 10
 """Of all that we start on this machine: servers beside it come first."""
 TIMEOUT_S = 60.0
@@ -127,82 +119,6 @@ def hold(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
             f"one: {error}",
             file=sys.stderr,
         )
-
-
-@contextmanager
-def spark(
-    master: str,
-    conf: Sequence[Setting] | None,
-    progress: Bar,
-    niceness: int = NICENESS,
-    defaults: Mapping[str, str] = SETTINGS,
-) -> Iterator[SparkSession]:
-    """A Spark session of our own, ended with the command; on this machine so nice. Raises ConfigError."""
-    need_spark("pyspark")
-    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
-    from pyspark.errors import PySparkException
-
-    from kvstore.spark.session import open_session
-    from kvstore.spark.snapshots.create import failure_of
-
-    settings = {**defaults, **dict(conf or ())}
-    if master == MASTER:
-        master = f"local[*,{ATTEMPTS}]"
-    niceness = niceness if master.startswith("local") else 0
-    progress("starting Spark", 0, None)
-    on_interrupt = signal.getsignal(signal.SIGINT)
-    with aside() as said:
-        try:
-            session = open_session("kvstore snapshot", master=master, settings=settings, niceness=niceness)
-        except StoreError:
-            raise
-        except Exception as error:  # whatever the launcher and the JVM raise
-            raise Unavailable(f"Spark does not start at {master}: {error_line(said()) or error}") from error
-    signal.signal(signal.SIGINT, on_interrupt)  # Spark's own calls the JVM amid another call to it, and both fail
-    _quiet_py4j()
-    session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
-    is_interrupted = False
-    try:
-        yield session
-    except KeyboardInterrupt:
-        is_interrupted = True  # perhaps amid a call: the JVM answers no other one, and ends with this process
-        raise
-    except (Py4JError, PySparkException, ConnectionError) as error:  # also while a table is only described
-        raise failure_of(error) from error
-    finally:
-        if not is_interrupted:
-            with suppress(Py4JError, ConnectionError):  # the JVM was killed: the work has failed by that or is done
-                session.stop()
-
-
-def _quiet_py4j() -> None:
-    """It logs each call that is interrupted, with its stack, and that the JVM has ended."""
-    logging.getLogger("py4j").setLevel(logging.CRITICAL)
-    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
-
-
-@contextmanager
-def aside() -> Iterator[Callable[[], str]]:
-    """What is written to standard error meanwhile goes into a file, and so does for good what processes write that are
-    started meanwhile: Spark's greetings, and pages of stack that end in the one line that we tell."""
-    sys.stderr.flush()
-    kept = os.dup(2)
-    with tempfile.TemporaryFile() as file:
-        os.dup2(file.fileno(), 2)
-        try:
-            yield lambda: os.pread(file.fileno(), 1 << 16, max(0, os.fstat(file.fileno()).st_size - (1 << 16))).decode(
-                errors="replace"
-            )
-        finally:
-            sys.stderr.flush()
-            os.dup2(kept, 2)
-            os.close(kept)
-
-
-def error_line(text: str) -> str:
-    """The last line that names an error; empty without one."""
-    lines = [line.strip() for line in text.splitlines()]
-    return next((line for line in reversed(lines) if "Exception" in line or "rror" in line), "")
 
 
 class Bar:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -24,7 +24,13 @@ from kvstore.cli.snapshot_options import (
     Wanted,
     Where,
 )
+from kvstore.cli.snapshot_spark import in_session
 from kvstore.errors import InvalidRequest, StoreError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from kvstore.spark.snapshots.compare import Differences
 
 
 def register(app: typer.Typer) -> None:
@@ -88,8 +94,10 @@ def create(
     )
     began = time.monotonic()
     settings = tools.SETTINGS | tools.QUICK_START
-    with tools.told(), tools.Bar() as progress, tools.spark(master, conf, progress, nice, settings) as session:
-        manifest = job.create(store, wanted, session, progress)
+    with tools.told(), tools.Bar() as progress:
+        manifest = in_session(
+            lambda session: job.create(store, wanted, session, progress), master, conf, progress, nice, settings
+        )
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
     if hold_hours:
         tools.hold(cluster, manifest, hold_hours)
@@ -171,14 +179,17 @@ def verify(
         found = None
         if against_store and not problems:
             cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
-            from kvstore.spark.snapshots import compare
 
-            with tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
+            def compared(session: SparkSession) -> Differences:
+                from kvstore.spark.snapshots import compare
+
                 progress("comparing with the store", 0, None)
                 if instance == manifest.cluster and cut == chains.Cut():
-                    found = compare.against_origin(session, store, chain, cluster, show)
-                else:
-                    found = compare.against_restored(session, store, chain, cut, cluster, show)
+                    return compare.against_origin(session, store, chain, cluster, show)
+                return compare.against_restored(session, store, chain, cut, cluster, show)
+
+            with tools.Bar() as progress:
+                found = in_session(compared, master, conf, progress, nice)
     view = tools.verdict_document(chain, problems, found) if json else tools.verdict(chain, problems, found)
     print(as_json(view) if json else view)
     raise typer.Exit(1 if problems or (found is not None and found.count) else 0)
@@ -221,8 +232,13 @@ def restore(
             verify.check_files(
                 store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
             )
-        with tools.spark(master, conf, progress, nice) as session:
-            done = restore.restore(session, store, chain, cut, cluster, into_filled=merge, progress=progress)
+        done = in_session(
+            lambda session: restore.restore(session, store, chain, cut, cluster, into_filled=merge, progress=progress),
+            master,
+            conf,
+            progress,
+            nice,
+        )
     seconds = time.monotonic() - began
     names = [each.id for each in chain]
     if json:
@@ -290,12 +306,16 @@ def diff(
         from kvstore.spark.snapshots import chains
 
         sides = [chains.chain_of(store.load_chain(each), each) for each in (old, new)]
-        with tools.Bar() as progress, tools.spark(master, conf, progress, nice) as session:
+
+        def compared(session: SparkSession) -> Differences:
             from kvstore.spark.snapshots import compare
             from kvstore.spark.snapshots.fold import folded
 
             progress("comparing", 0, None)
             tables = [folded(session, store, chain, chains.Cut()) for chain in sides]
-            found = compare.differences(tables[0], tables[1], compare.CONTENT, show)
+            return compare.differences(tables[0], tables[1], compare.CONTENT, show)
+
+        with tools.Bar() as progress:
+            found = in_session(compared, master, conf, progress, nice)
     print(as_json(tools.difference_document(found)) if json else tools.difference_text(found))
     raise typer.Exit(1 if found.count else 0)

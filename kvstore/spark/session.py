@@ -48,7 +48,7 @@ def open_session(
     chosen = {"spark.app.name": name, "spark.master": master, **SETTINGS, **(settings or {})}
     conf = SparkConf().setAll(list(chosen.items()))
     if SparkContext._gateway is None:
-        atexit.register(_end_jvm)
+        atexit.register(end_jvm)
     if niceness:
         _launch(conf, niceness)
     session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
@@ -83,7 +83,7 @@ def _give_way(niceness: int, launched: threading.Event) -> None:
                     return
 
 
-def _end_jvm() -> None:
+def end_jvm() -> None:
     """A JVM that is being started when this process is interrupted would wait for it for ever."""
     for child in psutil.Process().children():
         with suppress(psutil.Error):

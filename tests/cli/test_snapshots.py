@@ -6,7 +6,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +17,7 @@ from types import SimpleNamespace
 import pytest
 from pyspark.errors import AnalysisException
 
-from kvstore.cli import snapshot_tools as tools
+from kvstore.cli import snapshot_spark, snapshot_tools
 from kvstore.cli.main import main
 from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
@@ -243,19 +245,41 @@ def test_a_moment_without_a_zone_is_utc(text: str) -> None:
 def test_what_a_job_has_failed_with_is_told_also_when_its_jvm_cannot_be_ended(
     monkeypatch: pytest.MonkeyPatch, raised: Exception, told: str
 ) -> None:
+    def fail(_: object) -> None:
+        raise raised
+
     def stop() -> None:
         raise ConnectionRefusedError(111, "nobody there")
 
     session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda level: None), stop=stop)
     monkeypatch.setattr("kvstore.spark.session.open_session", lambda *_, **__: session)
-    with pytest.raises(StoreError, match=re.escape(told)), tools.Bar() as bar, tools.spark("local[1]", None, bar):
-        raise raised
+    with pytest.raises(StoreError, match=re.escape(told)), snapshot_tools.Bar() as bar:
+        snapshot_spark.in_session(fail, "local[1]", None, bar)
+
+
+def test_an_interrupt_is_not_raised_amid_the_calls_of_a_job_but_ends_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended, said = threading.Event(), list[str]()
+
+    def job(_: object) -> None:
+        try:
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            assert ended.wait(30), "nobody ended the JVM for whose answer it waits"
+            raise ConnectionRefusedError(111, "nobody there")
+        finally:
+            said.append("pin given back")
+
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda level: None), stop=lambda: None)
+    monkeypatch.setattr("kvstore.spark.session.open_session", lambda *_, **__: session)
+    monkeypatch.setattr("kvstore.spark.session.end_jvm", ended.set)
+    with pytest.raises(KeyboardInterrupt), snapshot_tools.Bar() as bar:
+        snapshot_spark.in_session(job, "local[1]", None, bar)
+    assert said == ["pin given back"]
 
 
 def test_what_spark_greets_with_is_no_reason_why_it_does_not_start() -> None:
     greeting = "26/11/22 16:03:12 WARN NativeCodeLoader: Unable to load native-hadoop library"
-    assert tools.error_line(f"{greeting}\n") == ""
-    assert tools.error_line(f"Error: no heap\n{greeting}\n") == "Error: no heap"
+    assert snapshot_spark.error_line(f"{greeting}\n") == ""
+    assert snapshot_spark.error_line(f"Error: no heap\n{greeting}\n") == "Error: no heap"
 
 
 def test_spark_is_asked_for_only_when_it_is_needed(

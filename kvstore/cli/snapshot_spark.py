@@ -1,0 +1,143 @@
+"""A Spark session of its own for each command of `kvstore snapshot`, quiet, and ended by an interrupt."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
+from typing import TYPE_CHECKING, TypeVar
+
+from kvstore.cli.snapshot_options import Setting
+from kvstore.cli.snapshot_tools import MASTER, NICENESS, SETTINGS, Bar, need_spark
+from kvstore.errors import StoreError, Unavailable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+ATTEMPTS = 3
+"""Of a task on this machine, where Spark makes one by itself; clusters have their own setting."""
+LOOK_S = 0.2
+END_S = 10.0
+"""What was interrupted has so long to give back what it has pinned."""
+
+
+def in_session(
+    job: Callable[[SparkSession], T],
+    master: str,
+    conf: Sequence[Setting] | None,
+    progress: Bar,
+    niceness: int = NICENESS,
+    defaults: Mapping[str, str] = SETTINGS,
+) -> T:
+    """What `job` returns, given a session of its own, which ends with it; on this machine so nice. Raises ConfigError,
+    and what `job` raises.
+
+    It runs in a thread, since interrupts are raised in the main one: raised amid a call to the JVM, an interrupt leaves
+    half an answer for which the next call waits for ever; raised where Python only forgets an object, it is lost.
+    """
+    done: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            with spark(master, conf, progress, niceness, defaults) as session:
+                found = job(session)
+        except BaseException as error:  # noqa: BLE001 - raised in the main thread
+            done.set_exception(error)
+        else:
+            done.set_result(found)
+
+    try:
+        threading.Thread(target=run, name="job", daemon=True).start()
+        while not wait([done], LOOK_S).done:
+            pass
+    except KeyboardInterrupt:
+        _end(done)
+        raise
+    return done.result()
+
+
+def _end(job: Future[T]) -> None:
+    """Its calls to the JVM fail as soon as there is none, also one that it begins only now."""
+    from kvstore.spark.session import end_jvm
+
+    over = time.monotonic() + END_S
+    while time.monotonic() < over:
+        end_jvm()
+        if wait([job], LOOK_S).done:
+            return
+
+
+@contextmanager
+def spark(
+    master: str,
+    conf: Sequence[Setting] | None,
+    progress: Bar,
+    niceness: int = NICENESS,
+    defaults: Mapping[str, str] = SETTINGS,
+) -> Iterator[SparkSession]:
+    """A Spark session of our own, ended with the block. Raises ConfigError."""
+    need_spark("pyspark")
+    from py4j.protocol import Py4JError  # type: ignore[import-untyped]
+    from pyspark.errors import PySparkException
+
+    from kvstore.spark.session import open_session
+    from kvstore.spark.snapshots.create import failure_of
+
+    settings = {**defaults, **dict(conf or ())}
+    if master == MASTER:
+        master = f"local[*,{ATTEMPTS}]"
+    niceness = niceness if master.startswith("local") else 0
+    progress("starting Spark", 0, None)
+    with aside() as said:
+        try:
+            session = open_session("kvstore snapshot", master=master, settings=settings, niceness=niceness)
+        except StoreError:
+            raise
+        except Exception as error:  # whatever the launcher and the JVM raise
+            raise Unavailable(f"Spark does not start at {master}: {error_line(said()) or error}") from error
+    _quiet_py4j()
+    try:
+        session.sparkContext.setLogLevel("OFF")  # what a task raises is told in one line at the end
+        yield session
+    except (Py4JError, PySparkException, ConnectionError) as error:  # also while a table is only described
+        raise failure_of(error) from error
+    finally:
+        with suppress(Py4JError, ConnectionError):  # the JVM was killed: the work has failed by that or is done
+            session.stop()
+
+
+def _quiet_py4j() -> None:
+    """It logs that the JVM has ended, with a stack."""
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
+    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
+
+
+@contextmanager
+def aside() -> Iterator[Callable[[], str]]:
+    """What is written to standard error meanwhile goes into a file, and so does for good what processes write that are
+    started meanwhile: Spark's greetings, and pages of stack that end in the one line that we tell."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as file:
+        os.dup2(file.fileno(), 2)
+        try:
+            yield lambda: os.pread(file.fileno(), 1 << 16, max(0, os.fstat(file.fileno()).st_size - (1 << 16))).decode(
+                errors="replace"
+            )
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+
+
+def error_line(text: str) -> str:
+    """The last line that names an error; empty without one."""
+    lines = [line.strip() for line in text.splitlines()]
+    return next((line for line in reversed(lines) if "Exception" in line or "rror" in line), "")
