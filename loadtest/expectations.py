@@ -101,6 +101,12 @@ class Expectations:
         """What to raise when a key that was written is not there."""
         return WrongValue(f"{key!r} is absent, but was written: version {self._versions.get(key, 'unknown')}")
 
+    def not_found(self, key: bytes) -> None:
+        """Judge a read that gave nothing of a key that was written; one that may be stale may come before the write.
+        Raises WrongValue."""
+        if self._is_fresh:
+            raise self.absent(key)
+
     def misplaced(self, key: bytes, last: bytes, start: bytes, end: bytes) -> WrongValue:
         """What to raise when a scan gives a key out of its order or range."""
         return WrongValue(f"a scan from {start!r} to {end!r} gave {key!r} after {last!r}")

@@ -1,7 +1,8 @@
 """The Redis door: one connection for each user, and its Locust user.
 
-What is certainly not done (nobody listens, TRYAGAIN, CLUSTERDOWN) and every read is tried again at the next node until
-the patience ends, as the gRPC client does inside. A write whose connection broke is not: it may be done.
+What is certainly not done (nobody listens, TRYAGAIN, CLUSTERDOWN) and every read is tried again until the patience
+ends, as the gRPC client does inside; at the next node if nobody listens at this one. A write whose connection broke is
+not: it may be done.
 """
 
 from __future__ import annotations

@@ -44,6 +44,13 @@ def test_reads_that_may_be_stale_by_choice_may_be_old() -> None:
     mine.check(KEY, ours(1), mine.floor(KEY), version=9)
 
 
+def test_only_reads_that_may_be_stale_may_come_before_a_key_was_written() -> None:
+    """An insert that was acknowledged is read at once."""
+    Expectations(1, is_fresh=False).not_found(KEY)
+    with pytest.raises(WrongValue, match="is absent, but was written"):
+        Expectations(1).not_found(KEY)
+
+
 def test_without_versions_an_overwritten_value_of_ours_is_wrong() -> None:
     mine = Expectations(1)
     first = mine.begin(KEY)

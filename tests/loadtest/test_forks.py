@@ -11,18 +11,19 @@ STARTS = 80
 SCRIPT = f"""
 import locust  # makes the standard library cooperative, as `locust -f` does
 import loadtest.locustfile
-import gevent, grpc, os, subprocess, sys
+import gevent.event, grpc, os, subprocess, sys
 
-def call(channel):
+def call(channel, called):
     while True:
         try:
             channel.unary_unary("/a/b")(b"", timeout=0.05)
         except grpc.RpcError:
-            pass
+            called.set()
 
-for _ in range(15):
-    gevent.spawn(call, grpc.insecure_channel("127.0.0.1:9"))
-gevent.sleep(0.5)
+callers = [gevent.event.Event() for _ in range(15)]
+for each in callers:
+    gevent.spawn(call, grpc.insecure_channel("127.0.0.1:9"), each)
+gevent.wait(callers)
 command = [sys.executable, "-S", "-c", ""]
 print(sum(subprocess.run(command, capture_output=True).returncode != 0 for _ in range({STARTS})), flush=True)
 os._exit(0)
