@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.errors import NoSuchPin
+from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition import rows
 from kvstore.partition.engine import Engine, View
 from kvstore.partition.marks import Mark
@@ -86,6 +86,18 @@ class HeldStates:
             found.deadline_ms = mark.deadline_ms
         else:
             self.drop(mark.pin)
+
+    def taken(self, pin: str, position: Position) -> Held:
+        """What a MARK keeps that is in the state now. Raises Overloaded if it was one too many, else as `get`."""
+        if pin not in self._held:
+            self.check_room(pin)
+        return self.get(pin, position)
+
+    def check_room(self, pin: str) -> None:
+        """Raises Overloaded unless this pin can be kept beside the others."""
+        others = len(self._held) - (pin in self._held)
+        if others >= HELD_MAX:
+            raise Overloaded(f"partition {self._partition}: {others} pins are there, at most {HELD_MAX}")
 
     def get(self, pin: str, position: Position) -> Held:
         """Raises NoSuchPin."""

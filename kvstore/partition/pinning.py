@@ -11,10 +11,10 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest, LedgerError, MetadataError, NoSuchPin, NotLeader, Overloaded, Unavailable
+from kvstore.errors import InvalidRequest, LedgerError, MetadataError, NoSuchPin, NotLeader, Unavailable
 from kvstore.partition import pinned_scan
 from kvstore.partition.engine import ViewClosed
-from kvstore.partition.held import HELD_MAX, Held
+from kvstore.partition.held import Held
 from kvstore.partition.leader import Leader
 from kvstore.partition.marks import Mark
 from kvstore.partition.state import State
@@ -138,14 +138,13 @@ class Pinning:
 
     async def _take(self, asked: Asked) -> Taken:
         self._lead()
-        others = [held for held in self.held() if held.pin != asked.pin]
-        if len(others) >= HELD_MAX:
-            raise Overloaded(f"partition {self._partition}: {len(others)} pins are there, at most {HELD_MAX}")
+        self._state.held.expire(self._env.clock.wall_ms())
+        self._state.held.check_room(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)
         position = await self._lead().append_record(Mark(asked.pin, deadline_ms, takes=True))
         self.taken += 1
-        held = self._state.held.get(asked.pin, position)
+        held = self._state.held.taken(asked.pin, position)
         size, split_tokens = pinned_scan.sizes(held, await self._samples(held), asked.split_bytes)
         log.info("partition=%s pin=%s at %s until %d", self._partition, asked.pin, position, deadline_ms)
         return Taken(

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.errors import NoSuchPin
+from kvstore.errors import NoSuchPin, Overloaded
 from kvstore.partition import move_records, rows
 from kvstore.partition.engine import ViewClosed
 from kvstore.partition.engine_memory import MemoryEngine
@@ -141,6 +141,15 @@ def test_at_most_so_many_states_are_kept_and_the_oldest_stay(replica: Replica) -
         replica.mark(f"pin{number:03}")
     assert [held.pin for held in replica.state.held.all] == [f"pin{number:03}" for number in range(HELD_MAX)]
     assert replica.state.held.refused == 2
+
+
+def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replica: Replica) -> None:
+    """Two that were asked for together have both found room."""
+    for number in range(HELD_MAX):
+        replica.mark(f"pin{number:03}")
+    replica.state.held.check_room("pin000")
+    with pytest.raises(Overloaded, match="32 pins are there, at most 32"):
+        replica.state.held.taken("late", replica.mark("late"))
 
 
 def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
