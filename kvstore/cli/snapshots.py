@@ -74,6 +74,8 @@ def create(
     from kvstore.spark.snapshots.store import SnapshotStore
 
     store = SnapshotStore(to.absolute())
+    with tools.told():
+        store.check_writable()
     base = None
     if incremental or parent:
         base = store.load(parent) if parent else store.newest()

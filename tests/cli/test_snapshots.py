@@ -295,6 +295,13 @@ def test_spark_is_asked_for_only_when_it_is_needed(
     assert (code, err) == (3, "kvstore: not checked: pyarrow is not installed: install kvstore[spark]\n")
 
 
+def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    code, _, err = run("create", "--to", tmp_path / "file", "--data-dir", "/nonexistent")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "file is no directory" in err, "not that there is no cluster"
+
+
 def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: SnapshotStore) -> None:
     full(store, "z", LOG, hour=5)
     stale, fresh = store.work("old"), store.work("new")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import reduce
@@ -36,6 +37,8 @@ COLUMNS = StructType(
         StructField("expires_at", TimestampType()),
     ]
 )
+_WILD = re.compile(r"[\\*?\[\]{}]")
+"""In names of folders these stand for themselves; to Spark each path is a pattern."""
 KEPT = ("version", "value", "created_version", "written_at", "expires_at", "partition")
 """Of each row, the version first: by it rows of one key are compared, over partitions too."""
 
@@ -64,7 +67,7 @@ def folded(
 
 
 def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> DataFrame:
-    paths = [str(path) for path in parquet_paths(store, manifest)]
+    paths = [_WILD.sub(r"\\\g<0>", str(path)) for path in parquet_paths(store, manifest)]
     if not paths:
         return session.createDataFrame([], COLUMNS)
     return session.read.schema(COLUMNS).parquet(*paths)

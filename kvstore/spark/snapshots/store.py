@@ -52,6 +52,20 @@ class SnapshotStore:
     def work(self, snapshot: str) -> Path:
         return self.root / f"{WORK}{snapshot}"
 
+    def check_writable(self) -> None:
+        """What can be known before anything is begun. Raises ConfigError."""
+        place = self.root
+        while not place.exists():
+            place = place.parent
+        if not place.is_dir():
+            raise ConfigError(f"{place} is no directory: give --to one, or the name of one that is to be made")
+        if not os.access(place, os.W_OK | os.X_OK):
+            why = "a read-only file system" if os.statvfs(place).f_flag & os.ST_RDONLY else "no permission"
+            raise ConfigError(f"{place} cannot be written to: {why}")
+        found = os.statvfs(place)
+        if found.f_blocks and not found.f_bfree:
+            raise _no_room(place)
+
     def ids(self) -> list[str]:
         """Of all finished snapshots, readable or not, sorted."""
         try:
@@ -176,9 +190,11 @@ def room_at(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise ConfigError(
-            f"no space left at {path}: make room there, and the same command goes on with what is finished"
-        ) from None
+        raise _no_room(path) from None
+
+
+def _no_room(path: Path) -> ConfigError:
+    return ConfigError(f"no space left at {path}: make room there, and the same command goes on with what is finished")
 
 
 def lock_or_raise(folder: Path) -> int:

@@ -61,6 +61,12 @@ def test_a_chain_can_be_cut_at_a_sequence_of_one_partition(spark: SparkSession, 
     assert records(spark, store, "c", Cut(sequences={"p1": 100})) == model(kept)
 
 
+def test_a_directory_may_have_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "a b\\c *?[x]{y,z}%20,\nü")
+    full(store, "a", LOG)
+    assert records(spark, store, "a", Cut()) == model(LOG)
+
+
 def test_a_record_is_gone_at_its_expiry(spark: SparkSession, tmp_path: Path) -> None:
     store = SnapshotStore(tmp_path)
     first = full(store, "a", [Change(b"k", b"v", 1, EPOCH_MS)])

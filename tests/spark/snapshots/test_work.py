@@ -2,8 +2,10 @@
 
 import errno
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from uuid import uuid4
 
 import pytest
@@ -278,6 +280,32 @@ def test_what_holds_no_snapshots_is_refused(tmp_path: Path) -> None:
     (tmp_path / "something").touch()
     with pytest.raises(ConfigError, match=r"holds no snapshot: none of its folders has a manifest.json"):
         SnapshotStore.at(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("place", "told"), [("file", "file is no directory"), ("file/below/it", "file is no directory"), ("new/one", "")]
+)
+def test_where_no_snapshot_can_be_made_is_known_before_it_is_begun(tmp_path: Path, place: str, told: str) -> None:
+    (tmp_path / "file").touch()
+    refused = pytest.raises(ConfigError, match=told) if told else nullcontext()
+    with refused:
+        SnapshotStore(tmp_path / place).check_writable()
+    assert [each.name for each in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_directory_that_cannot_be_written_or_is_full_is_known_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = {"f_flag": 0, "f_blocks": 9, "f_bfree": 0}
+    monkeypatch.setattr("os.statvfs", lambda _: SimpleNamespace(**found))
+    with pytest.raises(ConfigError, match=f"no space left at {tmp_path}: make room there"):
+        SnapshotStore(tmp_path / "new").check_writable()
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to: no permission"):
+        SnapshotStore(tmp_path / "new").check_writable()
+    found["f_flag"] = os.ST_RDONLY
+    with pytest.raises(ConfigError, match=f"{tmp_path} cannot be written to: a read-only file system"):
+        SnapshotStore(tmp_path / "new").check_writable()
 
 
 def test_a_snapshot_that_is_not_there_is_named_with_those_that_are(store: SnapshotStore) -> None:
