@@ -312,8 +312,11 @@ class OpenLog:
             old = self._handle
             metadata = await self._creator.create(self.partition, after=old.ledger, failed=old.writer.failed)
             log.info("partition=%s rolls from ledger=%d to %d: %s", self.partition, old.ledger, metadata.ledger, reason)
-            bound = self._first_append[0] if self._first_append else self.listed.ledgers[-1].first_seq
-            listed = self.listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
+            listed, bound = self.listed, self.listed.ledgers[-1].first_seq
+            if self._first_append is not None:
+                bound = self._first_append[0]
+                listed = listed.with_exact(old.ledger, bound)  # nobody looks at it again
+            listed = listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
             await self._write_list(listed, metadata)
             self._held = deque()
             await old.drained()

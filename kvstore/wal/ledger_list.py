@@ -85,12 +85,25 @@ class LedgerList:
         Control records have no sequence of their own. So a ledger whose last mutation is `durable_seq` stays: a replica
         that has synced just that may stand before the ledger's end, and could not read on if it were gone."""
         gone: list[LedgerId] = []
+        before: list[LedgerId] = []
+        """Ledgers behind those, up to the next one of which is known where it begins: some leader may have had no time
+        to say so, or nothing to append."""
         for this, following in zip(self.ledgers[:-2], self.ledgers[1:], strict=False):
-            is_pinned = pinned is not None and this.id >= pinned
-            if is_pinned or not following.exact or following.first_seq > durable_seq:
+            if pinned is not None and this.id >= pinned:
                 break
-            gone.append(this.id)
+            before.append(this.id)
+            if following.exact:
+                if following.first_seq > durable_seq:
+                    break
+                gone += before
+                before = []
         return gone
+
+    def droppable(self, count: int) -> int:
+        """How many of the first `count` ledgers can go: behind them it must be known where the log begins."""
+        while count and not self.ledgers[count].exact:
+            count -= 1
+        return count
 
     def lease_wait_s(self) -> float:
         """How long after the last fencing answer a former leader may still answer reads: the largest lease of the

@@ -54,6 +54,7 @@ class Trimmer:
         pinned = await self._pins.oldest(partition, now_ms)
         gone = self._owner.listed.trimmable(durable_seq, pinned)
         ends = await self._ends(gone, closed_before_ms=now_ms - older_than_ms)
+        ends = ends[: self._owner.listed.droppable(len(ends))]
         if not ends:
             return 0
         await self._owner.drop_first(ends)

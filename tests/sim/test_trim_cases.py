@@ -22,9 +22,9 @@ from tests.sim.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 pytestmark = pytest.mark.sim
 
 
-async def four_ledgers(bench: Bench) -> Writer:
-    """A log of at least four ledgers."""
-    writer = Writer(await opened(bench.logs(SMALL)))
+async def four_ledgers(bench: Bench, seq: int = 1) -> Writer:
+    """A log of at least four ledgers, written from a sequence on."""
+    writer = Writer(await opened(bench.logs(SMALL)), seq)
     await writer.append(30, gap_s=0.03)
     await asyncio.sleep(5)  # longer than clocks may differ
     assert len(writer.log.listed.ledgers) >= 4
@@ -60,6 +60,24 @@ def test_what_is_younger_than_the_retention_stays() -> None:
         assert await writer.log.trim(Seq(1000), 3_600_000) == 0
         await asyncio.sleep(100)
         assert await writer.log.trim(Seq(1000), 60_000) >= 2
+
+    run(case)
+
+
+def test_a_ledger_whose_leader_ended_before_it_said_where_it_begins_is_trimmed_with_those_around_it() -> None:
+    """Else nothing would ever be trimmed again."""
+
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(SMALL))).append(2)
+        await opened(bench.logs(SMALL))  # has nothing to append
+        await asyncio.sleep(100)
+        writer = await four_ledgers(bench, seq=3)
+        lines = writer.log.listed.ledgers
+        assert [each.exact for each in lines[:3]] == [True, False, True]
+        assert await writer.log.trim(Seq(2), 0) == 0
+        assert await writer.log.trim(Seq(1000), 60_000) == 0, "the first is old enough, and the next may begin anywhere"
+        assert await writer.log.trim(lines[2].first_seq, 0) == 2
+        assert (await bench.listed()).trimmed_seq == lines[2].first_seq == 3
 
     run(case)
 

@@ -60,6 +60,26 @@ def test_a_bound_trims_nothing() -> None:
     assert listed(1, 20, 30, 40, exact=False).trimmable(Seq(1000), None) == []
 
 
+def known(*exact: bool) -> LedgerList:
+    """Ledgers 10, 11, … that begin at 10, 20, …; of some it is only known that they do not begin before."""
+    return LedgerList(ledgers=tuple(Listed(LedgerId(10 + n), Seq(10 + 10 * n), e, 1, 0) for n, e in enumerate(exact)))
+
+
+def test_a_bound_holds_nothing_up_that_ends_before_a_later_ledger_does() -> None:
+    """Some leader ended before it could say where its ledger begins: the log would grow for ever."""
+    log = known(True, False, False, True, True, True)
+    assert log.trimmable(Seq(1000), None) == [10, 11, 12, 13]
+    assert log.trimmable(Seq(40), None) == [10, 11, 12]
+    assert log.trimmable(Seq(39), None) == [], "12 may hold anything below 40"
+    assert log.trimmable(Seq(1000), LedgerId(12)) == [], "and what is behind 11 may begin anywhere"
+    assert known(True, True, True, False).trimmable(Seq(1000), None) == [10, 11]
+
+
+def test_a_log_is_cut_where_it_is_known_to_begin_again() -> None:
+    log = known(True, False, False, True, True, True)
+    assert [log.droppable(count) for count in range(5)] == [0, 0, 0, 3, 4]
+
+
 def test_a_pin_holds_its_ledger_and_all_after_it() -> None:
     assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(11)) == [10]
     assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(10)) == []
