@@ -73,7 +73,7 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float)
         while not over.wait(_due_s(id, ttl_s, pinned_at)):
             _renewed_at[id] = time.time()
             try:
-                renew_pin(config, id, ttl_s=ttl_s, timeout_s=ttl_s / SHARES)
+                renew_pin(config, id, ttl_s=ttl_s, timeout_s=min(config.timeout_s, ttl_s / SHARES))
             except StoreError as error:
                 logger.warning("pin not renewed id=%s why=%s", id, error)
 
@@ -87,10 +87,12 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float)
 
 
 def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:
-    """Seconds until somebody in this process should renew the pin: its tasks may all be short."""
+    """Seconds until somebody in this process should renew the pin: its tasks may all be short. Never more than a share
+    of what it has, also if the clock is set back."""
     while len(_renewed_at) > REMEMBERED:
         _renewed_at.pop(next(iter(_renewed_at)), None)
-    return max(0.0, _renewed_at.get(id, pinned_at) + ttl_s / SHARES - time.time())
+    share_s = ttl_s / SHARES
+    return min(share_s, max(0.0, _renewed_at.get(id, pinned_at) + share_s - time.time()))
 
 
 def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> None:

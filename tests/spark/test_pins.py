@@ -64,3 +64,8 @@ def test_a_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyP
     with kept_alive(CONFIG, "b", TTL_S, pinned_at=time.time()):
         assert found.happened.acquire(timeout=10)
         assert found.happened.acquire(timeout=10)
+
+
+def test_a_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
+    with kept_alive(CONFIG, "c", TTL_S, pinned_at=time.time() + 3600):
+        assert renewals.happened.acquire(timeout=10)
