@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import socketserver
 import sys
 import tempfile
 import threading
@@ -114,7 +115,8 @@ def spark(
 
 
 def _quiet_py4j() -> None:
-    """It logs that the JVM has ended, with a stack."""
+    """It logs that the JVM has ended, with a stack; so does the server in this process to which the JVM counts."""
+    setattr(socketserver.BaseServer, "handle_error", lambda *_: None)  # noqa: B010 - the types know no other method here
     logging.getLogger("py4j").setLevel(logging.CRITICAL)
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
 
