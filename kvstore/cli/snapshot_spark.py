@@ -60,7 +60,8 @@ def in_session(
             pass
     except KeyboardInterrupt:
         _end(done)
-        raise
+        if not done.done() or done.exception() is not None:
+            raise
     return done.result()
 
 

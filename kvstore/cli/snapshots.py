@@ -76,9 +76,7 @@ def create(
     store = SnapshotStore(to.absolute())
     with tools.told():
         store.check_writable()
-    base = None
-    if incremental or parent:
-        base = store.load(parent) if parent else store.newest()
+    base = store.load(parent) if parent else store.newest() if incremental else None
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
@@ -136,9 +134,8 @@ def list_(
     else:
         print(as_table(rows, ("id", "kind", "parent", "taken", "rows", "bytes", "state")))
         for name in remains:
-            print(
-                f"unfinished: {name}; `snapshot create` goes on with it, `snapshot prune` removes it", file=sys.stderr
-            )
+            what = "once its driver has ended, `snapshot create` goes on with it and `snapshot prune` removes it"
+            print(f"unfinished: {name}; {what}", file=sys.stderr)
     if max_age_hours is not None:
         newest = max((readable[row["id"]].started_ms for row in rows if row["state"] == "usable"), default=0)
         age_h = (time.time() - newest / 1000) / 3600

@@ -132,6 +132,11 @@ class Ring:
         """The partition that owns a key."""
         return self._owners[bisect_left(self._bounds, token_of(key))]
 
+    def has_left(self, partition: PartitionId) -> bool:
+        """Whether it owns nothing any more, for good. One that this version does not name may have joined since."""
+        member = self.partitions.get(partition)
+        return member.state is PartitionState.RETIRED if member is not None else partition in self.retired
+
     @cached_property
     def owners(self) -> list[PartitionId]:
         """The partitions that own something, sorted. Who asks all partitions for their part asks these: one that joins

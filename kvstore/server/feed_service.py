@@ -24,7 +24,6 @@ from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
-from kvstore.ring import PartitionState
 from kvstore.rpc.status import abort
 from kvstore.server.backend import Backend
 from kvstore.server.feed_pages import Bounds, Page
@@ -83,7 +82,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def _positions(self) -> feed_pb2.PositionsResponse:
         ring = await self._feeds.newest_ring()
-        here = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
+        here = [each for each in sorted(ring.partitions) if not ring.has_left(each)]
         response = feed_pb2.PositionsResponse(ring_version=ring.routed, cluster=await self._feeds.cluster())
         for partition in sorted({*ring.partitions, *await self._feeds.left(ring)}):
             if partition in here:
@@ -170,9 +169,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         return page
 
     async def _has_ended(self, cursor: Cursor) -> bool:
-        ring = self._feeds.ring()
-        member = ring.partitions.get(cursor.partition)
-        if (member is not None and member.state is not PartitionState.RETIRED) or not cursor.is_at_end:
+        if not self._feeds.ring().has_left(cursor.partition) or not cursor.is_at_end:
             return False
         return cursor.position >= (await self._feeds.end(cursor.partition))[0]
 

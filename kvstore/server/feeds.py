@@ -13,7 +13,7 @@ from kvstore.meta import paths
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest, first_seq_of, time_of
-from kvstore.ring import PartitionState, Ring, codec
+from kvstore.ring import Ring, codec
 from kvstore.server.feed_tail import Cursor, FeedLogs, LiveTail, end_of, oldest_of
 from kvstore.server.retirement import partitions_kept
 from kvstore.types import EntryId, PartitionId, Position, Seq
@@ -147,7 +147,7 @@ class Feeds:
         self, partition: PartitionId, after: int | None, interest: Interest, wake: Callable[[], None]
     ) -> Cursor:
         """A reader behind `after`, or behind the end as it is now. Raises PositionTrimmed, InvalidRequest if the log
-        has not come so far, Unavailable."""
+        has not come so far, Unavailable, MetadataError."""
         async with self._joining(partition) as tail:
             if after is not None and after > tail.seq:
                 await self._check_reached(partition, after)
@@ -162,11 +162,13 @@ class Feeds:
     async def _check_reached(self, partition: PartitionId, after: int) -> None:
         """What is known of the log here may be less than what another server has shown. But a reader who stands where
         the log has not come to would miss all up to there."""
-        ring = self.ring()
-        if partition in ring.partitions and ring.partitions[partition].state is not PartitionState.RETIRED:
-            latest = await self.latest(partition)
+        if (await self.newest_ring()).has_left(partition):
+            found = await self._found_end(partition)
+            if oldest_of(found) < 0:
+                raise PositionTrimmed(partition, after, oldest_of(found))
+            latest = int(end_of(found)[1])
         else:
-            latest = (await self.end(partition))[1]
+            latest = await self.latest(partition)
         if after > latest:
             raise InvalidRequest(
                 f"partition {partition}: want a position up to {latest}, where its log ends, got {after}: it is one of "
@@ -204,12 +206,15 @@ class Feeds:
 
     async def end(self, partition: PartitionId) -> tuple[Position, Seq, int]:
         """Where the log ends, and the least sequence that can be read behind. Raises Unavailable, MetadataError."""
-        try:
-            found = await self._logs.seeker.end(partition)
-        except (LedgerError, Corrupted) as error:
-            raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
+        found = await self._found_end(partition)
         position, seq, _ = end_of(found)
         return position, seq, max(0, oldest_of(found))
+
+    async def _found_end(self, partition: PartitionId) -> Found:
+        try:
+            return await self._logs.seeker.end(partition)
+        except (LedgerError, Corrupted) as error:
+            raise Unavailable(f"partition {partition}: its log cannot be read now: {error}") from error
 
     async def drop(self, cursor: Cursor) -> None:
         """The reader has left."""

@@ -110,7 +110,7 @@ class Link:
         return [
             self._under_way(number)
             for number, (partition, waiting) in self._pending.items()
-            if waiting[1][0] not in KEYLESS and partition_of(waiting[1][1]) != partition
+            if waiting[1][0] not in KEYLESS and any(partition_of(key) != partition for key in keys_of(waiting[1]))
         ]
 
     def _under_way(self, number: int) -> UnderWay:
@@ -146,6 +146,7 @@ class Link:
             del self._calls[number]
 
     def close(self) -> None:
+        self.is_open = False  # what is submitted before the loss is noticed goes elsewhere
         if self._stream is not None:
             self._stream.abort()
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from kvstore.errors import InvalidRequest
 from kvstore.partition.changes import Handed, Interest, Logged
-from kvstore.ring import PartitionState, Ring
+from kvstore.ring import Ring
 from kvstore.ring.hashing import token_of
 from kvstore.types import PartitionId
 
@@ -60,7 +60,7 @@ class Plan:
         """Those who may log changes of interest from now on, but for whoever gets a range by a move that is planned
         later. Of one key, its owner comes first."""
         if self._token is None:
-            return [each for each in sorted(ring.partitions) if not _has_left(ring, each)]
+            return [each for each in sorted(ring.partitions) if not ring.has_left(each)]
         owners = [ring.owner_of(self._token)]
         for move in ring.moves.values():
             if move.first <= self._token <= move.end:
@@ -104,15 +104,10 @@ class Plan:
 
     def may_end(self, ring: Ring, partition: PartitionId) -> bool:
         """Whether nothing of interest can follow, once the feed has been read to its end."""
-        return partition in self._strangers or _has_left(ring, partition)
+        return partition in self._strangers or ring.has_left(partition)
 
     def ended(self, partition: PartitionId) -> None:
         self.positions.pop(partition, None)
         self._strangers.discard(partition)
         if self._token is None:
             self._ended.add(partition)
-
-
-def _has_left(ring: Ring, partition: PartitionId) -> bool:
-    member = ring.partitions.get(partition)
-    return member is None or member.state is PartitionState.RETIRED

@@ -23,6 +23,8 @@ from kvstore.spark.cluster import find
 from kvstore.spark.splits import encode
 
 logger = logging.getLogger(__name__)
+END_S = 5.0
+"""A renewal that is under way at the end of a task is waited for so long."""
 SHARES = 4
 """A pin is renewed so often within its time."""
 REMEMBERED = 64
@@ -83,7 +85,7 @@ def kept_alive(config: ClientConfig, id: str, ttl_s: float, *, pinned_at: float)
         yield
     finally:
         over.set()
-        thread.join()
+        thread.join(END_S)
 
 
 def _due_s(id: str, ttl_s: float, pinned_at: float) -> float:

@@ -71,6 +71,13 @@ class World:
         partitions = {**self.ring.partitions, member.id: member}
         self.ring = replace(self.ring, version=self.ring.version + 1, partitions=partitions)
 
+    async def join_unheard(self, partition: str) -> None:
+        """The same, but this server has not heard of it."""
+        known = self.ring
+        self.join(partition)
+        await self.store.set(paths.RING, codec.encode(self.ring), -1)
+        self.ring = known
+
     def leave(self, partition: str) -> None:
         """A partition owns nothing any more, and is not in the ring."""
         others = {each: member for each, member in self.ring.partitions.items() if each != partition}

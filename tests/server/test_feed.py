@@ -252,6 +252,14 @@ async def test_who_has_left_is_read_to_the_end(reading: Reading) -> None:
     assert (last.next, last.ended) == (3, True)
 
 
+async def test_who_has_joined_unheard_has_not_left(reading: Reading) -> None:
+    """Else nobody would ever read on."""
+    await reading.world.join_unheard("p3")
+    reading.world.logs["p3"].put((b"a", b""))
+    page = await reading.page("p3", 0)
+    assert (page.next, page.ended) == (1, False)
+
+
 async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
     with pytest.raises(InvalidRequest, match="p9"):
         await reading.page("p9", 0)

@@ -185,6 +185,18 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
     link.connection_lost(None)
 
 
+async def test_a_batch_is_astray_by_any_of_its_keys_and_a_link_that_is_being_closed_takes_nothing() -> None:
+    link = Link(cast(Any, Links()), N2)
+    link.connection_made(cast(Any, Stream()))
+    link.data_received(b"+OK\r\n")
+    batch = commands.batch(b"a", (commands.put(b"a", b"v"), commands.put(b"b", b"v")))
+    link.submit(P1, (1, batch, Collector(), 1, 0.0, False))
+    assert [order for _, order, _ in link.astray(lambda key: P1 if key == b"a" else PartitionId("p2"))] == [1]
+    assert link.astray(lambda key: P1) == []
+    link.close()
+    assert not link.is_open
+
+
 async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
     """To write to it would end the process."""
     link, stream = Link(cast(Any, Links()), N2), Stream()

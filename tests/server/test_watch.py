@@ -327,3 +327,25 @@ async def test_a_position_that_only_another_server_knows_yet_is_good(world: Worl
     log.shown = None
     log.put((b"a", b"3"))
     assert [change.version for change in await reader.take(1)] == [last + 1]
+
+
+async def test_so_is_one_in_a_partition_of_which_this_server_has_not_heard_yet(world: World) -> None:
+    await world.join_unheard("p3")
+    log = world.logs["p3"]
+    log.put((b"a", b"1"))
+    log.shown = len(log.entries)
+    last = log.put((b"a", b"2"))
+    reader = await world.watch(after={"p1": 0, "p2": 0, "p3": last})
+    log.shown = None
+    log.put((b"a", b"3"))
+    assert [change.version for change in await reader.take(1)] == [last + 1]
+
+
+async def test_a_position_in_a_log_that_is_gone_with_its_partition_is_not_called_anothers(world: World) -> None:
+    log = world.logs["p2"]
+    last = log.put((b"a", b"1"))
+    world.leave("p2")
+    log.entries.clear()
+    log.ledgers.clear()
+    with pytest.raises(PositionTrimmed, match="its log is gone"):
+        await world.watch(after={"p1": 0, "p2": last})

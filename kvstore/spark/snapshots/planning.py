@@ -62,7 +62,7 @@ def pin_name(snapshot: str) -> str:
 
 def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
-    InvalidRequest. Whatever it is interrupted by, nothing stays pinned."""
+    InvalidRequest. Whatever it raises, nothing stays pinned that can be given back."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
     try:
@@ -135,14 +135,18 @@ def _plan_changes(
 
 def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
     """The pin, and what is held of these partitions' logs. What cannot be given back now ends by itself."""
-    name = pin_name(snapshot)
+    name, positions = pin_name(snapshot), dict.fromkeys(held, 0)  # only what they name is given back
     try:
         unpin(cluster, name, timeout_s=GIVE_BACK_S)
-        if positions := dict.fromkeys(held, 0):  # only what they name is given back
-            with FeedReader(cluster) as feed:
-                feed.hold(name, positions, 0, timeout_s=GIVE_BACK_S)
     except StoreError as error:
         log.warning("snapshot=%s its pin ends at its deadline: %s", snapshot, error)
+    if not positions:
+        return
+    try:
+        with FeedReader(cluster) as feed:
+            feed.hold(name, positions, 0, timeout_s=GIVE_BACK_S)
+    except StoreError as error:
+        log.warning("snapshot=%s logs are held until its deadline: %s", snapshot, error)
 
 
 def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
