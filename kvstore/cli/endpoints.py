@@ -38,13 +38,10 @@ def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
 
 def _of_zookeeper(address: str) -> tuple[str, ...]:
     from kvstore.cli.cluster import Tools, with_tools
-    from kvstore.meta import paths
-    from kvstore.server.members import Member
+    from kvstore.server.addresses import addresses
 
     async def read(tools: Tools) -> tuple[str, ...]:
-        names = await tools.store.children(paths.SERVERS)
-        members = [Member.decode((await tools.store.get(f"{paths.SERVERS}/{name}"))[0]) for name in names]
-        return tuple(member.grpc for member in members if member.grpc)
+        return await addresses(tools.store)
 
     found = with_tools(Path(), address, read)
     if not found:

@@ -6,16 +6,13 @@ import json
 import os
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.sync import Client
 from kvstore.errors import ConfigError, MetadataError, NoSuchNode, StoreError, Unavailable
-from kvstore.meta import paths
-from kvstore.meta.store import MetadataStore
-from kvstore.server.members import Member
+from kvstore.server.addresses import addresses
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0
@@ -87,12 +84,3 @@ def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
     if not found:
         raise Unavailable(f"zookeeper: no server of the cluster at {cluster.zookeeper} is up")
     return found
-
-
-async def addresses(store: MetadataStore) -> tuple[str, ...]:
-    """gRPC addresses of the servers that are up. Raises NoSuchNode if there is no cluster."""
-    members = []
-    for name in await store.children(paths.SERVERS):
-        with suppress(NoSuchNode):  # it has just gone down
-            members.append(Member.decode((await store.get(f"{paths.SERVERS}/{name}"))[0]))
-    return tuple(member.grpc for member in members if member.grpc)

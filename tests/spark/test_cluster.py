@@ -11,8 +11,9 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.server.addresses import addresses
 from kvstore.server.members import Member
-from kvstore.spark.cluster import addresses, find
+from kvstore.spark.cluster import find
 
 
 class Leaving(MemoryStore):
