@@ -28,7 +28,7 @@ from rocksdict import (
 )
 
 from kvstore.env.clock import SystemClock
-from kvstore.partition.engine import BEHIND_S, Batch, ViewClosed
+from kvstore.partition.engine import Batch, ViewClosed
 
 BLOOM_BITS_PER_KEY = 10
 MEMTABLES_PER_FILE = 16
@@ -45,6 +45,8 @@ FILES_SLOWDOWN, FILES_STOP = 64, 256
 ROOM_BYTES = 128 << 20
 """What must be free on the disk: after a flush that found no room the engine takes no write until, with room again, it
 has flushed by itself, which it tries every 5 s. A compaction that finds none costs nothing."""
+LOOK_S = 0.1
+"""Between two looks at what others do to the disk."""
 READAHEAD_BYTES = 256 << 10
 BYTES_PER_SYNC = 512 << 10
 """A file goes to the disk bit by bit as it is written: other files' syncs wait behind it."""
@@ -127,13 +129,13 @@ class RocksEngine:
             raise self._failed(error) from error
 
     def is_behind(self) -> bool:
-        """A look costs more than a small write, so there is one per table, and per BEHIND_S."""
+        """A look costs more than a small write, so there is one per table, and per LOOK_S."""
         now = self._now()
         if self._bytes_to_look > 0 and now < self._look_at:
             return False
         if self._looks_behind():
             return True
-        self._bytes_to_look, self._look_at = self._memtable_bytes, now + BEHIND_S
+        self._bytes_to_look, self._look_at = self._memtable_bytes, now + LOOK_S
         return False
 
     def _looks_behind(self) -> bool:
@@ -269,15 +271,15 @@ class RocksCursor:
 
     def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
         iterator = self._view.iterator(self, self._number, self._at)
-        valid, key_of, value_of, step = iterator.valid, iterator.key, iterator.value, iterator.next
+        key_of, value_of, step = iterator.key, iterator.value, iterator.next
         keys: list[bytes] = []
         values: list[bytes] = []
         add_key, add_value, end, size = keys.append, values.append, self._end, 0
         for _ in repeat(None, rows_max):
-            if not valid():
+            key = key_of()
+            if key is None:
                 self._view.check(iterator)
                 break
-            key = key_of()
             if key >= end:
                 break
             value = value_of()

@@ -308,7 +308,8 @@ class Leader:
         self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
         self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
-            self._rest.begin(self._env.clock.now(), len(items), 0.0 if decided.rest else self._env.starved())
+            starved = 0.0 if decided.rest else self._env.starved()
+            self._rest.begin(self._env.clock.now(), len(items), starved, is_pinned=len(self._state.held) > 0)
             self._append(decided.entry, decided.replies)
         elif self._flights:
             self._flights[-1].observed += decided.replies

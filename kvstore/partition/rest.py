@@ -2,8 +2,9 @@
 
 An entry costs each replica about as much as ten operations. Where there are processors to spare, what has arrived
 leaves at once. Where work waits for a processor, a small entry follows later, the longer entries take. There are fewer
-and larger ones then: others get the processors, and operations wait less for these than they wait here
-(docs/design/0006-rests-between-entries.md).
+and larger ones then: others get the processors, and operations wait less for these than they wait here. While a
+partition is pinned somebody reads all of it, on the processors that are left to that: rests are as long as they may be
+then (docs/design/0006-rests-between-entries.md).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Rest:
         self._has_held = False
         self._left_out = 0
 
-    def begin(self, now: float, items: int, starved: float) -> None:
+    def begin(self, now: float, items: int, starved: float, *, is_pinned: bool = False) -> None:
         """An entry of so many operations leaves; `starved` is the share of time in which the loop gets no processor."""
         if self._has_held and items == 1:
             self._left_out = IN_VAIN
@@ -43,7 +44,7 @@ class Rest:
             self._left_out -= 1
             return
         part = min(1.0, max(0.0, (starved - STARVED_FROM) / (STARVED_FULL - STARVED_FROM)))
-        self._ends = now + part * min(REST_MAX_S, RESTS * max(0.0, self._took - QUICK_S))
+        self._ends = now + part * (REST_MAX_S if is_pinned else min(REST_MAX_S, RESTS * max(0.0, self._took - QUICK_S)))
 
     def end(self) -> None:
         """Somebody waits for the next entry."""

@@ -2,6 +2,7 @@
 
 All reads of a server take turns in slices of less than a millisecond, and the event loop has at least as long for
 everything else in between: so many of them at once delay an operation no longer than one does, and none waits for two.
+Where processors are short slices are longer: an operation waits longer than that for its own process to have a turn.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Overloaded, S
 from kvstore.partition.engine import ViewClosed
 from kvstore.partition.held import Held
 from kvstore.partition.pinned_scan import PinnedScan
+from kvstore.partition.rest import STARVED_FULL
 from kvstore.partition.state import State
 from kvstore.partition.tokens import Span
 from kvstore.proto import data_pb2, data_pb2_grpc
@@ -28,8 +30,9 @@ from kvstore.types import EntryId, LedgerId, PartitionId, Position
 Context = grpc.aio.ServicerContext[Any, Any]
 PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
 STREAMS_MAX = 64
-SLICE_S, REST_S = 0.0007, 0.001
-"""How long all reads together may hold the event loop, and then leave it alone. A timer is no finer than the rest."""
+SLICE_S, SLICE_STARVED_S, REST_S = 0.0007, 0.0014, 0.001
+"""How long all reads together may hold the event loop, also where it waits for processors, and then leave it alone. A
+timer is no finer than the rest."""
 CATCH_UP_S, LOOK_S = 2.0, 0.01
 """How long a read waits for this replica to come to its position, and how often it looks."""
 
@@ -113,7 +116,7 @@ class Data(data_pb2_grpc.DataServicer):
         """Read on for a moment; whether there is a page to be sent."""
         clock = self._env.clock
         async with self._turn:
-            until = clock.now() + SLICE_S
+            until = clock.now() + (SLICE_STARVED_S if self._env.starved() >= STARVED_FULL else SLICE_S)
             while not (is_ready := scan.step()) and clock.now() < until:
                 pass
             await asyncio.sleep(REST_S)

@@ -49,8 +49,9 @@ from kvstore.wal.writer import (
 
 log = logging.getLogger(__name__)
 
-LAC_IDLE_S = 0.005
-"""So long after the last append an explicit LAC lets readers see the last entry."""
+LAC_IDLE_S, LAC_BUSY_S, BUSY_S = 0.005, 0.01, 0.02
+"""So long after it has been confirmed an explicit LAC lets readers see the last entry, if none has followed it. The
+second where it had followed another by less than BUSY_S: another may come, which says the same at no cost."""
 MERGE_S = 0.002
 """Bookies that fail together are replaced together."""
 UNKNOWN_RETRY_S = 0.5
@@ -97,6 +98,8 @@ class LedgerHandle:
         self._events: deque[Event] = deque()
         self._is_feeding = False
         self._lac_timer: asyncio.TimerHandle | None = None
+        self._appended_at = -BUSY_S
+        self._lac_idle_s = LAC_IDLE_S
         self._probing: set[BookieId] = set()
         self.created_at = self.progress_at = self._now()
         """When an entry was last confirmed, or first sent after a pause."""
@@ -118,6 +121,8 @@ class LedgerHandle:
         if not self._waiting:
             self.progress_at = now
         self._waiting.append(done)
+        self._lac_idle_s = LAC_BUSY_S if now - self._appended_at < BUSY_S else LAC_IDLE_S
+        self._appended_at = now
         self._feed(Append(payload, now))
 
     async def drained(self) -> None:
@@ -210,7 +215,7 @@ class LedgerHandle:
 
     def _idle(self) -> None:
         if self._lac_timer is None:
-            self._lac_timer = self._loop.call_later(LAC_IDLE_S, self._tell_lac, self.writer.last_added)
+            self._lac_timer = self._loop.call_later(self._lac_idle_s, self._tell_lac, self.writer.last_added)
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
@@ -222,7 +227,8 @@ class LedgerHandle:
         if self.is_halted or writer.unconfirmed:
             return  # the next confirmation sets the timer again
         if writer.last_added != last_added:
-            self._lac_timer = self._loop.call_later(LAC_IDLE_S, self._tell_lac, writer.last_added)
+            left = max(0.0, self._appended_at + self._lac_idle_s - self._now())
+            self._lac_timer = self._loop.call_later(left, self._tell_lac, writer.last_added)
             return
         lac = writer.last_confirmed
         body = self._digest.lac_packet(self.ledger, lac)

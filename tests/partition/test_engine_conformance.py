@@ -9,7 +9,7 @@ from random import Random
 import pytest
 
 from kvstore.partition import engine_rocks
-from kvstore.partition.engine import BEHIND_S, Cursor, Engine, ViewClosed
+from kvstore.partition.engine import Cursor, Engine, ViewClosed
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.engine_rocks import MEMTABLE_BYTES_MIN, MEMTABLES_PER_FILE, RocksEngine
 
@@ -198,7 +198,7 @@ def test_an_engine_that_has_kept_up_looks_again_after_a_table_of_writes_or_a_whi
     monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
     write(engine, (b"a", b"1"))
     assert not engine.is_behind(), "no look is due"
-    now += BEHIND_S
+    now += engine_rocks.LOOK_S
     assert engine.is_behind()
     monkeypatch.undo()
     monkeypatch.setattr(engine, "_now", lambda: now)

@@ -6,6 +6,7 @@ from kvstore.errors import NotLeader
 from kvstore.partition.commands import Flag, delete_range, get, put
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import BEHIND_S
+from kvstore.partition.marks import Mark
 from kvstore.partition.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.rest import (
     ENOUGH_BYTES,
@@ -40,6 +41,14 @@ def test_a_leader_rests_as_far_as_its_process_lacks_processors(starved: float, p
     rest = used_to(TOOK_S)
     rest.begin(10.0, 2, starved)
     assert rest.left(10.0, 1, 100) == pytest.approx(part * FULL_S)
+
+
+def test_beside_reads_of_all_of_it_a_partition_that_lacks_processors_rests_as_long_as_it_may() -> None:
+    rest = used_to(QUICK_S)
+    rest.begin(10.0, 2, 1.0, is_pinned=True)
+    assert rest.left(10.0, 1, 100) == REST_MAX_S
+    rest.begin(20.0, 2, 0.0, is_pinned=True)
+    assert rest.left(20.0, 1, 100) == 0, "with processors to spare nobody waits"
 
 
 def test_a_rest_ends_in_time() -> None:
@@ -227,3 +236,17 @@ def test_an_engine_that_is_behind_is_waited_for_after_a_rest_too(p: Partition, m
     monkeypatch.undo()
     p.wait(2 * BEHIND_S)
     assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+
+
+def test_a_leader_rests_longer_while_its_partition_is_pinned(p: Partition) -> None:
+    pinned = p.loop.create_task(p.leader.append_record(Mark("pin", p.wall_ms() + 60_000, takes=True)))
+    p.settle()
+    p.acknowledge()
+    assert pinned.done()
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    p.acknowledge()
+    p.wait(FULL_S + TICK_S)
+    assert p.under_way() == [], "it would have left by now"
+    p.wait(REST_MAX_S - FULL_S)
+    assert [entry.keys for entry in p.under_way()] == [[b"b"]]

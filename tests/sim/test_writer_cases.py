@@ -292,6 +292,30 @@ def test_an_entry_that_follows_no_other_is_shown_by_an_explicit_lac() -> None:
     run(case)
 
 
+def test_among_entries_that_follow_each_other_only_the_last_is_shown_by_an_explicit_lac() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+
+        def shown() -> list[int]:
+            return [bench.bookies.at[b].lacs.get(LEDGER, NO_ENTRY) for b in (B1, B2, B3)]
+
+        handle.append(b"first", entries.done)
+        await bench.pass_time(0.012)
+        for number in range(1, 20):
+            handle.append(b"%d" % number, entries.done)
+            await bench.pass_time(0.009)
+            assert shown() == [number - 1] * 3, "each entry says it of the one before"
+        await bench.pass_time(0.007)
+        assert shown() == [19, 19, 19], "10 ms after it was confirmed (docs/protocol.md W7)"
+        await bench.pass_time(0.1)
+        handle.append(b"lone", entries.done)
+        await bench.pass_time(0.012)
+        assert shown() == [20, 20, 20]
+
+    run(case)
+
+
 def test_closing_twice_is_fine_and_a_recovery_in_between_that_agrees_too() -> None:
     """LedgerClose2Test."""
 

@@ -27,7 +27,7 @@ from kvstore.spark.snapshots.table import TableWriter, columns_of
 from kvstore.spark.snapshots.work import Piece, note_of
 from kvstore.types import Position
 
-PAGE_BYTES = 128 << 10
+PAGE_BYTES = 256 << 10
 """What a server reads at a time: others wait so long. Larger pages are hardly faster."""
 BATCH_BYTES = 1 << 20
 """What is made one record batch."""
