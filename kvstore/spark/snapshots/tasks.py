@@ -28,7 +28,7 @@ from kvstore.spark.snapshots.work import Piece, note_of
 from kvstore.types import Position
 
 PAGE_BYTES = 256 << 10
-"""What a server reads at a time: others wait so long. Larger pages are hardly faster."""
+"""What a server reads at a time, and makes a page of in half a millisecond, in which others wait."""
 BATCH_BYTES = 1 << 20
 """What is made one record batch."""
 PATIENCE_S = 60.0
