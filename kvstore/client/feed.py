@@ -16,13 +16,15 @@ import grpc
 
 from kvstore.backoff import delays
 from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.watching import POSITION_MAX, checked_positions, is_count
 from kvstore.env.caller import caller_env
-from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.channels import open_channel
 from kvstore.rpc.status import from_rpc_error
 
 CLOSED = "the reader is closed"
+UINT32_MAX, UINT64_MAX = (1 << 32) - 1, (1 << 64) - 1
 
 
 class PartitionFeed(NamedTuple):
@@ -96,7 +98,10 @@ class FeedReader:
         timeout_s: float | None = None,
     ) -> feed_pb2.ChangesResponse:
         """The page of changes behind `after` (and up to `until`), in columns; see feed.proto. Empty columns: there are
-        none in [start, end) up to its `next`. `servers` are asked first, in turn. Raises PositionTrimmed."""
+        none in [start, end) up to its `next`. `servers` are asked first, in turn. Raises PositionTrimmed,
+        InvalidRequest."""
+        _check(POSITION_MAX, after=after, until=until)
+        _check(UINT32_MAX, rows_max=rows_max, bytes_max=bytes_max, wait_ms=wait_ms)
         request = feed_pb2.ChangesRequest(
             partition=partition,
             after=after,
@@ -115,8 +120,13 @@ class FeedReader:
 
     def hold(self, name: str, positions: Mapping[str, int], ttl_s: float, *, timeout_s: float | None = None) -> int:
         """Keep what stands behind `positions` for `ttl_s`, however old it gets; again under the same name moves both.
-        0 seconds: give it back. Returns the deadline, in milliseconds since 1970. Raises PositionTrimmed."""
-        request = feed_pb2.HoldRequest(name=name, positions=positions, ttl_ms=int(ttl_s * 1000))
+        0 seconds: give it back. Returns the deadline, in milliseconds since 1970. Raises PositionTrimmed,
+        InvalidRequest."""
+        if not 0 <= ttl_s * 1000 <= UINT64_MAX:  # also if it is no number
+            raise InvalidRequest(f"want `ttl_s` from 0 on, got {ttl_s!r}")
+        request = feed_pb2.HoldRequest(
+            name=name, positions=checked_positions("positions", positions), ttl_ms=int(ttl_s * 1000)
+        )
         response: feed_pb2.HoldResponse = self._ask(
             lambda stub, left_s: stub.Hold(request, timeout=left_s), (), timeout_s
         )
@@ -163,3 +173,10 @@ class FeedReader:
                 channel = open_channel(address, self._config.tls)
                 found = self._open[address] = channel, feed_pb2_grpc.FeedStub(channel)
             return found[1]
+
+
+def _check(most: int, **numbers: object) -> None:
+    """Raises InvalidRequest for what does not fit in the request: protobuf's own word is none of our errors."""
+    for name, number in numbers.items():
+        if not is_count(number, most):
+            raise InvalidRequest(f"want `{name}` as a whole number from 0 to {most}, got {number!r}")

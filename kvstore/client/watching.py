@@ -14,6 +14,7 @@ from kvstore.proto import kv_pb2
 HEARTBEAT_S = 5.0
 SILENT_HEARTBEATS = 3
 """A server that has sent nothing for so many heartbeats is left for another."""
+POSITION_MAX = (1 << 63) - 1
 
 
 class Change(NamedTuple):
@@ -64,7 +65,7 @@ class Reading:
 
     def __init__(self, watched: Watched, after: Mapping[str, int] | None, seen: Mapping[str, int]) -> None:
         self.watched = watched
-        self.position: dict[str, int] = _checked(after or {})
+        self.position: dict[str, int] = checked_positions("after", after or {})
         """Behind everything that was given out; empty as long as no server has said where the watch begins."""
         self.is_ready = False
         """Whether a server watches since the last `request`."""
@@ -119,12 +120,19 @@ class Reading:
         return Change(change.key, item, change.sequence, change.time_ms, partition, change.expired)
 
 
-def _checked(after: Mapping[str, int]) -> dict[str, int]:
+def checked_positions(name: str, positions: Mapping[str, int]) -> dict[str, int]:
     """Raises InvalidRequest for what no position can be: no server would hear of it, so that it seemed to be away."""
-    for partition, sequence in after.items():
-        if not isinstance(sequence, int) or isinstance(sequence, bool) or not 0 <= sequence < 1 << 63:
-            raise InvalidRequest(f"want `after` as {{partition: sequence}}, from 0 on, got {partition!r}: {sequence!r}")
-    return dict(after)
+    for partition, sequence in positions.items():
+        if not isinstance(partition, str) or not is_count(sequence, POSITION_MAX):
+            raise InvalidRequest(
+                f"want `{name}` as {{partition: sequence}}, from 0 on, got {partition!r}: {sequence!r}"
+            )
+    return dict(positions)
+
+
+def is_count(value: object, most: int) -> bool:
+    """Whether it is a whole number from 0 to `most`. A bool is none: protobuf would take it for 0 or 1."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= most
 
 
 def is_final(error: StoreError) -> bool:

@@ -1,0 +1,41 @@
+"""What can be in no request is refused as the reader's other errors are, before a server is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.client import FeedReader
+from kvstore.errors import InvalidRequest
+
+NOBODY = "kv://127.0.0.1:9?timeout=1ms"
+
+
+@pytest.mark.parametrize("wrong", [-1, 1 << 63, 1 << 64, "7", 1.5, None, True])
+def test_what_is_no_position_is_refused(wrong: Any) -> None:
+    with FeedReader(NOBODY) as feed:
+        for given in ({"after": wrong}, {"after": 0, "until": wrong}):
+            with pytest.raises(InvalidRequest, match=f"from 0 to {(1 << 63) - 1}, got {wrong!r}"):
+                feed.changes("p1", **given)
+        with pytest.raises(InvalidRequest, match=f"positions` as .*, got 'p1': {wrong!r}"):
+            feed.hold("h", {"p1": wrong}, 1.0)
+
+
+def test_a_partition_that_is_no_word_has_no_position() -> None:
+    numbered: Any = {1: 7}
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="got 1: 7"):
+        feed.hold("h", numbered, 1.0)
+
+
+@pytest.mark.parametrize("name", ["rows_max", "bytes_max", "wait_ms"])
+@pytest.mark.parametrize("wrong", [-1, 1 << 32, 0.5])
+def test_a_bound_that_cannot_be_sent_is_refused(name: str, wrong: Any) -> None:
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match=f"want `{name}` .*, got {wrong!r}"):
+        feed.changes("p1", 0, **{name: wrong})
+
+
+@pytest.mark.parametrize("wrong", [-1.0, float("nan"), float("inf"), 1e30])
+def test_a_hold_for_no_time_that_can_be_is_refused(wrong: float) -> None:
+    with FeedReader(NOBODY) as feed, pytest.raises(InvalidRequest, match="want `ttl_s` from 0 on"):
+        feed.hold("h", {"p1": 0}, wrong)
