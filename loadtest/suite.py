@@ -237,19 +237,20 @@ def _cluster(data_dir: Path | None, folder: Path) -> Iterator[ClusterFile]:
         yield LocalCluster(data_dir).load()
         return
     cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
+    try:
+        yield _up(cluster)
+    finally:
+        cluster.down()  # also what `up` had started before it raised
+
+
+def _up(cluster: LocalCluster) -> ClusterFile:
     for offset in OFFSETS:
         try:
-            file = cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset))
-            break
+            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset))
         except ConfigError as error:
             if "taken" not in str(error):
                 raise
-    else:
-        raise RuntimeError("no free ports for a cluster")
-    try:
-        yield file
-    finally:
-        cluster.down()
+    raise RuntimeError("no free ports for a cluster")
 
 
 def _on_loop(work: Callable[[], Any]) -> Any:
