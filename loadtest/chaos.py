@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -33,6 +34,7 @@ class Chaos:
         self._data_dir, self._scratch, self._faults = data_dir, scratch, faults
         self._running: list[gevent.Greenlet] = []
         self._killed: set[str] = set()
+        self._snapshots: list[Path] = []
         self._is_over = Flag()
 
     def start(self, began: float) -> None:
@@ -52,7 +54,8 @@ class Chaos:
             doing[fault.what](fault)
 
     def finish(self) -> None:
-        """Do no more, start what is down, and wait for what is under way. What has broken is an event of its own."""
+        """Do no more, start what is down, wait for what is under way, and remove the snapshots. What has broken is an
+        event of its own."""
         self._is_over.set()
         gevent.joinall(self._running[:1])  # else it might kill what is started here
         for node in sorted(self._killed):
@@ -62,6 +65,8 @@ class Chaos:
             if not each.successful():
                 event = self._note("chaos broke")
                 event.is_failed, event.outcome = True, repr(each.exception or TimeoutError(f"{COMMAND_S:g} s"))
+        for snapshot in self._snapshots:  # not amid the run: that would disturb it once more
+            shutil.rmtree(snapshot, ignore_errors=True)
 
     def _kill(self, fault: Fault) -> None:
         event = self._note(f"kill -9 {fault.node}")
@@ -103,6 +108,7 @@ class Chaos:
 
     def _snapshot(self, fault: Fault) -> None:
         target = self._scratch / f"snapshot-{int(time.time())}"
+        self._snapshots.append(target)
         self._command(fault.what, "snapshot", "create", "--to", str(target))
 
     def _command(self, what: str, *words: str) -> None:
