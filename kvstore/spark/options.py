@@ -229,6 +229,8 @@ def key_range(options: Mapping[str, str]) -> KeyRange:
             found[name] = bytes.fromhex(text) if encoding == "hex" else text.encode()
         except ValueError:
             raise ConfigError(f"{name}: want hexadecimal digits, since keyEncoding is hex; got {text!r}") from None
+    if found["end"] and found["start"] > found["end"]:
+        raise ConfigError(f"start, end: want start below end, got {options['start']!r} and {options['end']!r}")
     return KeyRange(found["start"], found["end"]) & prefix_range(found["prefix"])
 
 

@@ -145,6 +145,12 @@ def test_a_prefix_is_a_range(prefix: bytes, end: bytes) -> None:
     assert prefix_range(prefix) == KeyRange(prefix, end)
 
 
+def test_a_range_that_ends_before_it_starts_is_refused() -> None:
+    with pytest.raises(ConfigError, match="start, end: want start below end, got 'z' and 'a'"):
+        key_range({"start": "z", "end": "a"})
+    assert key_range({"start": "a", "end": "a"}).is_empty
+
+
 def test_ranges_meet_in_what_both_have() -> None:
     assert KeyRange(b"b", b"") & KeyRange(b"a", b"m") == KeyRange(b"b", b"m")
     assert (KeyRange(b"m", b"") & KeyRange(b"a", b"m")).is_empty
