@@ -48,7 +48,9 @@ class Line(NamedTuple):
 
 
 def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
-    """What to store of a run."""
+    """What to store of a run. Raises ValueError for one that failed: later runs would be measured by it."""
+    if not document["verdict"]["is_met"]:
+        raise ValueError(f"want a run that was as it must be, got one that failed: {document['verdict']['reasons']}")
     return {
         "format": FORMAT,
         "made": like_of(document),

@@ -2,7 +2,7 @@
 
     python -m loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
 
-Exit codes: 0 nothing has fallen, 1 something has, 2 the two cannot be compared.
+Exit codes: 0 nothing has fallen, 1 something has, 2 the two cannot be compared, or the run not stored.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
         lines = [] if unlike else compare(stored, document, tolerance)
     except (OSError, ValueError, KeyError, TypeError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
-        print(f"cannot compare {results} with {baseline}: {told}", file=sys.stderr)
+        what = f"cannot store {results} in" if save else f"cannot compare {results} with"
+        print(f"{what} {baseline}: {told}", file=sys.stderr)
         return 2
     if unlike:
         print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)

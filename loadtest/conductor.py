@@ -152,7 +152,7 @@ class Conductor:
             unlike = differences(stored, made)
         except (OSError, ValueError, KeyError) as error:
             self.faults.append(f"the baseline {path} cannot be read: {error!r}")
-            made["verdict"]["reasons"].append(self.faults[-1])
+            made["verdict"]["reasons"].append(self.faults[-1])  # `is_met` stays: it may be the first baseline itself
             return []
         if unlike:
             print(f"loadtest: not compared with {path}: {'; '.join(unlike)}", file=sys.stderr)

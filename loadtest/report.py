@@ -66,7 +66,7 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
 
 def _verdict(document: Mapping[str, Any]) -> str:
     verdict = document["verdict"]
-    if verdict["is_met"]:
+    if not verdict["reasons"]:
         return '<p class="good">✓ as it must be</p>'
     return "".join(f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"])
 

@@ -24,6 +24,7 @@ RUN: dict[str, Any] = {
         "service_p50_ms": 3.0,
         "service_p99_ms": 15.0,
     },
+    "verdict": {"is_met": True, "reasons": []},
 }
 
 
@@ -102,6 +103,25 @@ def test_the_command_ends_with_1_on_a_fall_and_2_if_it_cannot_compare(
         assert run_compare(results, baseline, Tolerance()) == 2
     baseline.write_text('{"format": 99}')
     assert run_compare(results, baseline, Tolerance()) == 2
+
+
+def test_a_run_that_failed_is_not_stored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
+    failed = changed("verdict", is_met=False, reasons=["3 reads gave wrong values", "kill -9 n1: no cluster"])
+    results.write_text(json.dumps(failed))
+    baseline.write_text("as it was")
+    assert run_compare(results, baseline, Tolerance(), save=True) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "3 reads gave wrong values" in line
+    assert baseline.read_text() == "as it was"
+
+
+def test_a_run_whose_baseline_was_none_can_be_the_first(tmp_path: Path) -> None:
+    """That there is no baseline is nothing that the run did."""
+    results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
+    results.write_text(json.dumps(changed("verdict", reasons=["the baseline cannot be read"])))
+    assert run_compare(results, baseline, Tolerance(), save=True) == 0
+    assert run_compare(results, baseline, Tolerance()) == 0
 
 
 @pytest.mark.parametrize(("per_s", "code"), [(400.0, 0), (250.0, 1)])

@@ -76,6 +76,15 @@ def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
     assert "<script>" not in text
 
 
+def test_a_baseline_that_cannot_be_read_is_told_in_the_head_too() -> None:
+    """The exit code is 1, whatever the run itself did."""
+    document = made()
+    document["verdict"]["reasons"].append("the baseline x.json cannot be read")
+    text = page(document)
+    assert "✗ the baseline x.json cannot be read" in text
+    assert "✓" not in text
+
+
 @pytest.mark.parametrize("is_log", [False, True])
 @pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.004, 9_000.0], [5.0], [None, 3.0, None, 4.0]])
 def test_curves_stay_inside_the_chart(values: list[float | None], *, is_log: bool) -> None:
