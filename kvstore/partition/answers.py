@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from kvstore.errors import Moved, NotLeader, OutcomeUnknown, StoreError
-from kvstore.partition.commands import Op, Result, Sink
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, StoreError
+from kvstore.partition.commands import Code, Op, Result, Sink
 from kvstore.partition.state import State
 from kvstore.types import PartitionId, Position
 
@@ -154,3 +154,12 @@ def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
         )
         for sink, token, result in replies
     ]
+
+
+def unknown_code(code: int) -> InvalidRequest:
+    return InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
+
+
+def malformed(op: Op, error: Exception) -> InvalidRequest:
+    """What the decision on an operation has raised."""
+    return InvalidRequest(f"malformed operation {op[0]}: {error!r}")

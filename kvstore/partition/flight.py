@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
+
+from kvstore.errors import Overloaded
 from kvstore.partition.answers import Reply
 from kvstore.partition.evaluate import NextEntry
+
+FLIGHTS_MAX = 256
+"""Entries of one leader on their way, with records that wait for none before them. Fewer than its log takes."""
 
 
 class Flight:
@@ -15,3 +21,10 @@ class Flight:
         self.made, self.replies = made, replies
         self.observed: list[Reply] = []
         """Answers found in what this entry and those before it make of the state."""
+
+
+def check_room(flights: Sized) -> None:
+    """Refuse a record before anything has been decided on it: what the log itself refuses, the leader has sent already,
+    and would wait for. Raises Overloaded."""
+    if len(flights) >= FLIGHTS_MAX:
+        raise Overloaded(f"{len(flights)} entries wait for their acknowledgement")

@@ -18,23 +18,15 @@ from typing import Any
 
 from kvstore.env import Env
 from kvstore.env.events import Alarm
-from kvstore.errors import (
-    InvalidRequest,
-    NotEnoughBookies,
-    NotLeader,
-    OutcomeUnknown,
-    Overloaded,
-    StoreError,
-    Unavailable,
-)
-from kvstore.partition.answers import Answers, Logged, Once, Reply, TurnAway, lost
+from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.partition.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
 from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.engine import BEHIND_S
 from kvstore.partition.entry import Kind, Requests
 from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
-from kvstore.partition.flight import Flight
+from kvstore.partition.flight import Flight, check_room
 from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.move_records import Founded, MoveRecord, Release
 from kvstore.partition.operations import MUTATIONS
@@ -182,13 +174,15 @@ class Leader:
 
     async def _append_control(self, kind: Kind) -> None:
         """Append a control record; return once it is acknowledged and applied."""
+        check_room(self._flights)
         once = Once()
         self._append(self._evaluator.control(kind, self._env.clock.wall_ms()), [(once, 0, None)])
         await once.done
 
     async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
         """Append a record about tokens; its position, once it is acknowledged and applied. What it takes away is not
-        answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile."""
+        answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile, Overloaded."""
+        check_room(self._flights)
         logged = Logged(self._state)
         self._append(self._evaluator.record(record, self._env.clock.wall_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
@@ -239,9 +233,7 @@ class Leader:
                 error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
                 self._answers.refuse(sink, token, error)
         else:
-            self._answers.refuse(
-                sink, token, InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
-            )
+            self._answers.refuse(sink, token, unknown_code(code))
         if not self._turn_is_due:
             self._wake()
 
@@ -327,7 +319,7 @@ class Leader:
         else:
             op, sink, token = items[0]
             log.error("partition=%s operation %r cannot be decided on", self._state.partition, op[:2], exc_info=error)
-            self._answers.give(sink, token, InvalidRequest(f"malformed operation {op[0]}: {error!r}"))
+            self._answers.give(sink, token, malformed(op, error))
 
     def _append(self, made: NextEntry, replies: list[Reply]) -> None:
         if self._stopped is not None:
@@ -353,6 +345,13 @@ class Leader:
             self._flights.appendleft(flight)
             self._break(f"entry {position} cannot be applied: {failure}", failure)
             return
+        try:
+            self._answer(flight, sent_at)
+        except OSError as failure:
+            self._break(f"the engine cannot be read: {failure}", failure)
+
+    def _answer(self, flight: Flight, sent_at: float) -> None:
+        """It is applied. Raises OSError if what waited for it cannot be read."""
         self._evaluator.applied()
         if flight.made.entry.control and self.custody.applied():
             self._thaw()
