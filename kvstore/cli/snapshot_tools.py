@@ -72,6 +72,17 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
     return config, with_tools(data_dir, zookeeper, instance, server)
 
 
+def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool) -> Manifest | None:
+    """What a new snapshot is to continue. Raises StoreError, also if that lacks something: no restore could use what
+    continues it."""
+    from kvstore.spark.snapshots.chains import chain_of
+
+    base = store.load(parent) if parent else store.newest() if incremental else None
+    if base is not None:
+        chain_of(store.load_chain(base.id), base.id)
+    return base
+
+
 def check_origin(parent: Manifest | None, instance: str) -> None:
     """Raises InvalidRequest if an incremental would continue a snapshot of another cluster."""
     if parent is not None and parent.cluster != instance:

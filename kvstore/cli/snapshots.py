@@ -76,7 +76,7 @@ def create(
     store = SnapshotStore(to.absolute())
     with tools.told():
         store.check_writable()
-    base = store.load(parent) if parent else store.newest() if incremental else None
+    base = tools.base_or_none(store, parent, incremental)
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot

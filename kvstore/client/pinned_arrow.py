@@ -18,6 +18,9 @@ from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
+TIME_MS_MAX = 253_402_128_000_000
+"""The 30th of December 9999. The store takes expiries up to 2^62 ms, which are no timestamps: they count as this one,
+which Python's dates reach in every time zone."""
 SCHEMA = pa.schema(
     [
         pa.field("partition", pa.string(), nullable=False),
@@ -34,6 +37,11 @@ COLUMNS = tuple(SCHEMA.names)
 END = 1 << 30
 """Beyond every value. Left out, Arrow computes the size of the result wrongly."""
 _BYTES = np.frombuffer(HEADER_BYTES, np.uint8)
+
+
+def times_of(milliseconds: Any) -> Any:
+    """Milliseconds since 1970, an array of int64, as timestamps; 0: none."""
+    return pa.array(np.minimum(milliseconds, TIME_MS_MAX) * 1000, mask=milliseconds == 0).cast(TIMESTAMP)
 
 
 def batch_of(page: Page, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
@@ -105,8 +113,7 @@ class _Rows:
             case "written_at":
                 return pa.array(self._words(9) * 1000).cast(TIMESTAMP)
             case "expires_at":
-                expires_ms = self._expires_ms()
-                return pa.array(expires_ms * 1000, mask=expires_ms == 0).cast(TIMESTAMP)
+                return times_of(self._expires_ms())
         raise ValueError(f"unknown column {name!r}; want some of {', '.join(COLUMNS)}")
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from kvstore.client.pinned_arrow import SCHEMA as PINNED
-from kvstore.client.pinned_arrow import TIMESTAMP
+from kvstore.client.pinned_arrow import times_of
 from kvstore.proto import feed_pb2
 
 KINDS: dict[int, str] = {
@@ -41,9 +41,9 @@ def _column(page: feed_pb2.ChangesResponse, name: str, partition: str) -> Any:
         case "created_version":
             return pa.array(page.created, pa.int64())
         case "written_at":
-            return _times(page.times_ms)
+            return times_of(_numbers(page.times_ms))
         case "expires_at":
-            return _times(page.expires_ms)
+            return times_of(_numbers(page.expires_ms))
         case "kind":
             return pa.array([KINDS[each] for each in page.kinds], pa.string())
     raise ValueError(f"unknown column {name!r}; want some of {', '.join(SCHEMA.names)}")
@@ -53,7 +53,5 @@ def _kinds(page: feed_pb2.ChangesResponse) -> Any:
     return np.frombuffer(page.kinds, np.uint8)
 
 
-def _times(milliseconds: Sequence[int]) -> Any:
-    """0: none."""
-    found = np.fromiter(milliseconds, np.int64, len(milliseconds))
-    return pa.array(found * 1000, mask=found == 0).cast(TIMESTAMP)
+def _numbers(found: Sequence[int]) -> Any:
+    return np.fromiter(found, np.int64, len(found))

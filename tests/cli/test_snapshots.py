@@ -69,7 +69,10 @@ def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: Snapsho
     assert code == 0
     states = {row["id"]: row["state"] for row in found["snapshots"]}
     assert states["z"] == "usable"
-    assert states["b"] == "snapshot b continues a, which is not here: see `kvstore snapshot list`"
+    assert (
+        states["b"]
+        == "snapshot b continues a, which is not here: bring its folder back from a copy, or take a full snapshot"
+    )
     assert "checksum does not fit" in states["a"]
     assert found["unfinished"] == [".work-c"]
     assert "full" in run("list", store.root)[1]
@@ -143,6 +146,15 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
         assert err.startswith("kvstore: ")
         assert told in err
         assert err.count("\n") == 1
+
+
+def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore) -> None:
+    """It was taken, and could not be restored; the nightly job did not take a full one."""
+    store.remove("a")
+    code, _, err = run("create", "--to", store.root, "--incremental", "--server", NOBODY)
+    assert code == 1
+    assert "b continues a, which is not here: bring its folder back from a copy, or take a full snapshot" in err
+    assert store.ids() == ["b"]
 
 
 def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: SnapshotStore) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from random import Random
 
 import pytest
 
 from kvstore.client.pinned_arrow import batch_of, batches_of
 from kvstore.client.pinned_read import Page
+from kvstore.partition.operations import EXPIRES_MS_MAX
 from kvstore.partition.rows import data_key, encode_record
 from kvstore.proto import pinned_page
 
@@ -47,3 +49,11 @@ def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
     sizes = [len(page.message.keys) + len(page.message.rows) for page in given]
     batches = list(batches_of(given, "p1", 2 * max(sizes)))
     assert 1 < len(batches) <= 1 + sum(sizes) // (2 * max(sizes))
+
+
+@pytest.mark.parametrize("expires_ms", [EXPIRES_MS_MAX, (1 << 63) // 1000 + 1, 253_402_300_800_000])
+def test_an_expiry_that_no_timestamp_can_say_lies_far_ahead_and_not_in_the_past(expires_ms: int) -> None:
+    row = encode_record(b"v", 1, 1, NOW_MS, expires_ms)
+    page = Page(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
+    (found,) = batch_of(page, "p1").to_pylist()
+    assert found["expires_at"] == datetime(9999, 12, 30, tzinfo=UTC)

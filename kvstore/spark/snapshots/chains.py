@@ -39,8 +39,12 @@ def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
     while name is not None:
         manifest = catalogue.get(name)
         if manifest is None:
-            needs = f"snapshot {found[-1].id} continues {name}, which" if found else f"snapshot {name}"
-            raise InvalidRequest(f"{needs} is not here: see `kvstore snapshot list`")
+            if not found:
+                raise InvalidRequest(f"snapshot {name} is not here: see `kvstore snapshot list`")
+            raise InvalidRequest(
+                f"snapshot {found[-1].id} continues {name}, which is not here: bring its folder back from a copy, or "
+                "take a full snapshot"
+            )
         if manifest in found:
             raise Corrupted(f"snapshot {wanted} continues itself, by way of {name}")
         found.append(manifest)
@@ -112,13 +116,10 @@ def _cut_chain(chain: Sequence[Manifest], cut: Cut) -> list[Manifest]:
                 f"partition {partition}: want a sequence from {lowest} ({full.id}) to {end.sequence} ({last.id}), "
                 f"got {sequence}"
             )
-    needed = [full]
-    for parent, child in pairwise(chain):
-        if _reaches(parent, child, cut):
-            needed.append(child)
-        else:
-            break
-    return needed
+    if cut == Cut():
+        return list(chain)  # also what adds nothing: it is part of what is proven
+    reaching = [number for number, (parent, child) in enumerate(pairwise(chain), 1) if _reaches(parent, child, cut)]
+    return list(chain[: max(reaching, default=0) + 1])  # one in which nothing had changed may lie in between
 
 
 def complete_until_ms(manifest: Manifest) -> int:

@@ -67,8 +67,10 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
     try:
         if wanted.parent is None:
+            with FeedReader(wanted.cluster) as feed:
+                ended = [each for each in feed.positions() if each.ended]
             pinned = _pin(wanted, name)
-            places, pieces = tuple(map(_place, pinned.partitions)), tuple(_splits(pinned))
+            places, pieces = (*map(_place, pinned.partitions), *_past(ended, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name)
     except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
@@ -101,6 +103,13 @@ def _place(pinned: PinnedPartition) -> Place:
         time_ms=pinned.time_ms,
         ranges=pinned.spans,
     )
+
+
+def _past(ended: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[Place]:
+    """Partitions that had left the ring already and whose logs are there: one that is not named has joined since."""
+    time_ms = min(each.time_ms for each in pinned.partitions)
+    for each in ended:
+        yield Place(partition=each.partition, ledger=-1, entry=-1, sequence=each.latest, time_ms=time_ms, ranges=())
 
 
 def _splits(pinned: PinnedStore) -> Iterator[Piece]:
@@ -160,12 +169,23 @@ def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[Place]:
-    """Where the logs of partitions end that have left the ring since. Raises InvalidRequest if such a log is gone."""
+    """Where the logs of partitions end that have left the ring. Raises InvalidRequest if such a log is gone, or if the
+    parent does not name it."""
     here = {each.partition for each in pinned}
+    strangers = sorted(each for each in feeds if feeds[each].ended and each not in {*here, *parent.places()})
+    if strangers:
+        raise InvalidRequest(
+            f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "
+            "changed there in between: take a full snapshot"
+        )
     for before in parent.partitions:
-        if before.partition in here or not before.ranges:
-            continue  # what owned nothing any more, the parent has up to its end
+        if before.partition in here:
+            continue
         feed = feeds.get(before.partition)
+        if not before.ranges:
+            if feed is not None:
+                yield before  # the parent has it up to its end, and says so for as long as its log can be seen
+            continue
         if feed is None or not feed.ended:
             raise InvalidRequest(
                 f"partition {before.partition} has left the ring and its log is gone, so what changed there since "

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvstore.client.pinned_arrow import SCHEMA, TIMESTAMP
+from kvstore.client.pinned_arrow import SCHEMA, TIME_MS_MAX, TIMESTAMP
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
 
@@ -192,4 +192,4 @@ def columns_of(
 
 def moments(milliseconds: Any) -> Any:
     """Milliseconds since 1970 as timestamps."""
-    return pc.multiply(milliseconds, 1000).cast(TIMESTAMP)
+    return pc.multiply(pc.min_element_wise(milliseconds, TIME_MS_MAX, skip_nulls=False), 1000).cast(TIMESTAMP)

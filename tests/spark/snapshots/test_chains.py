@@ -157,3 +157,22 @@ def test_sequences_of_all_partitions_cut_the_chain() -> None:
 def test_a_sequence_outside_is_refused(sequence: int) -> None:
     with pytest.raises(InvalidRequest, match=r"want a sequence from 10 \(s000\) to 30 \(s002\)"):
         covering(line(None, 0, 1), "s002", Cut(sequences={"p1": sequence}))
+
+
+def idle() -> Catalogue:
+    """The second snapshot continues the first, and nothing has changed meanwhile."""
+    first = manifest_of("s000", None, at(10, 0), hour=0)
+    second = manifest_of("s001", first, at(10, 1), hour=1)
+    return {each.id: each for each in (first, second, manifest_of("s002", second, at(20, 2), hour=2))}
+
+
+def test_an_incremental_that_adds_nothing_cuts_no_chain() -> None:
+    """`restore` stopped before it, and brought old values back; `verify` looked at nothing behind it."""
+    assert [each.id for each in covering(idle(), "s002", Cut())] == ["s000", "s001", "s002"]
+    assert [each.id for each in covering(idle(), "s002", Cut(sequences={"p1": 15}))] == ["s000", "s001", "s002"]
+    later = Cut(time_ms=EPOCH_MS + 3 * HOUR_MS // 2)
+    assert [each.id for each in covering(idle(), "s002", later)] == ["s000", "s001", "s002"]
+
+
+def test_all_of_a_chain_is_its_last_one_too_where_that_adds_nothing() -> None:
+    assert [each.id for each in covering(idle(), "s001", Cut())] == ["s000", "s001"]

@@ -10,9 +10,10 @@ import pytest
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import PartitionFeed
 from kvstore.client.pinned import PinnedPartition, PinnedStore, Split
+from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import planning, tasks
 from kvstore.spark.snapshots.manifest import Kind, Manifest, tiling_problem_or_none
-from kvstore.spark.snapshots.planning import Wanted, plan_snapshot
+from kvstore.spark.snapshots.planning import Wanted, left_places, plan_snapshot
 from kvstore.spark.snapshots.tasks import Job
 from kvstore.types import EntryId, LedgerId, Position
 from tests.spark.snapshots.made import manifest_of, places_of
@@ -32,9 +33,31 @@ STORE = PinnedStore(
 )
 
 
+class Feeds:
+    """What servers say of the logs of p1 and p2, which serve, and of p8, which had left."""
+
+    found = (
+        *(PartitionFeed(each, 0, 90, False, ("s:1",)) for each in ("p1", "p2")),
+        PartitionFeed("p8", 0, 33, True, ()),
+    )
+
+    def __init__(self, _: object) -> None:
+        pass
+
+    def __enter__(self) -> Feeds:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def positions(self) -> list[PartitionFeed]:
+        return list(self.found)
+
+
 @pytest.fixture
 def plan(monkeypatch: pytest.MonkeyPatch) -> planning.Plan:
     monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
+    monkeypatch.setattr(planning, "FeedReader", Feeds)
     return plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
 
 
@@ -48,19 +71,7 @@ def test_what_is_interrupted_while_servers_pin_leaves_no_pin(
         pins.add(id)
         raise KeyboardInterrupt
 
-    class Feed:
-        def __init__(self, _: object) -> None:
-            pass
-
-        def __enter__(self) -> Feed:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-        def positions(self) -> list[PartitionFeed]:
-            return [PartitionFeed(each, 0, 90, False, ("s:1",)) for each in ("p1", "p2")]
-
+    class Feed(Feeds):
         def hold(self, name: str, positions: dict[str, int], ttl_s: float, *, timeout_s: float | None = None) -> None:
             (pins.update if ttl_s else pins.difference_update)({f"{name} {each}" for each in positions})
 
@@ -77,7 +88,7 @@ def test_pieces_have_every_token_once(plan: planning.Plan) -> None:
     assert spans == [(0, 9), (10, 1000), (1001, HALF - 1), (HALF, HALF + 7), (HALF + 8, 2 * HALF - 1)]
     assert tiling_problem_or_none(plan.partitions) is None
     assert [each.name for each in plan.pieces] == ["p1-00000", "p1-00001", "p1-00002", "p2-00000", "p2-00001"]
-    assert {each.sequence for each in plan.partitions} == {70}
+    assert {each.partition: each.sequence for each in plan.partitions} == {"p1": 70, "p2": 70, "p8": 33}
     assert plan.ring_version == 4
 
 
@@ -105,3 +116,29 @@ def test_a_task_reads_its_piece_at_the_pinned_position(plan: planning.Plan, monk
     assert [(each.first, each.last) for each in asked] == [(each.first, each.last) for each in plan.pieces]
     assert asked[0].replicas == ("a:1", "b:1", "c:1")
     assert asked[1].replicas == ("b:1", "a:1", "c:1")
+
+
+def parent_of(plan: planning.Plan) -> Manifest:
+    return manifest_of("s0", None, plan.partitions)
+
+
+def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
+    return {each.partition: each for each in Feeds.found} | {
+        each: PartitionFeed(each, 0, 12, True, ()) for each in ended
+    }
+
+
+def test_a_partition_that_joined_and_left_since_the_parent_is_not_passed_over(plan: planning.Plan) -> None:
+    """Its changes were in no incremental, and `verify` said that all was well."""
+    with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not named in snapshot s0.*full snapshot"):
+        list(left_places(parent_of(plan), STORE.partitions, feeds_with("p9")))
+
+
+def test_one_that_had_left_before_the_parent_is_named_for_as_long_as_its_log_is_there(plan: planning.Plan) -> None:
+    parent = parent_of(plan)
+    (named,) = left_places(parent, STORE.partitions, feeds_with())
+    assert (named.partition, named.sequence, named.ranges) == ("p8", 33, ())
+    places = (*(each for each in parent.partitions if each.ranges), named)
+    assert list(planning.change_pieces(parent.places(), places, feeds_with())) == []
+    gone = {each: feed for each, feed in feeds_with().items() if each != "p8"}
+    assert list(left_places(parent, STORE.partitions, gone)) == []
