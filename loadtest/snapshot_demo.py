@@ -97,7 +97,7 @@ class Demo:
         print(f"  {full['rows'] / seconds:,.0f} rows/s, {seconds:.1f} s without the start of Spark")
         for phase in (BEFORE, MEANWHILE, AFTER):
             print(f"  writes {phase}: {found[phase]}")
-        factor = found[MEANWHILE].p99 / max(found[BEFORE].p99, found[AFTER].p99)
+        factor = found[MEANWHILE].p99 / min(found[BEFORE].p99, found[AFTER].p99)
         print(f"  the p99 of writes was {factor:.2f} times what it is without")
         memory = {f"node {node.id}": peak_of(node.pid) for node in nodes if node.pid} | peak.bytes
         print("  memory at most: " + ", ".join(f"{name} {size >> 20} MiB" for name, size in memory.items()))
