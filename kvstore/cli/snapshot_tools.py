@@ -77,10 +77,10 @@ def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool) ->
     continues it."""
     from kvstore.spark.snapshots.chains import chain_of
 
-    base = store.load(parent) if parent else store.newest() if incremental else None
-    if base is not None:
-        chain_of(store.load_chain(base.id), base.id)
-    return base
+    if not (parent or incremental):
+        return None
+    name = parent or store.newest().id
+    return chain_of(store.load_chain(name), name)[-1]
 
 
 def check_origin(parent: Manifest | None, instance: str) -> None:

@@ -12,11 +12,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvstore.client.pinned_arrow import SCHEMA, TIME_MS_MAX, TIMESTAMP
+from kvstore.client.pinned_arrow import SCHEMA, TIMESTAMP, times_of
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
 
@@ -173,9 +174,6 @@ def columns_of(
     partition: str, keys: Any, values: Any, versions: Any, created: Any, written_ms: Any, expires_ms: Any
 ) -> pa.RecordBatch:
     """Rows given column by column; an expiry of 0 is none."""
-    expiry = pa.array(expires_ms, pa.int64())
-    if len(expiry):
-        expiry = pc.if_else(pc.equal(expiry, 0), pa.scalar(None, pa.int64()), expiry)
     return pa.RecordBatch.from_arrays(
         [
             pa.repeat(pa.scalar(partition), len(keys)),
@@ -183,13 +181,8 @@ def columns_of(
             pa.array(values, pa.binary()),
             pa.array(versions, pa.int64()),
             pa.array(created, pa.int64()),
-            moments(pa.array(written_ms, pa.int64())),
-            moments(expiry),
+            pc.multiply(pa.array(written_ms, pa.int64()), 1000).cast(TIMESTAMP),
+            times_of(np.asarray(expires_ms, np.int64)),
         ],
         schema=SCHEMA,
     )
-
-
-def moments(milliseconds: Any) -> Any:
-    """Milliseconds since 1970 as timestamps."""
-    return pc.multiply(pc.min_element_wise(milliseconds, TIME_MS_MAX, skip_nulls=False), 1000).cast(TIMESTAMP)

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pyarrow as pa
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from kvstore.client.pinned_arrow import SCHEMA
 from kvstore.errors import Corrupted
+from kvstore.partition.operations import EXPIRES_MS_MAX
 from kvstore.spark.snapshots import table
 from kvstore.spark.snapshots.table import TableWriter, columns_of, read_table, sha256_of
 
@@ -52,6 +54,12 @@ def test_what_is_written_is_read_and_described(tmp_path_factory: pytest.TempPath
     )
     data = path.read_bytes()
     assert (file.size_bytes, file.sha256) == (len(data), hashlib.sha256(data).hexdigest()) == sha256_of(path)
+
+
+def test_an_expiry_is_none_or_a_moment_and_one_beyond_timestamps_lies_far_ahead() -> None:
+    made = batch([(b"k", b"v", 1, 1, 1_000, expires_ms) for expires_ms in (0, 1_500, EXPIRES_MS_MAX)])
+    found = [row["expires_at"] for row in made.to_pylist()]
+    assert found == [None, datetime.fromtimestamp(1.5, UTC), datetime(9999, 12, 30, tzinfo=UTC)]
 
 
 def test_what_a_full_disk_did_not_take_is_removed(tmp_path: Path) -> None:
