@@ -118,12 +118,12 @@ def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | No
         )
 
 
-def hold(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
+def hold(cluster: ClientConfig, root: Path, manifest: Manifest, hours: float) -> None:
     """Keep the logs for the next incremental. What fails here makes no snapshot worse."""
     from kvstore.spark.snapshots.create import hold_for_next
 
     try:
-        hold_for_next(cluster, manifest, hours)
+        hold_for_next(cluster, root, manifest, hours)
     except StoreError as error:
         print(
             f"kvstore: snapshot {manifest.id} is whole, but its logs are not held: the next one may have to be a full "

@@ -100,7 +100,7 @@ def create(
         )
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
     if hold_hours:
-        tools.hold(cluster, manifest, hold_hours)
+        tools.hold(cluster, store.root, manifest, hold_hours)
     folder, seconds = str(store.folder(manifest.id)), round(time.monotonic() - began, 1)
     document = {**tools.document(manifest), "path": folder, "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")

@@ -41,6 +41,8 @@ class PartitionFeed(NamedTuple):
     """host:port of those who read it best, the best first."""
     cluster: str = ""
     """The identity of the cluster, in which alone its positions mean something. Empty: the server did not tell."""
+    gone: bool = False
+    """It has left, and its log cannot be read any more; `oldest` and `latest` are 0."""
 
 
 class FeedReader:
@@ -72,13 +74,22 @@ class FeedReader:
             channel.close()
 
     def positions(self, *, timeout_s: float | None = None) -> list[PartitionFeed]:
-        """The feeds of all partitions, in the order of their ids. One that is new to a reader is read from 0."""
+        """The feeds of all partitions, in the order of their ids. One that is new to a reader is read from 0; if it is
+        `gone`, the reader has missed what stood there."""
         request = feed_pb2.PositionsRequest()
         response: feed_pb2.PositionsResponse = self._ask(
             lambda stub, left_s: stub.Positions(request, timeout=left_s), (), timeout_s
         )
         return [
-            PartitionFeed(each.partition, each.oldest, each.latest, each.ended, tuple(each.servers), response.cluster)
+            PartitionFeed(
+                each.partition,
+                each.oldest,
+                each.latest,
+                each.ended,
+                tuple(each.servers),
+                response.cluster,
+                each.gone,
+            )
             for each in response.partitions
         ]
 

@@ -78,7 +78,7 @@ class PositionsResponse(_message.Message):
     @_builtins.property
     def partitions(self) -> _containers.RepeatedCompositeFieldContainer[Global___PartitionFeed]:
         """In the order of their ids. A partition that joins is listed before it takes its first write. A reader that has no position of it
-        begins at 0. One that has left is listed, with `ended`, for as long as its log is kept.
+        begins at 0. One that has left is listed, with `ended`, for good: once its log is not kept any more, with `gone`.
         """
 
     def __init__(
@@ -105,6 +105,7 @@ class PartitionFeed(_message.Message):
     LATEST_FIELD_NUMBER: _builtins.int
     ENDED_FIELD_NUMBER: _builtins.int
     SERVERS_FIELD_NUMBER: _builtins.int
+    GONE_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     oldest: _builtins.int
     """The least `after` that can still be asked for."""
@@ -112,6 +113,8 @@ class PartitionFeed(_message.Message):
     """No change that was acknowledged before the call stands behind this one."""
     ended: _builtins.bool
     """The partition has left the ring: nothing follows `latest`, for good."""
+    gone: _builtins.bool
+    """Besides: its log cannot be read any more, and `oldest` and `latest` are 0. Who has not read it to its end has missed what stood there."""
     @_builtins.property
     def servers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Where its leader and its replicas listen, host:port, best first: replicas that do not lead, then the leader. Any other server does too."""
@@ -124,10 +127,11 @@ class PartitionFeed(_message.Message):
         latest: _builtins.int = ...,
         ended: _builtins.bool = ...,
         servers: _abc.Iterable[_builtins.str] | None = ...,
+        gone: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "latest", b"latest", "oldest", b"oldest", "partition", b"partition", "servers", b"servers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ended", b"ended", "gone", b"gone", "latest", b"latest", "oldest", b"oldest", "partition", b"partition", "servers", b"servers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -31,7 +31,7 @@ from kvstore.server.feed_tail import Cursor
 from kvstore.server.feeds import Feeds
 from kvstore.types import PartitionId
 from kvstore.wal.lists import LedgerLists
-from kvstore.wal.pins import Pins
+from kvstore.wal.pins import FEED_PIN, Pins
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -45,7 +45,6 @@ WORK_S = 1.0
 """A page without anything that is asked for ends after so long: its `next` has moved."""
 HOLD_MAX_MS = 24 * 3_600_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_PIN = "feed-"
 
 
 class Place(NamedTuple):
@@ -84,15 +83,17 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         ring = await self._feeds.newest_ring()
         here = [each for each in sorted(ring.partitions) if not ring.has_left(each)]
         response = feed_pb2.PositionsResponse(ring_version=ring.routed, cluster=await self._feeds.cluster())
-        for partition in sorted({*ring.partitions, *await self._feeds.left(ring)}):
+        readable = {*ring.partitions, *await self._feeds.left(ring)}
+        for partition in sorted({*readable, *ring.retired}):
+            feed = response.partitions.add(partition=partition, ended=partition not in here)
             if partition in here:
                 listed, _ = await self._lists.read(partition)
-                latest = await self._feeds.latest(partition) if listed.ledgers else 0
-                oldest = max(0, listed.trimmed_seq - 1)
+                feed.latest = await self._feeds.latest(partition) if listed.ledgers else 0
+                feed.oldest = max(0, listed.trimmed_seq - 1)
             else:
-                _, latest, oldest = await self._feeds.end(partition)
-            feed = response.partitions.add(partition=partition, oldest=oldest, latest=latest)
-            feed.ended = partition not in here
+                ends = await self._feeds.ends(partition) if partition in readable else None
+                feed.oldest, feed.latest = ends or (0, 0)
+                feed.gone = ends is None
             feed.servers.extend(self._servers_of(partition))
         return response
 
@@ -220,7 +221,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         for partition, after in sorted(request.positions.items()):
             if partition in left:
                 continue  # nobody trims its log: it stays for the retention as it is, then it goes as a whole
-            mark = f"{_PIN}{request.name}@"
+            mark = f"{FEED_PIN}{request.name}@"
             old = [each for each in await self._pins_of(partition) if each.startswith(mark)]
             name = f"{mark}{deadline_ms}"
             if request.ttl_ms and name not in old:

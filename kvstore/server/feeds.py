@@ -210,6 +210,12 @@ class Feeds:
         position, seq, _ = end_of(found)
         return position, seq, max(0, oldest_of(found))
 
+    async def ends(self, partition: PartitionId) -> tuple[int, Seq] | None:
+        """The least sequence that a partition that has left can be read behind, and its last one; None if its log is
+        gone. Raises Unavailable, MetadataError."""
+        found = await self._found_end(partition)
+        return (oldest_of(found), end_of(found)[1]) if found.listed.ledgers else None
+
     async def _found_end(self, partition: PartitionId) -> Found:
         try:
             return await self._logs.seeker.end(partition)

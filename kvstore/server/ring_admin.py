@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from kvstore.env import Env
 from kvstore.env.events import wait_within
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import InvalidRequest, MetadataError, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Code, Level, Op, Result
@@ -20,6 +21,10 @@ from kvstore.server.assign import homeless
 from kvstore.server.backend import Backend, Topology
 from kvstore.server.heat import Load, suggest
 from kvstore.types import PartitionId, ServerId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import FEED_PIN, Pins
+
+log = logging.getLogger(__name__)
 
 ASK_S, ASK_FOR_STATUS_S = 4.0, 1.0
 """For all partitions' counts of keys and samples of them."""
@@ -71,9 +76,19 @@ class RingAdmin:
             after = await self._source.rings.change(note)
         except ValueError as error:
             raise proposal.refused(error) from None
+        await self._hold_logs_of(sorted(after.partitions.keys() - before.partitions.keys()), before)
         answer = await self._propose(before, after)
         answer.version = after.version
         return answer
+
+    async def _hold_logs_of(self, joined: Sequence[PartitionId], before: Ring) -> None:
+        """Who holds the logs to read them later wants those of partitions that join meanwhile, too (G14)."""
+        pins = Pins(self._source.store, LedgerLists(self._source.store))
+        try:
+            for partition in joined:
+                await pins.hold_new(partition, before.partitions, FEED_PIN, self._env.clock.wall_ms())
+        except MetadataError as error:
+            log.warning("partitions=%s their logs are not held for readers of feeds: %r", joined, error)
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
         """Move a replica, or mark a server to hold none, or some again."""

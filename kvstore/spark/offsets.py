@@ -2,9 +2,10 @@
 `{"@cluster": "0f3c…", "p1": 120, "p2": {"ended": 77}}`.
 
 Decides only. A number is the sequence up to which the partition's changes have been read; `ended`: it has left the
-ring, and that was its last one. A partition that is not named has not been read at all. `@cluster` is the identity of
-the cluster whose logs these are: in another one the same numbers stand for other changes. Offsets of former versions,
-and those that somebody writes by hand, may be without it.
+ring, and that was its last one. A partition that is not named has not been read at all: so one that has left is named
+for good, or it could not be told from one that joined and left unread. `@cluster` is the identity of the cluster whose
+logs these are: in another one the same numbers stand for other changes. Offsets that somebody writes by hand may be
+without it.
 """
 
 from __future__ import annotations
@@ -54,12 +55,17 @@ def has_ended(offset: Mapping[str, Any], partition: str) -> bool:
 
 def oldest(feeds: Sequence[PartitionFeed]) -> Offset:
     """Before everything that can still be read."""
-    return _signed(feeds) | {each.partition: each.oldest for each in feeds}
+    return _signed(feeds) | {each.partition: {"ended": 0} if each.gone else each.oldest for each in feeds}
 
 
 def latest(feeds: Sequence[PartitionFeed]) -> Offset:
     """Behind everything that was acknowledged."""
     return _signed(feeds) | {each.partition: {"ended": each.latest} if each.ended else each.latest for each in feeds}
+
+
+def gone(feeds: Sequence[PartitionFeed]) -> set[str]:
+    """Partitions that nobody can read any more."""
+    return {each.partition for each in feeds if each.gone}
 
 
 def _signed(feeds: Sequence[PartitionFeed]) -> Offset:
@@ -91,13 +97,21 @@ def _number(value: Any) -> int:
 def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
     """Raises ConfigError for an offset that names what there is not: changes up to it would be passed over."""
     check_cluster(start, feeds)
-    found = {each.partition: each.latest for each in feeds}
+    found = {each.partition: each for each in feeds}
     for partition in partitions_of(start):
         sequence = sequence_of(start, partition)
         if partition not in found:
             raise ConfigError(f"startingPosition: want some of {', '.join(found)}, got partition {partition!r}")
-        if sequence > found[partition]:
-            raise ConfigError(f"startingPosition: want at most {found[partition]} for {partition}, got {sequence}")
+        if sequence > found[partition].latest and not found[partition].gone:
+            raise ConfigError(
+                f"startingPosition: want at most {found[partition].latest} for {partition}, got {sequence}"
+            )
+    for partition in sorted(gone(feeds)):
+        if not has_ended(start, partition):
+            raise ConfigError(
+                f"startingPosition: the log of partition {partition}, which has left the ring, is gone; if you have "
+                f'its changes, or want none, say so by "{partition}": {{"ended": 0}}'
+            )
 
 
 def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
@@ -110,9 +124,9 @@ def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> 
 def check_readable(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:
     """Raises PositionTrimmed if changes behind `start` are gone, and ConfigError if the cluster never had them."""
     check_cluster(start, feeds)
-    found = {each.partition: each for each in feeds}
-    for partition in partitions_of(start):
-        if partition not in found and not has_ended(start, partition):
+    readable = {each.partition for each in feeds} - gone(feeds)
+    for partition in sorted({*partitions_of(start), *gone(feeds)}):
+        if partition not in readable and not has_ended(start, partition):
             raise PositionTrimmed(partition, sequence_of(start, partition), GONE)
     for each in feeds:
         _check_reached(start, each)

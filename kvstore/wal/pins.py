@@ -6,6 +6,7 @@ reads the pins, then deletes what no pin holds. So one of the two always sees th
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -15,6 +16,9 @@ from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known, update
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
+
+FEED_PIN = "feed-"
+"""How the names of pins begin that hold logs for readers of feeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,17 @@ class Pins:
                 await self.hold(partition, name, ledger, deadline_ms=deadline_ms)
             except NodeExists:  # after a broken connection: our own, or that of another attempt
                 await self.extend(partition, name, deadline_ms)
+
+    async def hold_new(self, partition: PartitionId, others: Iterable[PartitionId], prefix: str, now_ms: int) -> None:
+        """Hold the whole log of a partition that has only just joined, under each name with that prefix that holds the
+        log of another, and as long."""
+        found = {name: pin for other in others for name, pin in await self.all(other) if name.startswith(prefix)}
+        for name, pin in sorted(found.items()):
+            if pin.deadline_ms > now_ms:
+                path = paths.partition_pin(partition, name)
+                await ensure_path(self._store, paths.parent(path))
+                with suppress(NodeExists):
+                    await self._store.create(path, codec.encode(Pin(LedgerId(0), pin.deadline_ms)))
 
     async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
         """Move a pin's deadline. False if there is no such pin, or it has none."""

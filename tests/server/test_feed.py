@@ -280,6 +280,27 @@ async def test_positions_say_of_which_cluster_they_are(reading: Reading, monkeyp
     assert [(each.partition, each.cluster) for each in feeds] == [("p1", "the cluster"), ("p2", "the cluster")]
 
 
+async def test_a_partition_that_has_left_is_listed_for_good(reading: Reading, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was away while it joined and left would not know that he has missed anything."""
+    monkeypatch.setattr(FeedService, "_servers_of", lambda *_: [])
+    world = reading.world
+    last = world.logs["p2"].put((b"a", b""), (b"b", b""))
+    world.leave("p2")
+
+    async def told() -> PartitionFeed:
+        return next(each for each in await reading.positions() if each.partition == "p2")
+
+    for path in (paths.KEPT, paths.kept_log(P2)):
+        await world.store.create(path, b"")
+    assert (await told())[1:4] == (0, last, True)
+    assert not (await told()).gone
+    listed, world.logs["p2"].ledgers = world.logs["p2"].ledgers, []
+    assert (await told()).gone, "it goes while positions are looked up"
+    world.logs["p2"].ledgers = listed
+    await world.store.delete(paths.kept_log(P2), -1)
+    assert await told() == PartitionFeed("p2", 0, 0, True, (), "the cluster", True)
+
+
 async def test_a_reader_that_is_closed_opens_no_connection(reading: Reading) -> None:
     await reading.page("p1", 0)
     reading.close()

@@ -12,7 +12,7 @@ import pytest
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest
-from kvstore.meta import paths
+from kvstore.meta import codec, paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.commands import Code
@@ -23,7 +23,9 @@ from kvstore.ring.moves import Pace
 from kvstore.server import proposal
 from kvstore.server.heat import HotKey, Load
 from kvstore.server.ring_admin import RingAdmin
-from kvstore.types import PartitionId, Seq, ServerId
+from kvstore.types import LedgerId, PartitionId, Seq, ServerId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pin, Pins
 from tests.client.model import Endpoint, View
 from tests.client.serving import ModelClock
 from tests.ring.rings import differences, settle
@@ -340,3 +342,19 @@ async def test_of_two_operators_who_add_at_once_each_gets_names_of_its_own(admin
 async def test_to_copy_without_limit_is_said_by_zero(admin: RingAdmin, node: Node) -> None:
     await admin.change(Action(action=Action.THROTTLE, bytes_per_s=0))
     assert node.ring.pace.bytes_per_s == 0
+
+
+async def test_who_holds_logs_to_read_them_later_holds_those_of_partitions_that_join_too(
+    admin: RingAdmin, node: Node
+) -> None:
+    """A log that nobody held was gone before the nightly incremental came by."""
+    pins = Pins(node.store, LedgerLists(node.store))
+    now_ms = ModelClock().wall_ms()
+    held = {"feed-nightly@9": now_ms + 60_000, "feed-over@1": now_ms - 1, "p7.copy": 0, "snapshot-1": now_ms + 60_000}
+    for name, deadline_ms in held.items():
+        path = paths.partition_pin(P1, name)
+        await ensure_path(node.store, paths.parent(path))
+        await node.store.create(path, codec.encode(Pin(LedgerId(7), deadline_ms)))
+    await admin.change(Action(action=Action.ADD, partitions=["p4", "p5"]))
+    for joined in ("p4", "p5"):
+        assert await pins.all(PartitionId(joined)) == [("feed-nightly@9", Pin(LedgerId(0), now_ms + 60_000))]

@@ -77,6 +77,37 @@ def test_a_partition_whose_log_is_gone_must_have_been_read_to_its_end() -> None:
         check_readable({"p1": 5, "p2": 6}, FEEDS[:1])
 
 
+GONE = PartitionFeed("p8", 0, 0, True, (), "", True)
+"""Servers know that it has been there, and nothing more."""
+
+
+def test_a_partition_that_joined_and_left_while_nobody_read_is_not_passed_over() -> None:
+    """Its changes were in no micro-batch, and no error told so."""
+    with pytest.raises(PositionTrimmed, match="p8: changes behind 0 were trimmed; its log is gone"):
+        check_readable({"p1": 9, "p2": {"ended": 7}}, [*FEEDS, GONE])
+    with pytest.raises(PositionTrimmed, match="p8: changes behind 6 were trimmed; its log is gone"):
+        check_readable({"p1": 9, "p2": {"ended": 7}, "p8": 6}, [*FEEDS, GONE])
+    check_readable({"p1": 9, "p2": {"ended": 7}, "p8": {"ended": 8}}, [*FEEDS, GONE])
+
+
+@pytest.mark.parametrize("start", [oldest([*FEEDS, GONE]), latest([*FEEDS, GONE])])
+def test_a_stream_that_begins_now_misses_nothing_of_what_was_gone_before(start: dict[str, object]) -> None:
+    assert start["p8"] == {"ended": 0}
+    check_readable(start, [*FEEDS, GONE])
+    assert advanced(start, {"p1": 20, "p2": 7, "p8": 0}, [*FEEDS, GONE]) == {
+        "p1": 20,
+        "p2": {"ended": 7},
+        "p8": {"ended": 0},
+    }
+
+
+def test_who_begins_at_positions_of_his_own_says_what_he_has_of_a_log_that_is_gone() -> None:
+    for missing in ({"p1": 20}, {"p1": 20, "p8": 3}):
+        with pytest.raises(ConfigError, match=r'partition p8, which has left the ring, is gone.*"p8": {"ended": 0}'):
+            check_given(missing, [*FEEDS, GONE])
+    check_given({"p1": 20, "p8": {"ended": 3}}, [*FEEDS, GONE])
+
+
 @pytest.mark.parametrize("wrong", [-1, "7", None, True, {"ended": "x"}, {}, [7]])
 def test_what_is_no_sequence_is_refused(wrong: object) -> None:
     with pytest.raises(ConfigError, match="startingPosition: want"):

@@ -62,8 +62,8 @@ def check_continues(parent: Manifest, child: Manifest) -> None:
     after = child.places()
     for before in parent.partitions:
         place = after.get(before.partition)
-        if place is None and not before.ranges:
-            continue  # it had left the ring, and the parent has its log up to the end
+        if place is None and before.has_left:
+            continue  # the parent has its log up to the end
         if place is None or place.sequence < before.sequence:
             found = f"at {place.sequence}" if place else "missing"
             raise Corrupted(

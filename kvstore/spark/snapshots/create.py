@@ -6,12 +6,14 @@ one goes on with it while the servers still keep the pinned positions.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore import errors
@@ -20,7 +22,7 @@ from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
-from kvstore.spark.snapshots.planning import Wanted, give_back, pin_name, plan_snapshot
+from kvstore.spark.snapshots.planning import Wanted, behind, give_back, pin_name, plan_snapshot
 from kvstore.spark.snapshots.store import WORK, SnapshotStore, room_at
 from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
 from kvstore.spark.snapshots.work import Piece, Plan, Work
@@ -200,10 +202,12 @@ def _keep_once(wanted: Wanted, plan: Plan) -> None:
     renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s)
     if wanted.parent is not None:
         known = wanted.parent.places()
+        starts = {
+            each.partition: known[each.partition].sequence if each.partition in known else 0
+            for each in plan.partitions
+            if not each.has_left
+        }
         with FeedReader(wanted.cluster) as feed:
-            starts = {
-                each.partition: known[each.partition].sequence for each in plan.partitions if each.partition in known
-            }
             feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
 
 
@@ -212,11 +216,13 @@ def _give_back(cluster: ClientConfig, plan: Plan) -> None:
     give_back(cluster, plan.id, held)
 
 
-def hold_for_next(cluster: ClientConfig, manifest: Manifest, hours: float) -> None:
-    """Keep the logs behind a snapshot, so that an incremental can continue it. Raises StoreError."""
-    positions = {each.partition: each.sequence for each in manifest.partitions if each.ranges}
+def hold_for_next(cluster: ClientConfig, root: Path, manifest: Manifest, hours: float) -> None:
+    """Keep the logs behind the newest snapshot of a directory, so that an incremental can continue it. Raises
+    StoreError."""
+    # Each directory has a hold of its own: another's snapshot must not move it on.
+    name = f"snapshot-next-{hashlib.sha256(bytes(root.resolve())).hexdigest()[:12]}"
     with FeedReader(cluster) as feed:
-        feed.hold("snapshot-next", positions, hours * 3600)
+        feed.hold(name, behind(manifest, feed.positions()), hours * 3600)
 
 
 def failure_of(error: Exception) -> StoreError:

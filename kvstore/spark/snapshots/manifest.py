@@ -56,6 +56,12 @@ class Place:
     def position(self) -> Position:
         return Position(LedgerId(self.ledger), EntryId(self.entry))
 
+    @property
+    def has_left(self) -> bool:
+        """The partition had left the ring, and `sequence` is its last; no position is known then. One that is in the
+        ring may own nothing, too: it may just have joined."""
+        return self.ledger < 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataFile:

@@ -65,6 +65,7 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     InvalidRequest. Whatever it raises, nothing stays pinned that can be given back."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
+    held: set[str] = set()
     try:
         if wanted.parent is None:
             with FeedReader(wanted.cluster) as feed:
@@ -72,9 +73,9 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
             pinned = _pin(wanted, name)
             places, pieces = (*map(_place, pinned.partitions), *_past(ended, pinned)), tuple(_splits(pinned))
         else:
-            pinned, places, pieces = _plan_changes(wanted, wanted.parent, name)
+            pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
     except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
-        give_back(wanted.cluster, name, wanted.parent.places() if wanted.parent else ())
+        give_back(wanted.cluster, name, held)
         raise
     return Plan(
         id=name,
@@ -106,10 +107,14 @@ def _place(pinned: PinnedPartition) -> Place:
 
 
 def _past(ended: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[Place]:
-    """Partitions that had left the ring already and whose logs are there: one that is not named has joined since."""
+    """Partitions that had left the ring already: of those that leave later, one that is not named has joined since."""
     time_ms = min(each.time_ms for each in pinned.partitions)
     for each in ended:
-        yield Place(partition=each.partition, ledger=-1, entry=-1, sequence=each.latest, time_ms=time_ms, ranges=())
+        yield _place_of_left(each, time_ms)
+
+
+def _place_of_left(feed: PartitionFeed, time_ms: int) -> Place:
+    return Place(partition=feed.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=time_ms, ranges=())
 
 
 def _splits(pinned: PinnedStore) -> Iterator[Piece]:
@@ -127,11 +132,13 @@ def _splits(pinned: PinnedStore) -> Iterator[Piece]:
 
 
 def _plan_changes(
-    wanted: Wanted, parent: Manifest, name: str
+    wanted: Wanted, parent: Manifest, name: str, held: set[str]
 ) -> tuple[PinnedStore, tuple[Place, ...], tuple[Piece, ...]]:
+    """`held` gets to know of which partitions logs are held."""
     with FeedReader(wanted.cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}
-        starts = {each: place.sequence for each, place in parent.places().items() if each in feeds}
+        starts = behind(parent, feeds.values())
+        held.update(starts)
         try:
             feed.hold(pin_name(name), starts, wanted.pin_ttl_s)
         except PositionTrimmed as error:
@@ -140,6 +147,17 @@ def _plan_changes(
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(_place, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
     return pinned, places, tuple(change_pieces(parent.places(), places, feeds))
+
+
+def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
+    """Behind which sequences the logs of the ring's partitions go on from a snapshot. Those that have left are not in
+    it: their logs stay as they are, or are gone."""
+    places = manifest.places()
+    return {
+        each.partition: places[each.partition].sequence if each.partition in places else 0
+        for each in feeds
+        if not each.ended
+    }
 
 
 def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
@@ -169,31 +187,30 @@ def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[Place]:
-    """Where the logs of partitions end that have left the ring. Raises InvalidRequest if such a log is gone, or if the
-    parent does not name it."""
-    here = {each.partition for each in pinned}
-    strangers = sorted(each for each in feeds if feeds[each].ended and each not in {*here, *parent.places()})
-    if strangers:
-        raise InvalidRequest(
-            f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "
-            "changed there in between: take a full snapshot"
-        )
+    """Where the logs of partitions end that have left the ring. Raises InvalidRequest if there was such a log since the
+    parent, and it does not tell any more what it held."""
+    here, known = {each.partition for each in pinned}, parent.places()
+    joined_and_left = [each for each in feeds.values() if each.ended and each.partition not in {*here, *known}]
+    for feed in joined_and_left:
+        if feed.gone or feed.oldest:
+            raise InvalidRequest(
+                f"partition {feed.partition} has left the ring and is not named in snapshot {parent.id}, so keys may "
+                "have changed there in between: take a full snapshot"
+            )
+        yield _place_of_left(feed, min(each.time_ms for each in pinned))
     for before in parent.partitions:
         if before.partition in here:
             continue
-        feed = feeds.get(before.partition)
-        if not before.ranges:
-            if feed is not None:
-                yield before  # the parent has it up to its end, and says so for as long as its log can be seen
+        if before.has_left:
+            yield before  # the parent has it up to its end, and whoever goes on from here must know that
             continue
-        if feed is None or not feed.ended:
+        after = feeds.get(before.partition)
+        if after is None or not after.ended or after.gone:
             raise InvalidRequest(
                 f"partition {before.partition} has left the ring and its log is gone, so what changed there since "
                 f"snapshot {parent.id} is not known: take a full snapshot"
             )
-        yield Place(
-            partition=before.partition, ledger=-1, entry=-1, sequence=feed.latest, time_ms=before.time_ms, ranges=()
-        )
+        yield _place_of_left(after, before.time_ms)
 
 
 def change_pieces(

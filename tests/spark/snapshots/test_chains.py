@@ -112,7 +112,11 @@ def test_a_partition_that_has_left_may_be_missing_only_behind_its_end() -> None:
     catalogue["s001"] = replace(catalogue["s001"], partitions=(alone,))
     with pytest.raises(Corrupted, match="partition p2 is missing"):
         chain_of(catalogue, "s001")
-    ended = (replace(first, ranges=whole), replace(second, ranges=()))
+    joining = (replace(first, ranges=whole), replace(second, ranges=()))
+    catalogue["s000"] = replace(catalogue["s000"], partitions=joining)
+    with pytest.raises(Corrupted, match="partition p2 is missing"):
+        chain_of(catalogue, "s001")
+    ended = (replace(first, ranges=whole), replace(second, ledger=-1, entry=-1, ranges=()))
     catalogue["s000"] = replace(catalogue["s000"], partitions=ended)
     assert len(chain_of(catalogue, "s001")) == 2
 

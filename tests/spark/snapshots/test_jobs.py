@@ -96,8 +96,10 @@ def test_full_and_incremental_are_the_logs_at_their_positions(
     assert_right(cluster, store, second)
     client.put(b"nothing", b"")
     assert_store_is_the_same(spark, cluster, store, second)
-    jobs.hold_for_next(config(cluster), second, 1.0)
-    assert {pin.partition for pin in list_pins(config(cluster)) if "snapshot-next" in pin.id} == behind.keys()
+    for root in (store.root, store.root / "another", store.root):
+        jobs.hold_for_next(config(cluster), root, second, 1.0)
+    held = [pin.partition for pin in list_pins(config(cluster)) if "snapshot-next" in pin.id]
+    assert sorted(held) == sorted([*behind, *behind]), "one for each directory"
 
 
 def test_a_store_that_differs_is_found(

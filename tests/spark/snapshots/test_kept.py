@@ -96,12 +96,16 @@ def test_a_pin_is_renewed_again_and_again_also_when_that_fails(monkeypatch: pyte
 
 
 def test_an_incremental_holds_the_logs_from_its_parent_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a partition that has joined since from its beginning; that of one that has left cannot be held."""
     found = servers(monkeypatch, None)
-    parent = manifest_of("s0", None, places_of([]))
-    with create.kept(wanted(parent=parent), PLAN, found.session, lambda: None):
+    places = tuple(replace(each, sequence=7) for each in places_of([]))
+    joined, left = replace(places[0], partition="p3"), replace(places[0], partition="p4", ledger=-1)
+    plan = replace(PLAN, partitions=(*places, joined, left))
+    parent = manifest_of("s0", None, (*places, replace(left, ledger=2)))
+    with create.kept(wanted(parent=parent), plan, found.session, lambda: None):
         for _ in range(2):
             assert found.renewed.acquire(timeout=WAIT_S)
-    assert found.held[0] == {"p1": 0, "p2": 0}
+    assert found.held[0] == {"p1": 7, "p2": 7, "p3": 0}
 
 
 def test_an_incremental_whose_parent_is_removed_meanwhile_is_none(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,15 +131,44 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
 
 def test_a_partition_that_joined_and_left_since_the_parent_is_not_passed_over(plan: planning.Plan) -> None:
     """Its changes were in no incremental, and `verify` said that all was well."""
-    with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not named in snapshot s0.*full snapshot"):
-        list(left_places(parent_of(plan), STORE.partitions, feeds_with("p9")))
+    parent, feeds = parent_of(plan), feeds_with("p9")
+    places = (*parent.partitions[:2], *left_places(parent, STORE.partitions, feeds))
+    assert [(each.partition, each.sequence) for each in places[2:]] == [("p9", 12), ("p8", 33)]
+    (piece,) = planning.change_pieces(parent.places(), places, feeds)
+    assert (piece.partition, piece.first, piece.last) == ("p9", 0, 12)
 
 
-def test_one_that_had_left_before_the_parent_is_named_for_as_long_as_its_log_is_there(plan: planning.Plan) -> None:
+GONE = PartitionFeed("p9", 0, 0, True, (), "", True)
+"""Servers know that it has been there, and nothing more."""
+
+
+def test_one_of_which_not_all_is_there_is_not_passed_over_either(plan: planning.Plan) -> None:
+    """Where the retention was shorter than the time between two snapshots, nobody noticed that it had been there."""
+    for rest in (GONE, PartitionFeed("p9", 3, 12, True, ())):
+        with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not named in snapshot s0.*full snap"):
+            list(left_places(parent_of(plan), STORE.partitions, feeds_with() | {"p9": rest}))
+
+
+def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Plan) -> None:
+    """It owned nothing then, and was taken for one that had left."""
+    joining = replace(parent_of(plan).partitions[0], partition="p9", sequence=5, ranges=())
+    parent = manifest_of("s0", None, (*plan.partitions, joining))
+    found = {each.partition: each for each in left_places(parent, STORE.partitions, feeds_with("p9"))}
+    assert (found["p9"].sequence, found["p9"].has_left) == (12, True)
+    with pytest.raises(InvalidRequest, match=r"p9 has left the ring and its log is gone.*full snapshot"):
+        list(left_places(parent, STORE.partitions, feeds_with() | {"p9": GONE}))
+
+
+def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_since(plan: planning.Plan) -> None:
+    feeds = (*Feeds.found, GONE, PartitionFeed("p10", 0, 3, False, ()))
+    assert planning.behind(parent_of(plan), feeds) == {"p1": 70, "p2": 70, "p10": 0}
+
+
+def test_one_that_had_left_before_the_parent_is_named_for_good(plan: planning.Plan) -> None:
     parent = parent_of(plan)
     (named,) = left_places(parent, STORE.partitions, feeds_with())
     assert (named.partition, named.sequence, named.ranges) == ("p8", 33, ())
     places = (*(each for each in parent.partitions if each.ranges), named)
     assert list(planning.change_pieces(parent.places(), places, feeds_with())) == []
-    gone = {each: feed for each, feed in feeds_with().items() if each != "p8"}
-    assert list(left_places(parent, STORE.partitions, gone)) == []
+    gone = feeds_with() | {"p8": PartitionFeed("p8", 0, 0, True, (), "", True)}
+    assert list(left_places(parent, STORE.partitions, gone)) == [named]
