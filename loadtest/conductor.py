@@ -46,6 +46,7 @@ class Conductor:
         """What went wrong besides operations."""
         self._shape: Shape = shape_of(options.shape, options.rate, options.seconds)
         self._rate, self._changed_at = 0.0, 0.0
+        self._workers = 0
         self._chaos: Chaos | None = None
         self._pulse: Pulse | None = None
         if options.shape == "chaos":
@@ -88,6 +89,12 @@ class Conductor:
             self._rate, self._changed_at = rate, now
         users = max(1, ceil(rate / self.options.rate_per_user))
         return users, min(SPAWN_PER_S, float(users))
+
+    def note_workers(self, count: int) -> None:
+        """So many are at work now. What one has measured since its last report goes with it."""
+        if count < self._workers:
+            self.faults.append(f"{self._workers - count} of {self._workers} workers were lost")
+        self._workers = count
 
     def finish(self, *, doors: str) -> int:
         """Write the report and say what came of it; returns the exit code."""

@@ -4,12 +4,18 @@ Two rules, both for linearizable reads. *Versions*: the store's version of a key
 gives an older one than was acknowledged or read before it began. *Numbers*: some doors do not tell versions. There, if
 a write was acknowledged before the read began, the read does not give a value of ours whose own write had ended before
 that one began. A write of unknown outcome never ends, so it forbids nothing.
+
+And of scans, since no workload deletes: what was there before a scan began is in it, if its place is.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Container, Sequence
+from itertools import islice
 from typing import NamedTuple
+
+from sortedcontainers import SortedSet
 
 from loadtest.values import NOBODY, Stamp, WrongValue, decode
 
@@ -48,6 +54,8 @@ class Expectations:
         self._open: dict[bytes, set[int]] = {}
         self._won: dict[bytes, deque[int]] = {}
         self._counts: dict[bytes, int] = {}
+        self._keys = SortedSet()
+        """That are there, as this process knows."""
 
     # ── writes ──
 
@@ -64,6 +72,7 @@ class Expectations:
     def acknowledged(self, write: Write, version: int = 0) -> None:
         self._end(write)
         self._numbers[write.key] = max(self._numbers.get(write.key, 0), write.ended_below)
+        self._keys.add(write.key)
         self.saw(write.key, version)
 
     def refused(self, write: Write) -> None:
@@ -95,6 +104,7 @@ class Expectations:
             self.saw(key, version)
         if self._is_fresh and stamp.writer == self.writer and stamp.number < floor.number:
             raise WrongValue(f"{key!r} holds our write {stamp.number}, which a later one had overwritten")
+        self._keys.add(key)
         return stamp
 
     def absent(self, key: bytes) -> WrongValue:
@@ -110,6 +120,19 @@ class Expectations:
     def misplaced(self, key: bytes, last: bytes, start: bytes, end: bytes) -> WrongValue:
         """What to raise when a scan gives a key out of its order or range."""
         return WrongValue(f"a scan from {start!r} to {end!r} gave {key!r} after {last!r}")
+
+    def there(self, start: bytes, end: bytes, most: int) -> Sequence[bytes]:
+        """The first keys from `start` up to and without `end` that are known to be there, at most so many. To be asked
+        before a scan begins; none if reads may be stale."""
+        if not self._is_fresh:
+            return []
+        return list(islice(self._keys.irange(start, end, inclusive=(True, False)), most))
+
+    def scanned(self, there: Sequence[bytes], found: Container[bytes], last: bytes | None) -> None:
+        """Judge a scan that came to `last`, None: to its end. Raises WrongValue if it passed over a key."""
+        for key in there:
+            if key not in found and (last is None or key <= last):
+                raise WrongValue(f"a scan passed over {key!r}, which was there before it began")
 
     # ── what only one may get ──
 

@@ -73,6 +73,7 @@ class GrpcDoor:
     def scan(self, start: bytes, end: bytes, length: int) -> int:
         """Keys are hashed to partitions, so every scan asks all of them and merges."""
         total, last = 0, b""
+        there = self._expectations.there(start, end, length)
         self.watch.sends()
         found = list(self._client.scan(start, end, limit=length, level=self._level))
         self.watch.hears()
@@ -82,6 +83,7 @@ class GrpcDoor:
             last = key
             self._expectations.check(key, item.value, self._expectations.NO_FLOOR)
             total += len(key) + len(item.value)
+        self._expectations.scanned(there, dict(found), last if len(found) == length else None)
         return total
 
     def close(self) -> None:

@@ -59,6 +59,8 @@ class TargetShape(LoadTestShape):
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None
         conductor: Conductor = self.runner.environment.kvstore_conductor
+        if isinstance(self.runner, MasterRunner):
+            conductor.note_workers(self.runner.worker_count)
         return conductor.target(time.time(), self.runner.user_count)
 
 

@@ -24,6 +24,8 @@ from loadtest.workloads import Keyspace
 PATIENCE_S = 5.0
 """For one command, as the client library's timeout."""
 REST_S = 0.05
+AWAITED_MAX = 1_000
+"""Keys that are looked for in a SCAN of all."""
 REFUSALS = ("TRYAGAIN", "CLUSTERDOWN")
 
 
@@ -38,6 +40,8 @@ class RespDoor:
         self._connection: RespConnection | None = None
         self.watch = Stopwatch()
         self._cursor = b"0"
+        self._awaited: set[bytes] = set()
+        """Keys that the SCAN under way has not given yet."""
 
     def read(self, key: bytes) -> int:
         return len(self._read(key))
@@ -66,8 +70,14 @@ class RespDoor:
         return 8
 
     def scan(self, start: bytes, end: bytes, length: int) -> int:
-        """SCAN goes in the store's own order, from where this user's last one ended; then the values."""
+        """SCAN goes in the store's own order, from where this user's last one ended; then the values. Keys that were
+        there when it began must have come when it is through."""
+        if self._cursor == b"0":
+            self._awaited = set(self._expectations.there(self._keyspace.records, end, AWAITED_MAX))
         self._cursor, keys = self._ask(b"SCAN", self._cursor, b"COUNT", b"%d" % length, is_read=True)
+        self._awaited.difference_update(keys)
+        if self._cursor == b"0":
+            self._expectations.scanned(sorted(self._awaited), (), None)
         records = [key for key in keys if key.startswith(self._keyspace.records)]
         if not records:
             return 0

@@ -118,10 +118,12 @@ def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | No
         )
 
 
-def hold(cluster: ClientConfig, root: Path, manifest: Manifest, hours: float) -> None:
-    """Keep the logs for the next incremental. What fails here makes no snapshot worse."""
+def hold(cluster: ClientConfig, root: Path, hours: float, manifest: Manifest) -> None:
+    """Keep the logs for the next incremental; for 0 hours: not at all. What fails here makes no snapshot worse."""
     from kvstore.spark.snapshots.create import hold_for_next
 
+    if not hours:
+        return
     try:
         hold_for_next(cluster, root, manifest, hours)
     except StoreError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -92,15 +93,14 @@ def create(
         pin_ttl_s=pin_minutes * 60.0,
         bytes_per_s=rate * (1 << 20),
     )
-    began = time.monotonic()
+    hold = partial(tools.hold, cluster, store.root, hold_hours)
     settings = tools.SETTINGS | tools.QUICK_START
+    began = time.monotonic()
     with tools.told(), tools.Bar() as progress:
         manifest = in_session(
-            lambda session: job.create(store, wanted, session, progress), master, conf, progress, nice, settings
+            lambda session: job.create(store, wanted, session, progress, hold), master, conf, progress, nice, settings
         )
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
-    if hold_hours:
-        tools.hold(cluster, store.root, manifest, hold_hours)
     folder, seconds = str(store.folder(manifest.id)), round(time.monotonic() - began, 1)
     document = {**tools.document(manifest), "path": folder, "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")

@@ -60,7 +60,9 @@ class Upkeep:
 
     async def _flush_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(self._config.flush_s)
+            # Replicas that were started together would write files, and compact them, all at one moment: no quorum
+            # would be left that does not.
+            await asyncio.sleep(self._config.flush_s * (0.5 + self._env.random.random()))
             if self._replica.state.durable_seq < self._replica.state.seq:
                 await flush(self._replica.state)
                 self.flushes += 1

@@ -24,12 +24,13 @@ from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.ring import PartitionState
 from kvstore.rpc.status import abort
 from kvstore.server.backend import Backend
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_tail import Cursor
 from kvstore.server.feeds import Feeds
-from kvstore.types import PartitionId
+from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import FEED_PIN, Pins
 
@@ -219,24 +220,40 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         deadline_ms = self._env.clock.wall_ms() + request.ttl_ms
         left = await self._feeds.left(await self._feeds.newest_ring())
         for partition, after in sorted(request.positions.items()):
-            if partition in left:
-                continue  # nobody trims its log: it stays for the retention as it is, then it goes as a whole
-            mark = f"{FEED_PIN}{request.name}@"
-            old = [each for each in await self._pins_of(partition) if each.startswith(mark)]
-            name = f"{mark}{deadline_ms}"
-            if request.ttl_ms and name not in old:
-                await self._pin(PartitionId(partition), after, name, deadline_ms)
-            for each in old:
-                if each != name:
-                    await self._pins.release(PartitionId(partition), each)
+            if partition not in left:  # nobody trims such a log: it stays for the retention as it is, then it goes
+                await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
+        # Read again: a partition that joined meanwhile got no holds but those that there were.
+        for partition, member in sorted((await self._feeds.newest_ring()).partitions.items()):
+            is_new = member.state is PartitionState.JOINING
+            if partition not in request.positions and (is_new or not request.ttl_ms):
+                await self._move_hold(request.name, partition, None, deadline_ms, request.ttl_ms > 0)
         return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
 
-    async def _pin(self, partition: PartitionId, after: int, name: str, deadline_ms: int) -> None:
+    async def _move_hold(
+        self, hold: str, partition: PartitionId, after: int | None, deadline_ms: int, is_wanted: bool
+    ) -> None:
+        """Hold what stands behind `after`, None: all that there is, and nothing under earlier deadlines any more."""
+        mark = f"{FEED_PIN}{hold}@"
+        old = [each for each in await self._pins_of(partition) if each.startswith(mark)]
+        name = f"{mark}{deadline_ms}"
+        if is_wanted and name not in old:
+            ledger = None if after is None else await self._ledger_behind(partition, after)
+            if ledger is None:
+                await self._pins.hold_whole(partition, name, deadline_ms)
+            else:
+                await self._pin(partition, after or 0, ledger, name, deadline_ms)
+        for each in old:
+            if each != name:
+                await self._pins.release(partition, each)
+
+    async def _ledger_behind(self, partition: PartitionId, after: int) -> LedgerId | None:
+        """None: nothing is logged yet."""
         place = await self._feeds.cursor(partition, after, Interest(), lambda: None)
         ledger = place.position.ledger
         await self._feeds.drop(place)
-        if ledger < 0:
-            return  # nothing is logged yet
+        return ledger if ledger >= 0 else None
+
+    async def _pin(self, partition: PartitionId, after: int, ledger: LedgerId, name: str, deadline_ms: int) -> None:
         try:
             await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
         except NoSuchLedger:

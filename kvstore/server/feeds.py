@@ -214,7 +214,12 @@ class Feeds:
         """The least sequence that a partition that has left can be read behind, and its last one; None if its log is
         gone. Raises Unavailable, MetadataError."""
         found = await self._found_end(partition)
-        return (oldest_of(found), end_of(found)[1]) if found.listed.ledgers else None
+        if found.listed.ledgers:
+            return oldest_of(found), end_of(found)[1]
+        # It never had one, or it was removed: that comes after the ring has forgotten it (retirement.py).
+        if partition in await partitions_kept(self._store) or partition in (await self.newest_ring()).partitions:
+            return 0, Seq(0)
+        return None
 
     async def _found_end(self, partition: PartitionId) -> Found:
         try:

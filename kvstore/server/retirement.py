@@ -4,7 +4,7 @@ Every step can be done again."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from contextlib import suppress
 
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
@@ -20,24 +20,21 @@ from kvstore.wal.pins import Pins
 log = logging.getLogger(__name__)
 
 
-async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int, keep_ms: int = 0) -> bool:
-    """Delete a retired partition's znodes, and its ledgers too, or with `keep_ms` only those that nobody can read: the
-    others are `drop_kept`'s. False, and nothing done, while a replica is up or a pin holds its log. Raises
-    MetadataError."""
+async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
+    """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
+    False, and nothing done, while a replica is up or a pin holds its log. Raises MetadataError."""
     if await _is_in_use(store, partition, now_ms):
         return False
     lists, ledgers = LedgerLists(store), LedgerStore(store)
     listed, version = await lists.read(partition, latest=True)
-    gone = [each.id for each in listed.ledgers]
-    if gone:
-        if keep_ms:
-            await _keep(store, partition, listed)
+    await _keep(store, partition, listed)
+    if listed.ledgers:
         try:
             await lists.write(partition, LedgerList(), version)  # whoever still led it does so no more
         except VersionConflict:
             return False  # somebody leads it
     kept = {each.id for each in await _kept(store, partition)}
-    removed = sorted({*gone, *await _made_for(ledgers, partition)} - kept)
+    removed = sorted(set(await _made_for(ledgers, partition)) - kept)
     for ledger in removed:
         await ledgers.remove(ledger, -1)
     await _remove_tree(store, paths.partition(partition))
@@ -46,6 +43,7 @@ async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: in
 
 
 async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList) -> None:
+    """Also of one that never had a ledger: it tells readers of the feed that they have missed nothing."""
     path = paths.kept_log(partition)
     await ensure_path(store, paths.KEPT)
     with suppress(NodeExists):  # of an attempt before
@@ -77,16 +75,18 @@ async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
         return []
 
 
-async def drop_kept(store: MetadataStore, *, now_ms: int, keep_ms: int) -> int:
-    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. Raises
+async def drop_kept(store: MetadataStore, here: Container[PartitionId], *, now_ms: int, keep_ms: int) -> int:
+    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. `here`: those
+    that the ring has, as it is or as it was: while it names one, a log that cannot be found has never been. Raises
     MetadataError."""
     ledgers, count = LedgerStore(store), 0
     for partition in await partitions_kept(store):
         with suppress(NoSuchNode):  # another server was faster
             _, stat = await store.get(paths.kept_log(partition))
-            if stat.modified_ms + keep_ms > now_ms:
+            kept = await _kept(store, partition)
+            if partition in here or not kept or stat.modified_ms + keep_ms > now_ms:
                 continue
-            for each in await _kept(store, partition):
+            for each in kept:
                 await ledgers.remove(each.id, -1)
             await store.delete(paths.kept_log(partition), -1)
             log.info("partition=%s has left the ring long ago: its log is removed", partition)

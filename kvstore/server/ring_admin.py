@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from kvstore.env import Env
 from kvstore.env.events import wait_within
-from kvstore.errors import InvalidRequest, MetadataError, StoreError
+from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Code, Level, Op, Result
@@ -81,14 +81,13 @@ class RingAdmin:
         answer.version = after.version
         return answer
 
-    async def _hold_logs_of(self, joined: Sequence[PartitionId], before: Ring) -> None:
-        """Who holds the logs to read them later wants those of partitions that join meanwhile, too (G14)."""
+    async def _hold_logs_of(self, joined: Collection[PartitionId], before: Ring) -> None:
+        """Who holds the logs to read them later wants those of partitions that join meanwhile, too (F6)."""
         pins = Pins(self._source.store, LedgerLists(self._source.store))
         try:
-            for partition in joined:
-                await pins.hold_new(partition, before.partitions, FEED_PIN, self._env.clock.wall_ms())
-        except MetadataError as error:
-            log.warning("partitions=%s their logs are not held for readers of feeds: %r", joined, error)
+            await pins.hold_as_others(joined, before.partitions if joined else (), FEED_PIN, self._env.clock.wall_ms())
+        except StoreError as error:  # the ring has changed, and that is what was asked
+            log.warning("partitions=%s their logs may not be held for readers of feeds: %r", joined, error)
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
         """Move a replica, or mark a server to hold none, or some again."""

@@ -95,7 +95,8 @@ class Steward:
                 await self._remove(partition)
         if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
             self._looked_at_kept = self._env.clock.now()
-            await drop_kept(self._store, now_ms=self._env.clock.wall_ms(), keep_ms=self._keep_ms)
+            now_ms = self._env.clock.wall_ms()
+            await drop_kept(self._store, self._rings.ring.partitions, now_ms=now_ms, keep_ms=self._keep_ms)
 
     def _note_missing(self, servers: Container[ServerId]) -> None:
         wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
@@ -121,7 +122,7 @@ class Steward:
 
     async def _remove(self, partition: PartitionId) -> None:
         now_ms = self._env.clock.wall_ms()
-        if await remove_log(self._store, partition, now_ms=now_ms, keep_ms=self._keep_ms):
+        if await remove_log(self._store, partition, now_ms=now_ms):
             await self._rings.change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)
             self.changes += 1

@@ -83,7 +83,11 @@ def plan(schema: StructType, options: WriteOptions) -> Plan:
         if types.get(name) not in ("binary", "string"):
             raise ConfigError(f"want a column {name!r} of binary or string (option {option}), got {_listed(types)}")
     expires = options.expires_column or ("expires_at" if "expires_at" in types else "")
-    if expires and types.get(expires) not in ("timestamp", "timestamp_ntz"):
+    if expires and types.get(expires) == "timestamp_ntz":
+        raise ConfigError(
+            f"column {expires!r} is a timestamp_ntz, which does not say in which time zone: cast it to timestamp"
+        )
+    if expires and types.get(expires) != "timestamp":
         raise ConfigError(f"want a column {expires!r} of timestamps (option expiresColumn), got {_listed(types)}")
     used = {options.key_column, options.value_column, expires, *READ_ONLY}
     left = sorted(name for name in types if name not in used)

@@ -106,12 +106,13 @@ def check_given(start: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> Non
             raise ConfigError(
                 f"startingPosition: want at most {found[partition].latest} for {partition}, got {sequence}"
             )
-    for partition in sorted(gone(feeds)):
-        if not has_ended(start, partition):
-            raise ConfigError(
-                f"startingPosition: the log of partition {partition}, which has left the ring, is gone; if you have "
-                f'its changes, or want none, say so by "{partition}": {{"ended": 0}}'
-            )
+    missed = sorted(each for each in gone(feeds) if not has_ended(start, each))
+    if missed:
+        said = ", ".join(f'"{each}": {{"ended": 0}}' for each in missed)
+        raise ConfigError(
+            f"startingPosition: the logs of partitions that have left the ring are gone ({', '.join(missed)}); if you "
+            f"have their changes, or want none, say so by {said}"
+        )
 
 
 def check_cluster(offset: Mapping[str, Any], feeds: Sequence[PartitionFeed]) -> None:

@@ -6,16 +6,19 @@ reads the pins, then deletes what no pin holds. So one of the two always sees th
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, VersionConflict
+from kvstore.errors import Corrupted, NodeExists, NoSuchLedger, NoSuchNode, VersionConflict
 from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known, update
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
+
+log = logging.getLogger(__name__)
 
 FEED_PIN = "feed-"
 """How the names of pins begin that hold logs for readers of feeds."""
@@ -59,16 +62,25 @@ class Pins:
             except NodeExists:  # after a broken connection: our own, or that of another attempt
                 await self.extend(partition, name, deadline_ms)
 
-    async def hold_new(self, partition: PartitionId, others: Iterable[PartitionId], prefix: str, now_ms: int) -> None:
-        """Hold the whole log of a partition that has only just joined, under each name with that prefix that holds the
-        log of another, and as long."""
-        found = {name: pin for other in others for name, pin in await self.all(other) if name.startswith(prefix)}
-        for name, pin in sorted(found.items()):
-            if pin.deadline_ms > now_ms:
-                path = paths.partition_pin(partition, name)
-                await ensure_path(self._store, paths.parent(path))
-                with suppress(NodeExists):
-                    await self._store.create(path, codec.encode(Pin(LedgerId(0), pin.deadline_ms)))
+    async def hold_whole(self, partition: PartitionId, name: str, deadline_ms: int) -> None:
+        """Hold all that there is of a log, also before it begins. No error if the pin is there."""
+        path = paths.partition_pin(partition, name)
+        await ensure_path(self._store, paths.parent(path))
+        with suppress(NodeExists):
+            await self._store.create(path, codec.encode(Pin(LedgerId(0), deadline_ms)))
+
+    async def hold_as_others(
+        self, joined: Iterable[PartitionId], others: Iterable[PartitionId], prefix: str, now_ms: int
+    ) -> None:
+        """Hold the whole logs of partitions that have only just joined, under each name with that prefix that holds the
+        log of another, and as long. Raises Corrupted if a pin cannot be read."""
+        found: dict[str, int] = {}
+        for other in others:
+            found |= {name: pin.deadline_ms for name, pin in await self.all(other, prefix)}
+        for partition in joined:
+            for name, deadline_ms in sorted(found.items()):
+                if deadline_ms > now_ms:
+                    await self.hold_whole(partition, name, deadline_ms)
 
     async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
         """Move a pin's deadline. False if there is no such pin, or it has none."""
@@ -90,12 +102,14 @@ class Pins:
             return False
         return pin.deadline_ms > 0
 
-    async def all(self, partition: PartitionId) -> list[tuple[str, Pin]]:
-        """Every pin that is there, by name, those past their deadline too."""
+    async def all(self, partition: PartitionId, prefix: str = "") -> list[tuple[str, Pin]]:
+        """Every pin that is there whose name begins so, by name, those past their deadline too."""
         directory = paths.partition_pins(partition)
         found = []
         with suppress(NoSuchNode):
             for name in await self._store.children(directory):
+                if not name.startswith(prefix):
+                    continue
                 with suppress(NoSuchNode):
                     path = paths.join(directory, name)
                     data, _ = await self._store.get(path)
@@ -122,7 +136,8 @@ class Pins:
             return
 
     async def oldest(self, partition: PartitionId, now_ms: int) -> LedgerId | None:
-        """The first ledger that any pin holds. Pins past their deadline are removed."""
+        """The first ledger that any pin holds. Pins past their deadline are removed. One that cannot be read, of a
+        later version perhaps, holds every ledger."""
         directory = paths.partition_pins(partition)
         await self._store.sync(directory)
         try:
@@ -136,7 +151,11 @@ class Pins:
                 data, stat = await self._store.get(path)
             except NoSuchNode:
                 continue
-            pin = codec.decode(Pin, data, what=path)
+            try:
+                pin = codec.decode(Pin, data, what=path)
+            except Corrupted as error:
+                log.error("partition=%s nothing of its log is trimmed: %s", partition, error)
+                pin = Pin(LedgerId(0))
             if pin.deadline_ms and pin.deadline_ms < now_ms:
                 with suppress(NoSuchNode, VersionConflict):  # it has been extended
                     await self._store.delete(path, stat.version)

@@ -125,3 +125,25 @@ def test_a_key_that_is_gone_is_told_with_what_was_known_of_it() -> None:
     mine = Expectations(1)
     mine.acknowledged(mine.begin(KEY), version=12)
     assert "version 12" in str(mine.absent(KEY))
+
+
+def test_a_scan_that_passes_over_a_key_that_was_there_is_wrong() -> None:
+    mine = Expectations(1)
+    mine.check(KEY, ours(1, writer=2), mine.NO_FLOOR)
+    for key in (b"a", b"key-2", b"z"):
+        mine.acknowledged(mine.begin(key))
+    mine.begin(b"b")  # may be there
+    there = mine.there(b"a", b"z", 10)
+    assert there == [b"a", KEY, b"key-2"]
+    assert mine.there(b"b", b"z", 1) == [KEY]
+    mine.scanned(there, {b"a", KEY, b"key-2", b"new"}, None)
+    mine.scanned(there, {b"a", KEY}, KEY)
+    for found, last in (({b"a", KEY}, None), ({b"a", b"key-2"}, b"key-2"), ({b"a"}, KEY)):
+        with pytest.raises(WrongValue, match="a scan passed over b'key"):
+            mine.scanned(there, found, last)
+
+
+def test_scans_that_may_be_stale_may_lack_what_is_new() -> None:
+    mine = Expectations(1, is_fresh=False)
+    mine.acknowledged(mine.begin(KEY))
+    assert mine.there(b"", b"z", 10) == []

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from kvstore.client import Client
@@ -107,6 +108,18 @@ def test_a_run_that_is_interrupted_says_so(cluster: Cluster, tmp_path: Path) -> 
         said += process.stderr.read()
     assert process.returncode == 1, said
     assert "of 600 s" in json.loads((tmp_path / "report.json").read_text())["verdict"]["reasons"][0]
+
+
+def test_a_run_that_loses_a_worker_says_so(cluster: Cluster, tmp_path: Path) -> None:
+    options = ("--data-dir", str(cluster.local.data_dir), "--report", str(tmp_path / "report.html"), "--seconds", "12")
+    command = [*COMMAND, "-f", str(LOCUSTFILE), "--keys", str(KEYS), "--rate", "20", "--processes", "2", *options]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "All users spawned" in line)
+        psutil.Process(process.pid).children()[0].kill()
+        said += process.stderr.read()
+    assert process.returncode == 1, said
+    assert "1 of 2 workers were lost" in json.loads((tmp_path / "report.json").read_text())["verdict"]["reasons"]
 
 
 def test_an_unreachable_cluster_is_told_in_one_line() -> None:

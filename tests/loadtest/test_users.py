@@ -47,7 +47,12 @@ from loadtest.grpc_user import GrpcDoor
 item = SimpleNamespace(value=b"value")
 client = SimpleNamespace(scan=lambda *_, **__: iter([(b"a", item), (b"b", item)]))
 heard_before = []
-judge = SimpleNamespace(NO_FLOOR=None, check=lambda *_: heard_before.append(door.watch.heard > 0))
+judge = SimpleNamespace(
+    NO_FLOOR=None,
+    there=lambda *_: [],
+    check=lambda *_: heard_before.append(door.watch.heard > 0),
+    scanned=lambda *_: None,
+)
 door = GrpcDoor(client, judge, None, None)
 door.scan(b"a", b"c", 2)
 print(heard_before)
@@ -59,3 +64,34 @@ def test_judging_a_scan_is_no_service_time() -> None:
         [sys.executable, "-c", SCAN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert answer.stdout == "[True, True]\n"
+
+
+RESP_SCAN = """
+import locust
+from loadtest.expectations import Expectations
+from loadtest.resp_user import RespDoor
+from loadtest.values import Stamp, WrongValue, encode
+from loadtest.workloads import Keyspace
+
+keys, judge = Keyspace(b"t/", 6, 1), Expectations(1)
+names = [keys.record(number) for number in range(6)]
+for name in names:
+    judge.acknowledged(judge.begin(name))
+pages = iter([(b"7", names[:2]), (b"0", names[2:])] + [(b"7", names[:2]), (b"0", names[3:])])
+values = {name: encode(name, Stamp(1, number), 60) for number, name in enumerate(names, 1)}
+door = RespDoor(["h:1"], 0, judge, keys)
+door._ask = lambda verb, *words, is_read: next(pages) if verb == b"SCAN" else [values[word] for word in words]
+for _ in range(3):
+    assert door.scan(keys.records, b"u", 2) > 0
+try:
+    door.scan(keys.records, b"u", 2)
+except WrongValue as error:
+    print(error)
+"""
+
+
+def test_a_scan_of_redis_that_is_through_has_given_what_was_there() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-c", RESP_SCAN], cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert answer.stdout == "a scan passed over b't/r/000000000002', which was there before it began\n"

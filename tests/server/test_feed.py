@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,16 @@ from kvstore.partition.changes import Interest, Logged
 from kvstore.partition.move_records import Own, Release
 from kvstore.partition.tokens import Span
 from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.ring import PartitionState
+from kvstore.ring import codec as codec_of_ring
 from kvstore.rpc.server import GrpcServer
 from kvstore.server import feed_tail
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_service import FeedService
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import LedgerList
-from kvstore.wal.pins import Pin
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pin, Pins
 from tests.server.feed_world import World
 from tests.waiting import wait_until
 
@@ -290,15 +294,26 @@ async def test_a_partition_that_has_left_is_listed_for_good(reading: Reading, mo
     async def told() -> PartitionFeed:
         return next(each for each in await reading.positions() if each.partition == "p2")
 
+    await world.store.set(paths.RING, codec_of_ring.encode(world.ring), -1)
     for path in (paths.KEPT, paths.kept_log(P2)):
         await world.store.create(path, b"")
     assert (await told())[1:4] == (0, last, True)
     assert not (await told()).gone
-    listed, world.logs["p2"].ledgers = world.logs["p2"].ledgers, []
-    assert (await told()).gone, "it goes while positions are looked up"
-    world.logs["p2"].ledgers = listed
     await world.store.delete(paths.kept_log(P2), -1)
     assert await told() == PartitionFeed("p2", 0, 0, True, (), "the cluster", True)
+
+
+async def test_a_log_that_never_was_is_not_gone_and_one_that_goes_meanwhile_is(reading: Reading) -> None:
+    """Who joined and was cancelled before it had a ledger ended all streams."""
+    world = reading.world
+    world.logs["p2"].ledgers = []
+    assert await world.feeds.ends(P2) == (0, 0), "the ring has it, as one that has retired"
+    world.leave("p2")
+    await world.store.set(paths.RING, codec_of_ring.encode(world.ring), -1)
+    assert await world.feeds.ends(P2) is None
+    for path in (paths.KEPT, paths.kept_log(P2)):
+        await world.store.create(path, b"")
+    assert await world.feeds.ends(P2) == (0, 0)
 
 
 async def test_a_reader_that_is_closed_opens_no_connection(reading: Reading) -> None:
@@ -334,6 +349,26 @@ async def test_a_hold_pins_the_log_until_its_deadline(reading: Reading) -> None:
     log.trim(1)
     with pytest.raises(PositionTrimmed):
         await reading.hold("stream", {"p1": 0}, 60)
+
+
+async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
+    """Of one that it does not name, and of one that has logged nothing yet: what it would get to read stays."""
+    world = reading.world
+    joining = replace(world.ring.partitions[P2], id=PartitionId("p3"), state=PartitionState.JOINING)
+    world.ring = replace(world.ring, version=9, partitions={**world.ring.partitions, joining.id: joining})
+    await world.store.set(paths.RING, codec_of_ring.encode(world.ring), -1)
+    world.logs["p2"].ledgers = []
+    pins = Pins(world.store, LedgerLists(world.store))
+
+    async def held() -> dict[str, list[int]]:
+        return {each: [pin.ledger for _, pin in await pins.all(PartitionId(each))] for each in ("p1", "p2", "p3")}
+
+    await pins.hold_whole(P2, "feed-stream@1", 1)
+    for _ in range(2):
+        await reading.hold("stream", {"p2": 0}, 60)
+        assert await held() == {"p1": [], "p2": [0], "p3": [0]}
+    await reading.hold("stream", {"p1": 0}, 0)
+    assert await held() == {"p1": [], "p2": [], "p3": []}, "given back, all of it"
 
 
 async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Reading) -> None:

@@ -358,3 +358,6 @@ async def test_who_holds_logs_to_read_them_later_holds_those_of_partitions_that_
     await admin.change(Action(action=Action.ADD, partitions=["p4", "p5"]))
     for joined in ("p4", "p5"):
         assert await pins.all(PartitionId(joined)) == [("feed-nightly@9", Pin(LedgerId(0), now_ms + 60_000))]
+    await node.store.create(paths.partition_pin(P1, "feed-of-tomorrow@9"), b"{}")
+    await admin.change(Action(action=Action.ADD, partitions=["p6"]))
+    assert "p6" in node.ring.partitions, "done all the same"

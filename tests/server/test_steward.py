@@ -232,16 +232,28 @@ async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: Worl
     await log_of(world, P1, 1)
     await log_of(world, P1, 2, listed=False)
     await retire(world)
-    assert await remove_log(world.store, P1, now_ms=0, keep_ms=1_000)
+    assert await remove_log(world.store, P1, now_ms=0)
     assert await LedgerStore(world.store).list_ids() == [1], "what the list did not name can be read by nobody"
     assert await world.store.children(paths.PARTITIONS) == []
     leaders, readers = LedgerLists(world.store), ReadersLists(world.store)
     assert (await leaders.read(P1))[0].ledgers == (), "who would lead it finds nothing"
     assert [each.id for each in (await readers.read(P1))[0].ledgers] == [1]
-    assert await remove_log(world.store, P1, now_ms=0, keep_ms=1_000), "again, after a crash"
+    assert await remove_log(world.store, P1, now_ms=0), "again, after a crash"
     assert await LedgerStore(world.store).list_ids() == [1]
     _, stat = await world.store.get(paths.kept_log(P1))
-    assert await drop_kept(world.store, now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
-    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
+    assert await drop_kept(world.store, (P1,), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0, "still in the ring"
+    assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
+    assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
     assert await LedgerStore(world.store).list_ids() == []
     assert await partitions_kept(world.store) == []
+
+
+async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) -> None:
+    """Added and cancelled at once. As one whose log is gone it would have ended every stream."""
+    await log_of(world, P2, 3)
+    await LedgerLists(world.store).make(P1)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0
+    assert await partitions_kept(world.store) == [P1]

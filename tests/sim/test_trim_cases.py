@@ -12,6 +12,7 @@ from kvstore.errors import (
 )
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import ensure_path
 from kvstore.types import LedgerId, LedgerState, Seq
 from kvstore.wal.creator import owner_of
 from kvstore.wal.lists import LedgerLists
@@ -156,6 +157,21 @@ def test_a_pin_past_its_deadline_holds_nothing() -> None:
         await Pins(bench.store, LedgerLists(bench.store)).hold(P, "feed", first, deadline_ms=deadline_ms)
         assert await writer.log.trim(Seq(1000), 0) == 0
         await asyncio.sleep(6)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+
+    run(case)
+
+
+def test_a_pin_that_cannot_be_read_holds_everything() -> None:
+    """What it holds is not known, and its leader ended with it."""
+
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        path = paths.partition_pin(P, "of-tomorrow")
+        await ensure_path(bench.store, paths.parent(path))
+        await bench.store.create(path, b'{"format": 2}')
+        assert await writer.log.trim(Seq(1000), 0) == 0
+        await bench.store.delete(path, -1)
         assert await writer.log.trim(Seq(1000), 0) >= 1
 
     run(case)

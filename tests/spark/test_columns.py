@@ -4,7 +4,7 @@ import datetime
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampType
+from pyspark.sql.types import BinaryType, IntegerType, LongType, StringType, StructType, TimestampNTZType, TimestampType
 
 from kvstore.client.bulk import Row
 from kvstore.errors import ConfigError, InvalidRequest
@@ -71,6 +71,8 @@ def test_a_column_of_expiries_holds_times() -> None:
     schema = StructType().add("key", StringType()).add("value", BinaryType()).add("ttl", IntegerType())
     with pytest.raises(ConfigError, match="want a column 'ttl' of timestamps"):
         plan(schema, expiresColumn="ttl")
+    with pytest.raises(ConfigError, match="does not say in which time zone: cast it to timestamp"):
+        plan(pairs().add("expires_at", TimestampNTZType()))
 
 
 @pytest.mark.parametrize(

@@ -45,22 +45,33 @@ class Progress(Protocol):
     def __call__(self, what: str, done: int, total: int | None) -> None: ...
 
 
-def create(store: SnapshotStore, wanted: Wanted, session: SparkSession, progress: Progress) -> Manifest:
-    """A new snapshot in `store`. Raises StoreError, OSError: then there is none, and what was done may be gone on with
-    by the next call that wants the same."""
+def create(
+    store: SnapshotStore,
+    wanted: Wanted,
+    session: SparkSession,
+    progress: Progress,
+    published: Callable[[Manifest], None] = lambda _: None,
+) -> Manifest:
+    """A new snapshot in `store`; `published` is told of it while its pin still holds the logs. Raises StoreError,
+    OSError: then there is none, and what was done may be gone on with by the next call that wants the same."""
     with room_at(store.root):
         store.root.mkdir(parents=True, exist_ok=True)
         progress("starting workers", 0, None)
         wake(session)
         work, plan = resumed_or_none(store, wanted) or _begun(store, wanted, progress)
-        return _finished(store, work, plan, wanted, session, progress)
+        manifest = _finished(store, work, plan, wanted, session, progress)
+        try:
+            published(manifest)
+        finally:
+            _give_back(wanted.cluster, plan)
+        return manifest
 
 
 def _finished(
     store: SnapshotStore, work: Work, plan: Plan, wanted: Wanted, session: SparkSession, progress: Progress
 ) -> Manifest:
     try:
-        manifest = _make(store, work, plan, wanted, session, progress)
+        return _make(store, work, plan, wanted, session, progress)
     except (NoSuchPin, PositionTrimmed, InvalidRequest):
         work.remove()  # nobody can go on with it
         _give_back(wanted.cluster, plan)
@@ -68,8 +79,6 @@ def _finished(
     except BaseException:
         work.release()
         raise
-    _give_back(wanted.cluster, plan)
-    return manifest
 
 
 def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Work, Plan]:

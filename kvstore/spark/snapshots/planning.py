@@ -69,9 +69,10 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     try:
         if wanted.parent is None:
             with FeedReader(wanted.cluster) as feed:
-                ended = [each for each in feed.positions() if each.ended]
-            pinned = _pin(wanted, name)
-            places, pieces = (*map(_place, pinned.partitions), *_past(ended, pinned)), tuple(_splits(pinned))
+                known = {each.partition for each in feed.positions()}
+                pinned = _pin(wanted, name)
+                left = [each for each in feed.positions() if each.ended and each.partition in known]
+            places, pieces = (*map(_place, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
     except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
@@ -106,11 +107,11 @@ def _place(pinned: PinnedPartition) -> Place:
     )
 
 
-def _past(ended: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[Place]:
+def _past(left: Iterable[PartitionFeed], pinned: PinnedStore) -> Iterator[Place]:
     """Partitions that had left the ring already: of those that leave later, one that is not named has joined since."""
+    here = {each.partition for each in pinned.partitions}
     time_ms = min(each.time_ms for each in pinned.partitions)
-    for each in ended:
-        yield _place_of_left(each, time_ms)
+    return (_place_of_left(each, time_ms) for each in left if each.partition not in here)
 
 
 def _place_of_left(feed: PartitionFeed, time_ms: int) -> Place:
@@ -150,13 +151,13 @@ def _plan_changes(
 
 
 def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
-    """Behind which sequences the logs of the ring's partitions go on from a snapshot. Those that have left are not in
-    it: their logs stay as they are, or are gone."""
+    """Behind which sequences logs go on from a snapshot: of the ring's partitions, and of those that have left since.
+    Of others there is nothing to hold."""
     places = manifest.places()
     return {
         each.partition: places[each.partition].sequence if each.partition in places else 0
         for each in feeds
-        if not each.ended
+        if not each.ended or (not each.gone and each.partition in places and not places[each.partition].has_left)
     }
 
 
@@ -187,17 +188,15 @@ def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[Place]:
-    """Where the logs of partitions end that have left the ring. Raises InvalidRequest if there was such a log since the
-    parent, and it does not tell any more what it held."""
-    here, known = {each.partition for each in pinned}, parent.places()
-    joined_and_left = [each for each in feeds.values() if each.ended and each.partition not in {*here, *known}]
-    for feed in joined_and_left:
-        if feed.gone or feed.oldest:
-            raise InvalidRequest(
-                f"partition {feed.partition} has left the ring and is not named in snapshot {parent.id}, so keys may "
-                "have changed there in between: take a full snapshot"
-            )
-        yield _place_of_left(feed, min(each.time_ms for each in pinned))
+    """Where the logs of partitions end that have left the ring. Raises InvalidRequest if such a log is gone and the
+    parent does not have it to its end, or if the parent does not name it."""
+    here = {each.partition for each in pinned}
+    strangers = sorted(each for each in feeds if feeds[each].ended and each not in {*here, *parent.places()})
+    if strangers:
+        raise InvalidRequest(
+            f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "
+            "changed there in between: take a full snapshot"
+        )
     for before in parent.partitions:
         if before.partition in here:
             continue

@@ -180,3 +180,19 @@ def test_an_incremental_that_adds_nothing_cuts_no_chain() -> None:
 
 def test_all_of_a_chain_is_its_last_one_too_where_that_adds_nothing() -> None:
     assert [each.id for each in covering(idle(), "s001", Cut())] == ["s000", "s001"]
+
+
+def test_a_clock_of_who_takes_snapshots_that_is_set_back_makes_none_older() -> None:
+    """Pruned was the newest."""
+    catalogue = line(None, None)
+    catalogue["s001"] = replace(catalogue["s001"], started_ms=EPOCH_MS - HOUR_MS)
+    assert [each.id for each in in_order(catalogue)] == ["s000", "s001"]
+    assert [each.id for each in prunable(catalogue, Retention(newest=1))] == ["s000"]
+
+
+def test_a_clock_of_who_takes_snapshots_that_is_ahead_promises_no_moments() -> None:
+    """What was written up to there was not in it, and was restored as not there."""
+    catalogue = line(None)
+    catalogue["s000"] = replace(catalogue["s000"], started_ms=EPOCH_MS + 5 * HOUR_MS)
+    with pytest.raises(InvalidRequest, match="is after snapshot s000, complete up to 2023-11-14T22:13:20"):
+        covering(catalogue, None, Cut(time_ms=EPOCH_MS + HOUR_MS))

@@ -129,24 +129,18 @@ def feeds_with(*ended: str) -> dict[str, PartitionFeed]:
     }
 
 
-def test_a_partition_that_joined_and_left_since_the_parent_is_not_passed_over(plan: planning.Plan) -> None:
+@pytest.mark.parametrize("is_gone", [False, True])
+def test_a_partition_that_joined_and_left_since_the_parent_is_not_passed_over(
+    plan: planning.Plan, is_gone: bool
+) -> None:
     """Its changes were in no incremental, and `verify` said that all was well."""
-    parent, feeds = parent_of(plan), feeds_with("p9")
-    places = (*parent.partitions[:2], *left_places(parent, STORE.partitions, feeds))
-    assert [(each.partition, each.sequence) for each in places[2:]] == [("p9", 12), ("p8", 33)]
-    (piece,) = planning.change_pieces(parent.places(), places, feeds)
-    assert (piece.partition, piece.first, piece.last) == ("p9", 0, 12)
+    feeds = feeds_with("p9") | ({"p9": GONE} if is_gone else {})
+    with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not named in snapshot s0.*full snapshot"):
+        list(left_places(parent_of(plan), STORE.partitions, feeds))
 
 
 GONE = PartitionFeed("p9", 0, 0, True, (), "", True)
 """Servers know that it has been there, and nothing more."""
-
-
-def test_one_of_which_not_all_is_there_is_not_passed_over_either(plan: planning.Plan) -> None:
-    """Where the retention was shorter than the time between two snapshots, nobody noticed that it had been there."""
-    for rest in (GONE, PartitionFeed("p9", 3, 12, True, ())):
-        with pytest.raises(InvalidRequest, match=r"p9 has left the ring and is not named in snapshot s0.*full snap"):
-            list(left_places(parent_of(plan), STORE.partitions, feeds_with() | {"p9": rest}))
 
 
 def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Plan) -> None:
@@ -160,8 +154,38 @@ def test_one_that_the_parent_saw_join_must_be_read_to_its_end(plan: planning.Pla
 
 
 def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_since(plan: planning.Plan) -> None:
-    feeds = (*Feeds.found, GONE, PartitionFeed("p10", 0, 3, False, ()))
+    """And of who has left since: only a pin keeps that log."""
+    p1, p2, p8 = Feeds.found
+    feeds = (p1, p2._replace(ended=True), p8, GONE, PartitionFeed("p10", 0, 3, False, ()))
     assert planning.behind(parent_of(plan), feeds) == {"p1": 70, "p2": 70, "p10": 0}
+    assert planning.behind(parent_of(plan), [p2._replace(ended=True, gone=True)]) == {}
+
+
+def test_a_full_snapshot_names_who_left_while_it_was_pinned_and_nobody_who_joined_since(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first was refused by the next incremental, the second's changes would not be in it."""
+    p3, p4 = (PartitionFeed(each, 0, 5, False, ()) for each in ("p3", "p4"))
+    looks = iter([[*Feeds.found, p3], [*Feeds.found, *(each._replace(ended=True) for each in (p3, p4))]])
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
+    monkeypatch.setattr(planning, "FeedReader", Feeds)
+    monkeypatch.setattr(Feeds, "positions", lambda _: next(looks))
+    found = plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
+    assert {each.partition for each in found.partitions} == {"p1", "p2", "p3", "p8"}
+
+
+def test_a_partition_is_named_once_also_where_servers_do_not_know_the_same_ring(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
+    monkeypatch.setattr(planning, "FeedReader", Feeds)
+    monkeypatch.setattr(Feeds, "found", tuple(each._replace(ended=True) for each in Feeds.found))
+    found = plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
+    assert [(each.partition, each.has_left) for each in found.partitions] == [
+        ("p1", False),
+        ("p2", False),
+        ("p8", True),
+    ]
 
 
 def test_one_that_had_left_before_the_parent_is_named_for_good(plan: planning.Plan) -> None:
