@@ -36,7 +36,7 @@ class PartitionConfig:
     expiry_sweep_s: float = 1.0
     """How often a leader deletes keys past their expiry that nobody asks for. 0: never."""
     flush_s: float = 30.0
-    """How often the state is synced to disk."""
+    """How often the state is synced to disk: each time after 0.5 to 1.5 times as long."""
     trim_s: float = 10.0
     """How often a leader looks whether the log can be trimmed."""
     retention_ms: int = 3_600_000
