@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from kvstore.env import Env
-from kvstore.partition import upkeep
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.upkeep import Upkeep
 from kvstore.types import PartitionId
@@ -35,7 +34,7 @@ def flushes_of(seed: int, flush_s: float, monkeypatch: pytest.MonkeyPatch) -> li
     config = PartitionConfig(flush_s=flush_s)
     one = Upkeep(env, config, PartitionId("p1"), replica, nothing, nothing, nothing)
     with monkeypatch.context() as patched:
-        patched.setattr(upkeep.asyncio, "sleep", sleep)
+        patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
             asyncio.run(one._flush_now_and_then())
     assert one.flushes == ROUNDS

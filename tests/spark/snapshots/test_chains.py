@@ -196,3 +196,11 @@ def test_a_clock_of_who_takes_snapshots_that_is_ahead_promises_no_moments() -> N
     catalogue["s000"] = replace(catalogue["s000"], started_ms=EPOCH_MS + 5 * HOUR_MS)
     with pytest.raises(InvalidRequest, match="is after snapshot s000, complete up to 2023-11-14T22:13:20"):
         covering(catalogue, None, Cut(time_ms=EPOCH_MS + HOUR_MS))
+
+
+def test_a_partition_that_left_long_ago_makes_no_snapshot_end_there() -> None:
+    catalogue = line(None, 0)
+    last = catalogue["s001"]
+    left = replace(last.partitions[0], partition="p9", ledger=-1, entry=-1, time_ms=1, ranges=())
+    catalogue["s001"] = replace(last, partitions=(*last.partitions, left))
+    assert [each.id for each in covering(catalogue, None, Cut(time_ms=EPOCH_MS + HOUR_MS))] == ["s000", "s001"]
