@@ -62,13 +62,16 @@ def up(
         zookeeper=zookeeper,
         unsafe=unsafe,
     )
+    was_running = cluster.is_running()
     try:
         found = cluster.up(wish)
     except KeyboardInterrupt:
         _say(f"interrupted; what was started goes on. To stop it: {_own_command()} down{_where(data_dir)}")
         raise
     print(as_json(found.document()) if json else _welcome(found, data_dir))
-    if not detach:
+    if was_running and not detach:
+        _say(f"it ran before this command, and goes on. To stop it: {_own_command()} down{_where(data_dir)}")
+    elif not detach:
         _wait_for_interrupt()
         cluster.down()
 

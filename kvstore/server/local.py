@@ -209,6 +209,11 @@ class LocalCluster:
         ]
         return "\n".join("\n".join(text.splitlines()[-8:]) for text in texts) or "nothing"
 
+    def is_running(self) -> bool:
+        """Whether any of its processes is up. Raises ConfigError if its file cannot be read."""
+        cluster = self._load_or_none()
+        return cluster is not None and (self._zookeeper_runs(cluster) or any(map(self._runs, cluster.nodes)))
+
     def _runs(self, node: NodePlace) -> bool:
         return node.pid is not None and _is_ours(node.pid, node.config)
 

@@ -256,6 +256,8 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
 
 def _columns(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
     wanted = [name.strip() for name in options.get("columns", "").split(",") if name.strip()]
+    if "columns" in options and not wanted:
+        raise ConfigError(f"columns: want some of {', '.join(known)}, got {options['columns']!r}")
     for name in wanted:
         if name not in known:
             raise ConfigError(f"columns: there is no column {name!r}; there are {', '.join(known)}")

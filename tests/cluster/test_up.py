@@ -101,6 +101,16 @@ def test_cluster_json_names_every_process_and_endpoint(cluster: Cluster) -> None
         assert Path(node["config"]).exists()
 
 
+def test_up_beside_a_running_cluster_returns_and_leaves_it_running(cluster: Cluster) -> None:
+    """At the end of a terminal it took the cluster of another with it."""
+    before = (cluster.local.data_dir / "cluster.json").read_bytes()
+    answer = kvstore(cluster, "up")
+    assert answer.returncode == 0, answer.stderr
+    assert "it ran before this command, and goes on" in answer.stderr
+    assert (cluster.local.data_dir / "cluster.json").read_bytes() == before
+    assert all(node["running"] for node in cluster.local.status()["nodes"])
+
+
 def test_status_shows_every_node(cluster: Cluster) -> None:
     answer = kvstore(cluster, "status", "--json")
     assert answer.returncode == 0, answer.stderr

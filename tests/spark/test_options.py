@@ -95,6 +95,7 @@ def test_reading_has_defaults_and_reads_what_is_set() -> None:
     [
         ({"columns": "key,vlaue"}, "there is no column 'vlaue'; there are partition, key, value"),
         ({"columns": "key,key"}, "want each once"),
+        ({"columns": " ,"}, "columns: want some of partition, key, value"),
         ({"keyEncoding": "hex", "prefix": "xy"}, "prefix: want hexadecimal digits"),
         ({"keyEncoding": "rot13"}, "keyEncoding: want utf8 or hex"),
         ({"batchRows": "1"}, "unknown option 'batchRows' for reading"),
