@@ -46,7 +46,7 @@ class Conductor:
         """What went wrong besides operations."""
         self._shape: Shape = shape_of(options.shape, options.rate, options.seconds)
         self._rate, self._changed_at = 0.0, 0.0
-        self._workers = 0
+        self._workers = self._workers_most = 0
         self._chaos: Chaos | None = None
         self._pulse: Pulse | None = None
         if options.shape == "chaos":
@@ -91,10 +91,8 @@ class Conductor:
         return users, min(SPAWN_PER_S, float(users))
 
     def note_workers(self, count: int) -> None:
-        """So many are at work now. What one has measured since its last report goes with it."""
-        if count < self._workers:
-            self.faults.append(f"{self._workers - count} of {self._workers} workers were lost")
-        self._workers = count
+        """So many are at work now. One may be heard of again that was not for some seconds."""
+        self._workers, self._workers_most = count, max(count, self._workers_most)
 
     def finish(self, *, doors: str) -> int:
         """Write the report and say what came of it; returns the exit code."""
@@ -107,6 +105,8 @@ class Conductor:
         if self.ended is None:  # its workers are gone, or somebody has had enough
             ran_s = time.time() - self.began
             self.faults.append(f"the run was ended after {ran_s:.0f} of {self.options.seconds:g} s")
+        if self._workers < self._workers_most:  # what they had measured since their last reports went with them
+            self.faults.append(f"{self._workers_most - self._workers} of {self._workers_most} workers were lost")
         made = document(self.recorder, self._run(self.began, doors, pulse))
         lines = self._beside(made)
         path = self.options.report

@@ -32,7 +32,7 @@ from kvstore.server.feed_tail import Cursor
 from kvstore.server.feeds import Feeds
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.lists import LedgerLists
-from kvstore.wal.pins import FEED_PIN, Pins
+from kvstore.wal.pins import EVERYTHING, FEED_PIN, Pins
 
 Context = grpc.aio.ServicerContext[Any, Any]
 
@@ -224,24 +224,36 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
         # Read again: a partition that joined meanwhile got no holds but those that there were.
         for partition, member in sorted((await self._feeds.newest_ring()).partitions.items()):
-            is_new = member.state is PartitionState.JOINING
-            if partition not in request.positions and (is_new or not request.ttl_ms):
-                await self._move_hold(request.name, partition, None, deadline_ms, request.ttl_ms > 0)
+            if partition not in request.positions:
+                is_new = member.state is PartitionState.JOINING
+                await self._prolong(request.name, partition, deadline_ms, request.ttl_ms > 0, is_new=is_new)
         return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
 
     async def _move_hold(
-        self, hold: str, partition: PartitionId, after: int | None, deadline_ms: int, is_wanted: bool
+        self, hold: str, partition: PartitionId, after: int, deadline_ms: int, is_wanted: bool
     ) -> None:
-        """Hold what stands behind `after`, None: all that there is, and nothing under earlier deadlines any more."""
-        mark = f"{FEED_PIN}{hold}@"
-        old = [each for each in await self._pins_of(partition) if each.startswith(mark)]
-        name = f"{mark}{deadline_ms}"
+        """Hold what stands behind `after`, and nothing under earlier deadlines any more."""
+        name = _pin_name(hold, deadline_ms)
+        old = [each for each in await self._pins_of(partition) if each.startswith(_pin_name(hold))]
         if is_wanted and name not in old:
-            ledger = None if after is None else await self._ledger_behind(partition, after)
+            ledger = await self._ledger_behind(partition, after)
             if ledger is None:
-                await self._pins.hold_whole(partition, name, deadline_ms)
+                await self._pins.hold_on(partition, name, deadline_ms)
             else:
-                await self._pin(partition, after or 0, ledger, name, deadline_ms)
+                await self._pin(partition, after, ledger, name, deadline_ms)
+        for each in old:
+            if each != name:
+                await self._pins.release(partition, each)
+
+    async def _prolong(
+        self, hold: str, partition: PartitionId, deadline_ms: int, is_wanted: bool, *, is_new: bool
+    ) -> None:
+        """Of a partition that the reader does not know yet: what is held stays held, and of a new one everything is."""
+        name = _pin_name(hold, deadline_ms)
+        old = dict(await self._pins.all(partition, _pin_name(hold)))
+        if is_wanted and name not in old and (old or is_new):
+            ledger = min((pin.ledger for pin in old.values()), default=EVERYTHING)
+            await self._pins.hold_on(partition, name, deadline_ms, ledger)
         for each in old:
             if each != name:
                 await self._pins.release(partition, each)
@@ -264,6 +276,11 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             return sorted(await self._store.children(paths.partition_pins(PartitionId(partition))))
         except NoSuchNode:
             return []
+
+
+def _pin_name(hold: str, deadline_ms: int | None = None) -> str:
+    """Without a deadline: how all of that hold's begin."""
+    return f"{FEED_PIN}{hold}@{'' if deadline_ms is None else deadline_ms}"
 
 
 def _seen_outside(error: StoreError) -> StoreError:

@@ -179,8 +179,8 @@ class Feeds:
         """Right before the last entry that begins at `after` or before: it may go on behind."""
         found = await self._search(partition, lambda payload: first_seq_of(payload) <= after)
         oldest = oldest_of(found)
-        if not found.listed.ledgers and not after and partition in self.ring().partitions:
-            return found.position  # it has only just joined
+        if not found.listed.ledgers and not after and await self._never_logged(partition):
+            return found.position
         if after < oldest or oldest < 0:
             raise PositionTrimmed(partition, after, oldest)
         ledger, entry = found.position
@@ -216,10 +216,14 @@ class Feeds:
         found = await self._found_end(partition)
         if found.listed.ledgers:
             return oldest_of(found), end_of(found)[1]
-        # It never had one, or it was removed: that comes after the ring has forgotten it (retirement.py).
-        if partition in await partitions_kept(self._store) or partition in (await self.newest_ring()).partitions:
-            return 0, Seq(0)
-        return None
+        return (0, Seq(0)) if await self._never_logged(partition) else None
+
+    async def _never_logged(self, partition: PartitionId) -> bool:
+        """Of a partition of which no log was found: that it never had one. Else it was removed, and that comes after
+        the ring has forgotten the partition (retirement.py)."""
+        if partition in await partitions_kept(self._store):
+            return True
+        return partition in (await self.newest_ring()).partitions
 
     async def _found_end(self, partition: PartitionId) -> Found:
         try:

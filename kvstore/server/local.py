@@ -211,7 +211,7 @@ class LocalCluster:
 
     def is_running(self) -> bool:
         """Whether any of its processes is up. Raises ConfigError if its file cannot be read."""
-        cluster = self._load_or_none()
+        cluster = self._load_or_none() if self._path.exists() else None
         return cluster is not None and (self._zookeeper_runs(cluster) or any(map(self._runs, cluster.nodes)))
 
     def _runs(self, node: NodePlace) -> bool:

@@ -10,7 +10,8 @@ from contextlib import suppress
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
 from kvstore.meta import codec, paths
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.store import MetadataStore, ensure_path
+from kvstore.meta.store import Check, Create, MetadataStore, ensure_path
+from kvstore.ring import codec as ring_codec
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import LedgerList, Listed
@@ -22,12 +23,15 @@ log = logging.getLogger(__name__)
 
 async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
     """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
-    False, and nothing done, while a replica is up or a pin holds its log. Raises MetadataError."""
-    if await _is_in_use(store, partition, now_ms):
+    False, and nothing done, while a replica is up or a pin holds its log, or where the ring has forgotten it. Raises
+    MetadataError."""
+    await store.sync(paths.RING)
+    data, ring = await store.get(paths.RING)
+    if partition not in ring_codec.decode(data).partitions or await _is_in_use(store, partition, now_ms):
         return False
     lists, ledgers = LedgerLists(store), LedgerStore(store)
     listed, version = await lists.read(partition, latest=True)
-    await _keep(store, partition, listed)
+    await _keep(store, partition, listed, ring.version)
     if listed.ledgers:
         try:
             await lists.write(partition, LedgerList(), version)  # whoever still led it does so no more
@@ -42,12 +46,12 @@ async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: in
     return True
 
 
-async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList) -> None:
-    """Also of one that never had a ledger: it tells readers of the feed that they have missed nothing."""
-    path = paths.kept_log(partition)
+async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList, ring_version: int) -> None:
+    """Also of one that never had a ledger: it tells readers of the feed that they have missed nothing. So it must not
+    come after the log was dropped. Raises VersionConflict if the ring is another one."""
     await ensure_path(store, paths.KEPT)
     with suppress(NodeExists):  # of an attempt before
-        await store.create(path, codec.encode(listed))
+        await store.multi([Check(paths.RING, ring_version), Create(paths.kept_log(partition), codec.encode(listed))])
 
 
 async def _kept(store: MetadataStore, partition: PartitionId) -> Sequence[Listed]:

@@ -22,6 +22,8 @@ log = logging.getLogger(__name__)
 
 FEED_PIN = "feed-"
 """How the names of pins begin that hold logs for readers of feeds."""
+EVERYTHING = LedgerId(0)
+"""From here on a pin holds all that there is, and all that comes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,25 +64,26 @@ class Pins:
             except NodeExists:  # after a broken connection: our own, or that of another attempt
                 await self.extend(partition, name, deadline_ms)
 
-    async def hold_whole(self, partition: PartitionId, name: str, deadline_ms: int) -> None:
-        """Hold all that there is of a log, also before it begins. No error if the pin is there."""
+    async def hold_on(self, partition: PartitionId, name: str, deadline_ms: int, ledger: LedgerId = EVERYTHING) -> None:
+        """Hold what another pin holds, or all that there is of a log, also before it begins. No error if the pin is
+        there."""
         path = paths.partition_pin(partition, name)
         await ensure_path(self._store, paths.parent(path))
         with suppress(NodeExists):
-            await self._store.create(path, codec.encode(Pin(LedgerId(0), deadline_ms)))
+            await self._store.create(path, codec.encode(Pin(ledger, deadline_ms)))
 
     async def hold_as_others(
         self, joined: Iterable[PartitionId], others: Iterable[PartitionId], prefix: str, now_ms: int
     ) -> None:
         """Hold the whole logs of partitions that have only just joined, under each name with that prefix that holds the
-        log of another, and as long. Raises Corrupted if a pin cannot be read."""
+        log of another, and as long."""
         found: dict[str, int] = {}
         for other in others:
             found |= {name: pin.deadline_ms for name, pin in await self.all(other, prefix)}
         for partition in joined:
             for name, deadline_ms in sorted(found.items()):
                 if deadline_ms > now_ms:
-                    await self.hold_whole(partition, name, deadline_ms)
+                    await self.hold_on(partition, name, deadline_ms)
 
     async def extend(self, partition: PartitionId, name: str, deadline_ms: int) -> bool:
         """Move a pin's deadline. False if there is no such pin, or it has none."""
@@ -103,7 +106,8 @@ class Pins:
         return pin.deadline_ms > 0
 
     async def all(self, partition: PartitionId, prefix: str = "") -> list[tuple[str, Pin]]:
-        """Every pin that is there whose name begins so, by name, those past their deadline too."""
+        """Every pin that is there whose name begins so, by name, those past their deadline too. One that cannot be read
+        is shown as it counts: it holds everything."""
         directory = paths.partition_pins(partition)
         found = []
         with suppress(NoSuchNode):
@@ -113,7 +117,7 @@ class Pins:
                 with suppress(NoSuchNode):
                     path = paths.join(directory, name)
                     data, _ = await self._store.get(path)
-                    found.append((name, codec.decode(Pin, data, what=path)))
+                    found.append((name, _pin_of(data, path)))
         return found
 
     async def names(self, partition: PartitionId) -> set[str]:
@@ -151,14 +155,19 @@ class Pins:
                 data, stat = await self._store.get(path)
             except NoSuchNode:
                 continue
-            try:
-                pin = codec.decode(Pin, data, what=path)
-            except Corrupted as error:
-                log.error("partition=%s nothing of its log is trimmed: %s", partition, error)
-                pin = Pin(LedgerId(0))
+            pin = _pin_of(data, path)
             if pin.deadline_ms and pin.deadline_ms < now_ms:
                 with suppress(NoSuchNode, VersionConflict):  # it has been extended
                     await self._store.delete(path, stat.version)
             else:
                 held.append(pin.ledger)
         return min(held, default=None)
+
+
+def _pin_of(data: bytes, path: str) -> Pin:
+    """One that cannot be read, of a later version perhaps, counts as one that holds every ledger."""
+    try:
+        return codec.decode(Pin, data, what=path)
+    except Corrupted as error:
+        log.error("%s: nothing of that log is trimmed while it is there", error)
+        return Pin(EVERYTHING)

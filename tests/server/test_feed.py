@@ -314,6 +314,8 @@ async def test_a_log_that_never_was_is_not_gone_and_one_that_goes_meanwhile_is(r
     for path in (paths.KEPT, paths.kept_log(P2)):
         await world.store.create(path, b"")
     assert await world.feeds.ends(P2) == (0, 0)
+    page = await reading.page("p2", 0)
+    assert (page.next, page.ended) == (0, True)
 
 
 async def test_a_reader_that_is_closed_opens_no_connection(reading: Reading) -> None:
@@ -363,10 +365,11 @@ async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
     async def held() -> dict[str, list[int]]:
         return {each: [pin.ledger for _, pin in await pins.all(PartitionId(each))] for each in ("p1", "p2", "p3")}
 
-    await pins.hold_whole(P2, "feed-stream@1", 1)
-    for _ in range(2):
-        await reading.hold("stream", {"p2": 0}, 60)
-        assert await held() == {"p1": [], "p2": [0], "p3": [0]}
+    await pins.hold_on(P2, "feed-stream@1", 1)
+    await pins.hold_on(P1, "feed-stream@1", 1, LedgerId(3))
+    for ttl_s in (60, 70):
+        await reading.hold("stream", {"p2": 0}, ttl_s)
+        assert await held() == {"p1": [3], "p2": [0], "p3": [0]}
     await reading.hold("stream", {"p1": 0}, 0)
     assert await held() == {"p1": [], "p2": [], "p3": []}, "given back, all of it"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import pytest
 
 from kvstore.env import Env
 from kvstore.env.real import real_env
+from kvstore.errors import NodeExists
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election import Published
-from kvstore.ring import PartitionState, Ring, new_ring, plan
+from kvstore.ring import PartitionState, Ring, codec, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing
 from kvstore.server import steward as module
 from kvstore.server.members import ClusterTopology, Member
@@ -59,7 +61,13 @@ class World:
 
     async def change(self, step: Callable[[Ring], Ring]) -> Ring:
         self.ring = step(self.ring)
+        await self.store_ring()
         return self.ring
+
+    async def store_ring(self) -> None:
+        with suppress(NodeExists):
+            await self.store.create(paths.RING, b"")
+        await self.store.set(paths.RING, codec.encode(self.ring), -1)
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         raise NotImplementedError
@@ -185,6 +193,7 @@ async def retire(world: World) -> None:
     while world.ring.moves:
         world.ring = advance(world.ring, min(world.ring.moves))
     assert world.ring.partitions[P1].state is PartitionState.RETIRED
+    await world.store_ring()
 
 
 async def log_of(world: World, partition: PartitionId, ledger: int, *, listed: bool = True) -> None:
@@ -257,3 +266,16 @@ async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) 
     _, stat = await world.store.get(paths.kept_log(P1))
     assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0
     assert await partitions_kept(world.store) == [P1]
+
+
+async def test_a_steward_that_was_asleep_keeps_no_empty_list_of_a_log_that_has_gone(world: World) -> None:
+    """Readers would take it for one that never was, and not be told what they have missed."""
+    await log_of(world, P1, 1)
+    await log_of(world, P2, 3)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    await world.change(lambda ring: steps.forget(ring, P1))
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, (), now_ms=stat.modified_ms, keep_ms=0) == 1
+    assert not await remove_log(world.store, P1, now_ms=0)
+    assert await partitions_kept(world.store) == []

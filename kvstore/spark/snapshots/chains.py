@@ -29,7 +29,7 @@ def in_order(catalogue: Catalogue) -> list[Manifest]:
 
 def _age(manifest: Manifest) -> tuple[int, int, str]:
     """By the servers' clocks, which never go back: those of the machines that take snapshots may."""
-    return manifest.time_ms, manifest.started_ms, manifest.id
+    return complete_until_ms(manifest), manifest.started_ms, manifest.id
 
 
 def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
@@ -124,8 +124,8 @@ def _cut_chain(chain: Sequence[Manifest], cut: Cut) -> list[Manifest]:
 
 
 def complete_until_ms(manifest: Manifest) -> int:
-    """Nothing that was written up to then is missing: each position is a MARK of that time or later."""
-    return min((each.time_ms for each in manifest.partitions if not each.has_left), default=0)
+    """Nothing that was written up to then is missing: each position is a MARK of a later time."""
+    return min((each.time_ms for each in manifest.partitions if not each.has_left), default=0) - 1
 
 
 def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:

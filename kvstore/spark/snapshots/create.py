@@ -113,9 +113,9 @@ def resumed_or_none(store: SnapshotStore, wanted: Wanted) -> tuple[Work, Plan] |
 
 def _renewed(plan: Plan, wanted: Wanted) -> bool:
     try:
-        renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s)
-    except NoSuchPin:
-        log.warning("snapshot=%s its pin has ended: a new one is begun", plan.id)
+        _keep_once(wanted, plan)
+    except (NoSuchPin, PositionTrimmed):
+        log.warning("snapshot=%s what it reads is not kept any more: a new one is begun", plan.id)
         return False
     return True
 

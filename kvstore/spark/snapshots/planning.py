@@ -69,9 +69,8 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     try:
         if wanted.parent is None:
             with FeedReader(wanted.cluster) as feed:
-                known = {each.partition for each in feed.positions()}
-                pinned = _pin(wanted, name)
-                left = [each for each in feed.positions() if each.ended and each.partition in known]
+                left = [each for each in feed.positions() if each.ended]  # who leaves later may still log something
+            pinned = _pin(wanted, name)
             places, pieces = (*map(_place, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
@@ -191,7 +190,8 @@ def left_places(
     """Where the logs of partitions end that have left the ring. Raises InvalidRequest if such a log is gone and the
     parent does not have it to its end, or if the parent does not name it."""
     here = {each.partition for each in pinned}
-    strangers = sorted(each for each in feeds if feeds[each].ended and each not in {*here, *parent.places()})
+    ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
+    strangers = sorted(ended - here - parent.places().keys())
     if strangers:
         raise InvalidRequest(
             f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "

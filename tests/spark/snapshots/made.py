@@ -47,7 +47,8 @@ def file_of(folder: Path, partition: str, changes: Sequence[Change], number: int
 
 
 def places_of(log: Sequence[Change]) -> tuple[Place, ...]:
-    """Where each partition's log ends."""
+    """Where each partition's log ends, at a MARK behind all of that."""
+    time_ms = 1 + max((change.time_ms for change in log), default=EPOCH_MS)
     found = []
     for partition, ranges in RANGES.items():
         own = [change for change in log if change.partition == partition]
@@ -57,7 +58,7 @@ def places_of(log: Sequence[Change]) -> tuple[Place, ...]:
                 ledger=1,
                 entry=len(own),
                 sequence=max((change.sequence for change in own), default=0),
-                time_ms=max((change.time_ms for change in own), default=EPOCH_MS),
+                time_ms=time_ms,
                 ranges=ranges,
             )
         )

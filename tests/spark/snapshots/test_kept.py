@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.client.config import ClientConfig
-from kvstore.errors import InvalidRequest, NoSuchPin, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError, Unavailable
 from kvstore.spark.snapshots import create, planning
 from kvstore.spark.snapshots.manifest import Kind
 from kvstore.spark.snapshots.planning import Wanted
@@ -131,3 +132,38 @@ def test_a_pin_that_has_ended_ends_the_job_and_is_what_the_job_fails_with(monkey
     with pytest.raises(NoSuchPin, match="gone"):
         job()
     assert found.group == "kvstore snapshot s1"
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_logs_are_held_for_the_next_snapshot_before_the_pin_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, fails: bool
+) -> None:
+    """Only the pin kept the log of a partition that left meanwhile."""
+    told: list[str] = []
+    nothing: Any = None
+
+    def hold(_: object) -> None:
+        told.append("held")
+        if fails:
+            raise Unavailable("away")
+
+    monkeypatch.setattr(create, "wake", lambda _: None)
+    monkeypatch.setattr(create, "resumed_or_none", lambda *_: (nothing, PLAN))
+    monkeypatch.setattr(create, "_finished", lambda *_: manifest_of("s1", None, places_of([])))
+    monkeypatch.setattr(create, "_give_back", lambda *_: told.append("given back"))
+    with pytest.raises(Unavailable) if fails else nullcontext():
+        create.create(SnapshotStore(tmp_path), wanted(), nothing, lambda *_: None, hold)
+    assert told == ["held", "given back"]
+
+
+def test_work_of_the_dead_is_gone_on_with_only_while_its_logs_are_held_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = servers(monkeypatch, None)
+    parent = manifest_of("s0", None, places_of([]))
+    assert create._renewed(PLAN, wanted(parent=parent))
+    assert found.held == [{"p1": 0, "p2": 0}]
+
+    def gone(*_: object, **__: object) -> None:
+        raise PositionTrimmed("p1", 0, 7)
+
+    monkeypatch.setattr(found, "hold", gone)
+    assert not create._renewed(PLAN, wanted(parent=parent))

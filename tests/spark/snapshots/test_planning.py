@@ -161,17 +161,19 @@ def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_sin
     assert planning.behind(parent_of(plan), [p2._replace(ended=True, gone=True)]) == {}
 
 
-def test_a_full_snapshot_names_who_left_while_it_was_pinned_and_nobody_who_joined_since(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The first was refused by the next incremental, the second's changes would not be in it."""
-    p3, p4 = (PartitionFeed(each, 0, 5, False, ()) for each in ("p3", "p4"))
-    looks = iter([[*Feeds.found, p3], [*Feeds.found, *(each._replace(ended=True) for each in (p3, p4))]])
-    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
+def test_a_full_snapshot_names_nobody_who_left_behind_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was logged there behind it would be in no snapshot."""
+    looks = iter([Feeds.found, tuple(each._replace(ended=True) for each in Feeds.found)])
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: replace(STORE, partitions=STORE.partitions[:1]))
     monkeypatch.setattr(planning, "FeedReader", Feeds)
     monkeypatch.setattr(Feeds, "positions", lambda _: next(looks))
     found = plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
-    assert {each.partition for each in found.partitions} == {"p1", "p2", "p3", "p8"}
+    assert {each.partition for each in found.partitions} == {"p1", "p8"}
+
+
+def test_a_partition_that_never_logged_anything_is_missed_by_nobody(plan: planning.Plan) -> None:
+    never = {"p9": PartitionFeed("p9", 0, 0, True, ())}
+    assert [each.partition for each in left_places(parent_of(plan), STORE.partitions, feeds_with() | never)] == ["p8"]
 
 
 def test_a_partition_is_named_once_also_where_servers_do_not_know_the_same_ring(
