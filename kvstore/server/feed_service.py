@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import grpc
@@ -13,6 +14,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import (
     InvalidRequest,
     MetadataError,
+    NodeExists,
     NoSuchLedger,
     NoSuchNode,
     Overloaded,
@@ -224,9 +226,13 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
         # Read again: a partition that joined meanwhile got no holds but those that there were.
         for partition, member in sorted((await self._feeds.newest_ring()).partitions.items()):
-            if partition not in request.positions:
+            if partition in request.positions:
+                continue
+            if not request.ttl_ms:
+                await self._release(request.name, partition)
+            elif member.state is not PartitionState.RETIRED:  # such a one would stay for as long as it is held
                 is_new = member.state is PartitionState.JOINING
-                await self._prolong(request.name, partition, deadline_ms, request.ttl_ms > 0, is_new=is_new)
+                await self._prolong(request.name, partition, deadline_ms, is_new=is_new)
         return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
 
     async def _move_hold(
@@ -234,28 +240,25 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     ) -> None:
         """Hold what stands behind `after`, and nothing under earlier deadlines any more."""
         name = _pin_name(hold, deadline_ms)
-        old = [each for each in await self._pins_of(partition) if each.startswith(_pin_name(hold))]
-        if is_wanted and name not in old:
+        if is_wanted:
             ledger = await self._ledger_behind(partition, after)
             if ledger is None:
                 await self._pins.hold_on(partition, name, deadline_ms)
             else:
                 await self._pin(partition, after, ledger, name, deadline_ms)
-        for each in old:
-            if each != name:
-                await self._pins.release(partition, each)
+        await self._release(hold, partition, but=name if is_wanted else "")
 
-    async def _prolong(
-        self, hold: str, partition: PartitionId, deadline_ms: int, is_wanted: bool, *, is_new: bool
-    ) -> None:
+    async def _prolong(self, hold: str, partition: PartitionId, deadline_ms: int, *, is_new: bool) -> None:
         """Of a partition that the reader does not know yet: what is held stays held, and of a new one everything is."""
         name = _pin_name(hold, deadline_ms)
-        old = dict(await self._pins.all(partition, _pin_name(hold)))
-        if is_wanted and name not in old and (old or is_new):
-            ledger = min((pin.ledger for pin in old.values()), default=EVERYTHING)
-            await self._pins.hold_on(partition, name, deadline_ms, ledger)
-        for each in old:
-            if each != name:
+        old = [pin.ledger for _, pin in await self._pins.all(partition, _pin_name(hold))]
+        if old or is_new:
+            await self._pins.hold_on(partition, name, deadline_ms, min(old, default=EVERYTHING))
+        await self._release(hold, partition, but=name)
+
+    async def _release(self, hold: str, partition: PartitionId, *, but: str = "") -> None:
+        for each in await self._pins_of(partition):
+            if each.startswith(_pin_name(hold)) and each != but:
                 await self._pins.release(partition, each)
 
     async def _ledger_behind(self, partition: PartitionId, after: int) -> LedgerId | None:
@@ -267,7 +270,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def _pin(self, partition: PartitionId, after: int, ledger: LedgerId, name: str, deadline_ms: int) -> None:
         try:
-            await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
+            with suppress(NodeExists):  # asked twice in one millisecond
+                await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
         except NoSuchLedger:
             raise PositionTrimmed(partition, after, (await self._feeds.end(partition))[2]) from None
 

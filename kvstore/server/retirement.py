@@ -4,14 +4,15 @@ Every step can be done again."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
 from kvstore.meta import codec, paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Create, MetadataStore, ensure_path
-from kvstore.ring import codec as ring_codec
+from kvstore.ring import Ring
+from kvstore.ring import codec as codec_of_ring
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import LedgerList, Listed
@@ -25,13 +26,12 @@ async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: in
     """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
     False, and nothing done, while a replica is up or a pin holds its log, or where the ring has forgotten it. Raises
     MetadataError."""
-    await store.sync(paths.RING)
-    data, ring = await store.get(paths.RING)
-    if partition not in ring_codec.decode(data).partitions or await _is_in_use(store, partition, now_ms):
+    ring, ring_version = await _newest_ring(store)
+    if partition not in ring.partitions or await _is_in_use(store, partition, now_ms):
         return False
     lists, ledgers = LedgerLists(store), LedgerStore(store)
     listed, version = await lists.read(partition, latest=True)
-    await _keep(store, partition, listed, ring.version)
+    await _keep(store, partition, listed, ring_version)
     if listed.ledgers:
         try:
             await lists.write(partition, LedgerList(), version)  # whoever still led it does so no more
@@ -44,6 +44,13 @@ async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: in
     await _remove_tree(store, paths.partition(partition))
     log.info("partition=%s: its znodes and %d ledgers removed, %d are kept", partition, len(removed), len(kept))
     return True
+
+
+async def _newest_ring(store: MetadataStore) -> tuple[Ring, int]:
+    """And the version of its node."""
+    await store.sync(paths.RING)
+    data, stat = await store.get(paths.RING)
+    return codec_of_ring.decode(data), stat.version
 
 
 async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList, ring_version: int) -> None:
@@ -79,12 +86,13 @@ async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
         return []
 
 
-async def drop_kept(store: MetadataStore, here: Container[PartitionId], *, now_ms: int, keep_ms: int) -> int:
-    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. `here`: those
-    that the ring has, as it is or as it was: while it names one, a log that cannot be found has never been. Raises
-    MetadataError."""
+async def drop_kept(store: MetadataStore, *, now_ms: int, keep_ms: int) -> int:
+    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. While the ring
+    has a partition, a log of it that cannot be found has never been: so it goes after that. Raises MetadataError."""
+    kept_here = await partitions_kept(store)
+    here = (await _newest_ring(store))[0].partitions if kept_here else {}
     ledgers, count = LedgerStore(store), 0
-    for partition in await partitions_kept(store):
+    for partition in kept_here:
         with suppress(NoSuchNode):  # another server was faster
             _, stat = await store.get(paths.kept_log(partition))
             kept = await _kept(store, partition)

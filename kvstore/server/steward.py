@@ -95,8 +95,7 @@ class Steward:
                 await self._remove(partition)
         if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
             self._looked_at_kept = self._env.clock.now()
-            now_ms = self._env.clock.wall_ms()
-            await drop_kept(self._store, self._rings.ring.partitions, now_ms=now_ms, keep_ms=self._keep_ms)
+            await drop_kept(self._store, now_ms=self._env.clock.wall_ms(), keep_ms=self._keep_ms)
 
     def _note_missing(self, servers: Container[ServerId]) -> None:
         wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}

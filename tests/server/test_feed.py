@@ -357,21 +357,25 @@ async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
     """Of one that it does not name, and of one that has logged nothing yet: what it would get to read stays."""
     world = reading.world
     joining = replace(world.ring.partitions[P2], id=PartitionId("p3"), state=PartitionState.JOINING)
-    world.ring = replace(world.ring, version=9, partitions={**world.ring.partitions, joining.id: joining})
+    retired = replace(joining, id=PartitionId("p4"), state=PartitionState.RETIRED)
+    members = {each.id: each for each in (*world.ring.partitions.values(), joining, retired)}
+    world.ring = replace(world.ring, version=9, partitions=members)
     await world.store.set(paths.RING, codec_of_ring.encode(world.ring), -1)
     world.logs["p2"].ledgers = []
     pins = Pins(world.store, LedgerLists(world.store))
 
     async def held() -> dict[str, list[int]]:
-        return {each: [pin.ledger for _, pin in await pins.all(PartitionId(each))] for each in ("p1", "p2", "p3")}
+        return {each: [pin.ledger for _, pin in await pins.all(PartitionId(each))] for each in ("p1", "p2", "p3", "p4")}
 
     await pins.hold_on(P2, "feed-stream@1", 1)
     await pins.hold_on(P1, "feed-stream@1", 1, LedgerId(3))
+    await pins.hold_on(retired.id, "feed-stream@1", 1, LedgerId(4))
     for ttl_s in (60, 70):
         await reading.hold("stream", {"p2": 0}, ttl_s)
-        assert await held() == {"p1": [3], "p2": [0], "p3": [0]}
+        assert await held() == {"p1": [3], "p2": [0], "p3": [0], "p4": [4]}
+    assert [name for name, _ in await pins.all(retired.id)] == ["feed-stream@1"], "or it would never be gone"
     await reading.hold("stream", {"p1": 0}, 0)
-    assert await held() == {"p1": [], "p2": [], "p3": []}, "given back, all of it"
+    assert await held() == {"p1": [], "p2": [], "p3": [], "p4": []}, "given back, all of it"
 
 
 async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Reading) -> None:

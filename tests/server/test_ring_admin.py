@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.env import Env
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, MetadataUnavailable
 from kvstore.meta import codec, paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
@@ -361,3 +361,14 @@ async def test_who_holds_logs_to_read_them_later_holds_those_of_partitions_that_
     await node.store.create(paths.partition_pin(P1, "feed-of-tomorrow@9"), b"{}")
     await admin.change(Action(action=Action.ADD, partitions=["p6"]))
     assert [name for name, _ in await pins.all(PartitionId("p6"))] == ["feed-nightly@9"], "one that cannot be read"
+
+
+async def test_a_partition_has_joined_also_where_its_log_could_not_be_held(
+    admin: RingAdmin, node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(*_: object) -> None:
+        raise MetadataUnavailable("away")
+
+    monkeypatch.setattr(Pins, "hold_as_others", away)
+    await admin.change(Action(action=Action.ADD, partitions=["p4"]))
+    assert "p4" in node.ring.partitions

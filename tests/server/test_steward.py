@@ -250,9 +250,10 @@ async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: Worl
     assert await remove_log(world.store, P1, now_ms=0), "again, after a crash"
     assert await LedgerStore(world.store).list_ids() == [1]
     _, stat = await world.store.get(paths.kept_log(P1))
-    assert await drop_kept(world.store, (P1,), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0, "still in the ring"
-    assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
-    assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0, "still in the ring"
+    await world.change(lambda ring: steps.forget(ring, P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
     assert await LedgerStore(world.store).list_ids() == []
     assert await partitions_kept(world.store) == []
 
@@ -263,8 +264,9 @@ async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) 
     await LedgerLists(world.store).make(P1)
     await retire(world)
     assert await remove_log(world.store, P1, now_ms=0)
+    await world.change(lambda ring: steps.forget(ring, P1))
     _, stat = await world.store.get(paths.kept_log(P1))
-    assert await drop_kept(world.store, (), now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0
     assert await partitions_kept(world.store) == [P1]
 
 
@@ -276,6 +278,6 @@ async def test_a_steward_that_was_asleep_keeps_no_empty_list_of_a_log_that_has_g
     assert await remove_log(world.store, P1, now_ms=0)
     await world.change(lambda ring: steps.forget(ring, P1))
     _, stat = await world.store.get(paths.kept_log(P1))
-    assert await drop_kept(world.store, (), now_ms=stat.modified_ms, keep_ms=0) == 1
+    assert await drop_kept(world.store, now_ms=stat.modified_ms, keep_ms=0) == 1
     assert not await remove_log(world.store, P1, now_ms=0)
     assert await partitions_kept(world.store) == []
