@@ -97,7 +97,7 @@ class Partition:
         if rings is not None:
             self.mover = Mover(self._means(env, server_env, rings, pins, logs))
         self._exports = snapshots.Exports(self.state, env.clock)
-        self._upkeep = Upkeep(env, config, partition, self._replica, self._claims, replicas, turns)
+        self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns)
         self._complete_soon = Soon().give
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""

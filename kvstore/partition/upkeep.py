@@ -9,6 +9,7 @@ import errno
 import logging
 import zlib
 from collections.abc import Callable
+from random import Random
 
 from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError
@@ -40,6 +41,7 @@ class Upkeep:
         env: Env,
         config: PartitionConfig,
         partition: PartitionId,
+        server: ServerId,
         replica: Replica,
         claims: Claims,
         replicas: Callable[[], tuple[ServerId, ...]],
@@ -50,6 +52,9 @@ class Upkeep:
         self.yielded = 0
         self._env, self._config, self._partition = env, config, partition
         self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
+        # Replicas that were started together would write files, and compact them, all at one moment: no quorum would be
+        # left that does not.
+        self._spread = Random(f"{partition} at {server}")
 
     def start(self) -> None:
         self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
@@ -60,9 +65,7 @@ class Upkeep:
 
     async def _flush_now_and_then(self) -> None:
         while True:
-            # Replicas that were started together would write files, and compact them, all at one moment: no quorum
-            # would be left that does not.
-            await asyncio.sleep(self._config.flush_s * (0.5 + self._env.random.random()))
+            await asyncio.sleep(self._config.flush_s * (0.5 + self._spread.random()))
             if self._replica.state.durable_seq < self._replica.state.seq:
                 await flush(self._replica.state)
                 self.flushes += 1

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from itertools import pairwise
-from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,12 +12,12 @@ import pytest
 from kvstore.env import Env
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.upkeep import Upkeep
-from kvstore.types import PartitionId
+from kvstore.types import PartitionId, ServerId
 
 ROUNDS = 3
 
 
-def flushes_of(seed: int, flush_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
+def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """When a replica that was started at 0 syncs its state, if all of it took no time."""
     slept: list[float] = []
 
@@ -28,11 +27,11 @@ def flushes_of(seed: int, flush_s: float, monkeypatch: pytest.MonkeyPatch) -> li
         slept.append(seconds)
 
     nothing: Any = None
-    env = Env(nothing, Random(seed), nothing, nothing, nothing, nothing)
+    env = Env(nothing, nothing, nothing, nothing, nothing, nothing)
     state = SimpleNamespace(durable_seq=0, seq=1, submit_flush=lambda done: done(None))
     replica: Any = SimpleNamespace(state=state)
     config = PartitionConfig(flush_s=flush_s)
-    one = Upkeep(env, config, PartitionId("p1"), replica, nothing, nothing, nothing)
+    one = Upkeep(env, config, PartitionId(partition), ServerId(server), replica, nothing, nothing, nothing)
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):
@@ -45,7 +44,7 @@ def test_replicas_that_were_started_together_do_not_write_their_files_at_one_mom
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """All compacted at one moment, and no quorum was left that answered."""
-    found = [flushes_of(seed, 10.0, monkeypatch) for seed in range(9)]
+    found = [flushes_of(each, at, 10.0, monkeypatch) for each in ("p1", "p2", "p3") for at in ("n1", "n2", "n3")]
     for number in range(ROUNDS):
         moments = sorted(times[number] for times in found)
         assert all(later - sooner > 0.01 for sooner, later in pairwise(moments))

@@ -185,6 +185,25 @@ def test_what_is_wrong_is_said_in_one_line(
     assert [line for line in str(raised.value).splitlines() if reason in line] != []
 
 
+def keep_little(cluster: Cluster) -> None:
+    """From now on logs are held by nobody and kept no longer than they are needed, in ledgers of a few entries."""
+    with FeedReader(cluster.url) as feed:
+        at = {each.partition: each.latest for each in feed.positions()}
+        for each in {pin.id for pin in list_pins(cluster.url)}:
+            if each.startswith("feed-"):
+                feed.hold(each.removeprefix("feed-").rpartition("@")[0], at, 0)
+            else:
+                unpin(cluster.url, each)  # another test's; it would hold the log, too
+    for node in cluster.file.nodes:
+        if SMALL_LEDGERS in Path(node.config).read_text():
+            continue
+        cluster.kill(node.id)
+        with Path(node.config).open("a") as config:
+            config.write(SMALL_LEDGERS)
+        cluster.start_node(node.id)
+        cluster.wait_ready(node.id)
+
+
 def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
     spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
 ) -> None:
@@ -193,19 +212,9 @@ def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
     client.put(b"before", b"1")
     query.run()
     partition = client.partition_of(b"before")
+    keep_little(cluster)
     with FeedReader(cluster.url) as feed:
         at = {each.partition: each.latest for each in feed.positions()}
-        for each in {pin.id for pin in list_pins(cluster.url)}:
-            if each.startswith("feed-"):
-                feed.hold(each.removeprefix("feed-").rpartition("@")[0], at, 0)
-            else:
-                unpin(cluster.url, each)  # another test's; it would hold the log, too
-        for node in cluster.file.nodes:
-            cluster.kill(node.id)
-            with Path(node.config).open("a") as config:
-                config.write(SMALL_LEDGERS)
-            cluster.start_node(node.id)
-            cluster.wait_ready(node.id)
 
         def is_trimmed() -> bool:
             client.put(b"before", b"again")
@@ -216,3 +225,30 @@ def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
         Exception, match=rf"partition {partition}: changes behind \d+ were .* another checkpointLocation"
     ):
         query.run()
+
+
+def test_a_partition_that_joins_and_leaves_while_a_query_is_down_is_not_passed_over(
+    spark: SparkSession, cluster: Cluster, client: Client, tmp_path: Path
+) -> None:
+    """Nothing of its log is left but its name; who begins after that has missed nothing."""
+    query = Query(spark, cluster, tmp_path / "down", startingPosition="latest")
+    client.put(b"before", b"1")
+    query.run()
+    keep_little(cluster)
+    command(cluster, "ring", "add", "p77", "--wait")()
+    fill(client, "j-", 100)
+    assert "p77" in {client.partition_of(b"j-%d" % number) for number in range(100)}
+    command(cluster, "ring", "remove", "p77", "--wait")()
+    with FeedReader(cluster.url) as feed:
+        wait_until_blocking(
+            lambda: [each.partition for each in feed.positions() if each.gone] == ["p77"],
+            timeout_s=90,
+            what="it is gone",
+        )
+    with pytest.raises(Exception, match=r"partition p77: changes behind 0 were trimmed; its log is gone"):
+        query.run()
+    later = Query(spark, cluster, tmp_path / "later", startingPosition="latest")
+    later.run()
+    client.put(b"after", b"2")
+    assert [change[1:3] for change in later.run()] == [(b"after", b"2")]
+    assert later.end["p77"] == {"ended": 0}
