@@ -1,6 +1,7 @@
 """What holds for every test: order, seeds and asyncio's debug mode. Markers and warnings are set in pyproject.toml."""
 
 import logging
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ settings.register_profile("repeatable", deadline=None, derandomize=True, print_b
 settings.register_profile("drill", deadline=None, max_examples=2000, print_blob=True)
 settings.load_profile("repeatable")
 
+
+# A shell that runs the tests in its background has them, and all that they start, ignore interrupts.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # In debug mode it also says which turn of the loop took long: on a machine that stands still any turn does.
 logging.getLogger("asyncio").setLevel(logging.ERROR)
