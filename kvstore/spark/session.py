@@ -49,25 +49,33 @@ def open_session(
     conf = SparkConf().setAll(list(chosen.items()))
     if SparkContext._gateway is None:
         atexit.register(end_jvm)
-    if niceness:
         _launch(conf, niceness)
     session: SparkSession = SparkSession.builder.config(conf=conf).getOrCreate()
     return session
 
 
+class _NoPreexec(dict[str, Any]):
+    """Arguments of Popen that take no `preexec_fn`. PySpark sets one, to keep Ctrl-C from the JVM; Python then runs in
+    a fork of this process, and where gRPC has been used, its handlers of forks end one in fifty. A session of its own
+    keeps Ctrl-C away as well."""
+
+    def __setitem__(self, name: str, value: object) -> None:
+        if name != "preexec_fn":
+            super().__setitem__(name, value)
+
+
 def _launch(conf: Any, niceness: int) -> None:
-    """Begin a JVM that gives way. Linux may share out its processors among sessions, and niceness then counts within
-    one session only (autogroup, sched(7)): so the JVM gets one of its own, which as a whole is as nice."""
+    """Begin a JVM, one that gives way with `niceness`. Linux may share out its processors among sessions, and niceness
+    then counts within one session only (autogroup, sched(7)): so the JVM's own is, as a whole, as nice."""
     from pyspark import SparkContext
     from pyspark.java_gateway import launch_gateway
 
-    if SparkContext._gateway is not None:
-        return
-    os.nice(niceness)
     launched = threading.Event()
-    threading.Thread(target=_give_way, args=(niceness, launched), daemon=True).start()
+    if niceness:
+        os.nice(niceness)
+        threading.Thread(target=_give_way, args=(niceness, launched), daemon=True).start()
     try:
-        gateway = launch_gateway(conf, {"start_new_session": True})  # type: ignore[no-untyped-call]
+        gateway = launch_gateway(conf, _NoPreexec(start_new_session=True))  # type: ignore[no-untyped-call]
         SparkContext._ensure_initialized(gateway=gateway)
     finally:
         launched.set()

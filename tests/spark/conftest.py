@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
-from pyspark.errors import PySparkRuntimeError
 
 from kvstore.cli.snapshot_tools import QUICK_START
 from kvstore.spark.session import open_session
@@ -28,10 +27,7 @@ SETTINGS = QUICK_START | {
 @pytest.fixture(scope="module")
 def spark() -> Iterator[SparkSession]:
     """Two cores, and three attempts per task: plain `local[2]` allows one."""
-    try:
-        session = open_session("tests", master="local[2,3]", settings=SETTINGS)
-    except PySparkRuntimeError:  # gRPC, of tests before, may end a process at its birth by fork: seen once
-        session = open_session("tests", master="local[2,3]", settings=SETTINGS)
+    session = open_session("tests", master="local[2,3]", settings=SETTINGS)
     session.sparkContext.setLogLevel("OFF")  # what a test breaks is told by the error
     yield session
     session.stop()

@@ -46,3 +46,24 @@ def test_an_old_java_is_refused(tmp_path: Path) -> None:
     (home / "release").write_text('JAVA_VERSION="11.0.2"\n')
     with pytest.raises(ConfigError, match="want Java 17"):
         environment({"KVSTORE_JAVA": str(home)})
+
+
+FORKS = """
+import os, sys
+from kvstore.spark.session import end_jvm, open_session
+
+forked = []
+os.register_at_fork(before=lambda: forked.append(1))
+session = open_session("forks", master="local[1]", niceness=int(sys.argv[1]))
+print(session.range(3).count(), os.getsid(session.sparkContext._gateway.proc.pid) != os.getsid(0), len(forked))
+session.stop()
+end_jvm()
+"""
+
+
+@pytest.mark.parametrize("niceness", ["0", "5"])
+def test_the_jvm_is_no_fork_of_this_process_and_hears_no_ctrl_c(niceness: str) -> None:
+    """What runs in a fork of a process that has used gRPC may be ended by its handlers."""
+    command = [sys.executable, "-c", FORKS, niceness]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=120, start_new_session=True)
+    assert told.stdout.split() == ["3", "True", "0"], told.stderr
