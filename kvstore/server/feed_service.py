@@ -16,13 +16,11 @@ from kvstore.errors import (
     MetadataError,
     NodeExists,
     NoSuchLedger,
-    NoSuchNode,
     Overloaded,
     PositionTrimmed,
     StoreError,
     Unavailable,
 )
-from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
@@ -61,7 +59,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     """`kvstore.v1.Feed`."""
 
     def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
-        self._env, self._backend, self._feeds, self._store = env, backend, feeds, store
+        self._env, self._backend, self._feeds = env, backend, feeds
         self._lists = LedgerLists(store)
         self._pins = Pins(store, self._lists)
         self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
@@ -257,7 +255,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         await self._release(hold, partition, but=name)
 
     async def _release(self, hold: str, partition: PartitionId, *, but: str = "") -> None:
-        for each in await self._pins_of(partition):
+        for each in sorted(await self._pins.names(partition)):
             if each.startswith(_pin_name(hold)) and each != but:
                 await self._pins.release(partition, each)
 
@@ -274,12 +272,6 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
         except NoSuchLedger:
             raise PositionTrimmed(partition, after, (await self._feeds.end(partition))[2]) from None
-
-    async def _pins_of(self, partition: str) -> list[str]:
-        try:
-            return sorted(await self._store.children(paths.partition_pins(PartitionId(partition))))
-        except NoSuchNode:
-            return []
 
 
 def _pin_name(hold: str, deadline_ms: int | None = None) -> str:

@@ -23,8 +23,8 @@ from kvstore.spark.pins import kept_alive, release
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import failure_of
 from kvstore.spark.snapshots.fold import COLUMNS, folded
-from kvstore.spark.snapshots.manifest import Manifest, Place
-from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_places
+from kvstore.spark.snapshots.manifest import Manifest
+from kvstore.spark.snapshots.planning import SPLIT_BYTES, change_pieces, left_places, place_of
 from kvstore.spark.snapshots.store import SnapshotStore
 from kvstore.spark.snapshots.tasks import PAGE_BYTES, PATIENCE_S, changes
 from kvstore.spark.snapshots.work import Piece
@@ -181,19 +181,8 @@ def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) ->
     """What has happened since a snapshot. Raises InvalidRequest if the logs do not tell any more."""
     with FeedReader(cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}
-    places = [
-        Place(
-            partition=each.partition,
-            ledger=each.position.ledger,
-            entry=each.position.entry,
-            sequence=each.sequence,
-            time_ms=each.time_ms,
-            ranges=each.spans,
-        )
-        for each in pinned.partitions
-    ]
-    places += left_places(last, pinned.partitions, feeds)
-    pieces = list(change_pieces(last.places(), places, feeds))
+    places = (*map(place_of, pinned.partitions), *left_places(last, pinned.partitions, feeds))
+    pieces = list(change_pieces(last, places, feeds))
     for piece in pieces:
         oldest = feeds[piece.partition].oldest if piece.partition in feeds else 0
         if piece.first < oldest:

@@ -210,12 +210,7 @@ def kept(wanted: Wanted, plan: Plan, session: SparkSession, look: Callable[[], N
 def _keep_once(wanted: Wanted, plan: Plan) -> None:
     renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s)
     if wanted.parent is not None:
-        known = wanted.parent.places()
-        starts = {
-            each.partition: known[each.partition].sequence if each.partition in known else 0
-            for each in plan.partitions
-            if not each.has_left
-        }
+        starts = wanted.parent.starts(each.partition for each in plan.partitions if not each.has_left)
         with FeedReader(wanted.cluster) as feed:
             feed.hold(pin_name(plan.id), starts, wanted.pin_ttl_s)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -110,6 +110,12 @@ class Manifest:
 
     def places(self) -> Mapping[str, Place]:
         return {each.partition: each for each in self.partitions}
+
+    def starts(self, partitions: Iterable[str]) -> dict[str, int]:
+        """Behind which sequences the logs of these partitions go on from here; one that is not named has joined
+        since."""
+        places = self.places()
+        return {each: places[each].sequence if each in places else 0 for each in partitions}
 
 
 def encode(manifest: Manifest) -> bytes:

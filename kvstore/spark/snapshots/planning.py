@@ -71,7 +71,7 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
             with FeedReader(wanted.cluster) as feed:
                 left = [each for each in feed.positions() if each.ended]  # who leaves later may still log something
             pinned = _pin(wanted, name)
-            places, pieces = (*map(_place, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
+            places, pieces = (*map(place_of, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
     except BaseException:  # also what a terminal interrupts: nobody can go on with a pin that no plan names
@@ -95,7 +95,8 @@ def _pin(wanted: Wanted, name: str) -> PinnedStore:
     return pin_store(wanted.cluster, ttl_s=wanted.pin_ttl_s, id=pin_name(name), split_bytes=wanted.split_bytes)
 
 
-def _place(pinned: PinnedPartition) -> Place:
+def place_of(pinned: PinnedPartition) -> Place:
+    """Where a partition stands in what is pinned."""
     return Place(
         partition=pinned.partition,
         ledger=pinned.position.ledger,
@@ -145,19 +146,19 @@ def _plan_changes(
             raise InvalidRequest(trimmed(parent, error)) from None
         pinned = _pin(wanted, name)
         feeds = {each.partition: each for each in feed.positions()}
-    places = (*map(_place, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
-    return pinned, places, tuple(change_pieces(parent.places(), places, feeds))
+    places = (*map(place_of, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
+    return pinned, places, tuple(change_pieces(parent, places, feeds))
 
 
 def behind(manifest: Manifest, feeds: Iterable[PartitionFeed]) -> dict[str, int]:
     """Behind which sequences logs go on from a snapshot: of the ring's partitions, and of those that have left since.
     Of others there is nothing to hold."""
     places = manifest.places()
-    return {
-        each.partition: places[each.partition].sequence if each.partition in places else 0
+    return manifest.starts(
+        each.partition
         for each in feeds
         if not each.ended or (not each.gone and each.partition in places and not places[each.partition].has_left)
-    }
+    )
 
 
 def give_back(cluster: ClientConfig, snapshot: str, held: Iterable[str]) -> None:
@@ -212,12 +213,11 @@ def left_places(
         yield _place_of_left(after, before.time_ms)
 
 
-def change_pieces(
-    before: Mapping[str, Place], places: Sequence[Place], feeds: Mapping[str, PartitionFeed]
-) -> Iterator[Piece]:
+def change_pieces(parent: Manifest, places: Sequence[Place], feeds: Mapping[str, PartitionFeed]) -> Iterator[Piece]:
     """The logs between two snapshots, cut into sequences that one task reads."""
+    starts = parent.starts(each.partition for each in places)
     for place in places:
-        start = before[place.partition].sequence if place.partition in before else 0
+        start = starts[place.partition]
         count = place.sequence - start
         step = max(CHANGES_PER_PIECE, -(-count // PIECES_PER_PARTITION_MAX))
         servers = feeds[place.partition].servers if place.partition in feeds else ()

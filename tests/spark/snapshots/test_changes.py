@@ -13,6 +13,7 @@ from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots.manifest import Place
 from kvstore.spark.snapshots.planning import CHANGES_PER_PIECE, PIECES_PER_PARTITION_MAX, change_pieces
 from tests.spark.feeds import CONFIG, OpenedFeed
+from tests.spark.snapshots.made import manifest_of
 
 PAGE_ROWS = 3
 KINDS = (feed_pb2.CREATED, feed_pb2.OVERWRITTEN, feed_pb2.DELETED, feed_pb2.EXPIRED)
@@ -69,8 +70,8 @@ def test_pieces_begin_where_the_parent_ended_and_cover_the_rest_without_overlap(
     count = PIECES_PER_PARTITION_MAX * CHANGES_PER_PIECE + 5
     feeds = {"p1": PartitionFeed("p1", 0, 90, False, ("s:1",))}
     places = (place("p1", 90), place("p2", 7 + count), place("new", 3), place("still", 5))
-    before = {"p1": place("p1", 40), "p2": place("p2", 7), "still": place("still", 5)}
-    pieces = list(change_pieces(before, places, feeds))
+    parent = manifest_of("parent", None, (place("p1", 40), place("p2", 7), place("still", 5)))
+    pieces = list(change_pieces(parent, places, feeds))
     spans = {name: [(each.first, each.last) for each in pieces if each.partition == name] for name in ("p1", "new")}
     assert spans == {"p1": [(40, 90)], "new": [(0, 3)]}
     large = [each for each in pieces if each.partition == "p2"]

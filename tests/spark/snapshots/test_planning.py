@@ -195,6 +195,6 @@ def test_one_that_had_left_before_the_parent_is_named_for_good(plan: planning.Pl
     (named,) = left_places(parent, STORE.partitions, feeds_with())
     assert (named.partition, named.sequence, named.ranges) == ("p8", 33, ())
     places = (*(each for each in parent.partitions if each.ranges), named)
-    assert list(planning.change_pieces(parent.places(), places, feeds_with())) == []
+    assert list(planning.change_pieces(parent, places, feeds_with())) == []
     gone = feeds_with() | {"p8": PartitionFeed("p8", 0, 0, True, (), "", True)}
     assert list(left_places(parent, STORE.partitions, gone)) == [named]
