@@ -14,8 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from kvstore.client.pinned_read import Page
-from kvstore.proto import data_pb2
-from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES
+from kvstore.proto.pinned_page import AGED, EXPIRES, HEADER_BYTES, HEADER_BYTES_MIN, TOKEN_BYTES, Columns, joined
 
 TIMESTAMP = pa.timestamp("us", tz="UTC")
 TIME_MS_MAX = 253_402_128_000_000
@@ -47,62 +46,51 @@ def times_of(milliseconds: Any) -> Any:
 def batch_of(page: Page, partition: str, columns: Sequence[str] = COLUMNS) -> Any:
     """The records of a page as a pyarrow.RecordBatch of these columns of SCHEMA. Ask for `value` only if the page was
     read with values. Expired records are left out."""
-    message = page.message
-    rows = _Rows(message)
-    arrays = [rows.column(name, partition) for name in columns]
-    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
-    return batch.filter(pa.array(rows.live)) if message.time_ms else batch
+    return _batch(page.columns, partition, columns)
 
 
 def batches_of(pages: Iterable[Page], partition: str, bytes_min: int) -> Iterator[Any]:
     """The records of pages as larger batches of all columns: each batch costs about a millisecond, however small it is,
     and servers do best with small pages."""
-    gathered: list[data_pb2.PinnedPage] = []
+    gathered: list[Columns] = []
     size = 0
     for page in pages:
-        message = page.message
-        if gathered and message.time_ms != gathered[0].time_ms:
-            yield batch_of(_joined(gathered), partition)
+        found = page.columns
+        if gathered and found.time_ms != gathered[0].time_ms:
+            yield _batch(joined(gathered), partition, COLUMNS)
             gathered, size = [], 0
-        gathered.append(message)
-        size += len(message.keys) + len(message.rows)
+        gathered.append(found)
+        size += len(found.keys) + len(found.rows)
         if size >= bytes_min:
-            yield batch_of(_joined(gathered), partition)
+            yield _batch(joined(gathered), partition, COLUMNS)
             gathered, size = [], 0
     if gathered:
-        yield batch_of(_joined(gathered), partition)
+        yield _batch(joined(gathered), partition, COLUMNS)
 
 
-def _joined(messages: list[data_pb2.PinnedPage]) -> Page:
-    """The same records as one page. It may be larger than a message."""
-    return Page(
-        data_pb2.PinnedPage(
-            count=sum(each.count for each in messages),
-            keys=b"".join(each.keys for each in messages),
-            key_lengths=b"".join(each.key_lengths for each in messages),
-            rows=b"".join(each.rows for each in messages),
-            row_lengths=b"".join(each.row_lengths for each in messages),
-            time_ms=messages[0].time_ms,
-        )
-    )
+def _batch(found: Columns, partition: str, columns: Sequence[str]) -> Any:
+    rows = _Rows(found)
+    arrays = [rows.column(name, partition) for name in columns]
+    batch = pa.RecordBatch.from_arrays(arrays, schema=pa.schema([SCHEMA.field(name) for name in columns]))
+    return batch.filter(pa.array(rows.live)) if found.time_ms else batch
 
 
 class _Rows:
     """The columns of one page."""
 
-    def __init__(self, message: data_pb2.PinnedPage) -> None:
-        self._message, self._count = message, message.count
-        self._offsets = _offsets(message.row_lengths)
+    def __init__(self, page: Columns) -> None:
+        self._page, self._count = page, page.count
+        self._offsets = _offsets(page.row_lengths)
         self._starts = self._offsets[:-1].astype(np.int64)
-        self._flags = np.frombuffer(message.rows, np.uint8)[self._starts]
+        self._flags = np.frombuffer(page.rows, np.uint8)[self._starts]
 
     def column(self, name: str, partition: str) -> Any:
         match name:
             case "partition":
                 return pa.repeat(pa.scalar(partition), self._count)
             case "key":
-                message = self._message
-                return pc.binary_slice(_binary(_offsets(message.key_lengths), message.keys), TOKEN_BYTES, END)
+                keys = _binary(_offsets(self._page.key_lengths), self._page.keys)
+                return pc.binary_slice(keys, TOKEN_BYTES, END)
             case "value":
                 return self._values()
             case "version":
@@ -120,7 +108,7 @@ class _Rows:
     def live(self) -> Any:
         """Which records had not expired."""
         expires_ms = self._expires_ms()
-        return (expires_ms == 0) | (expires_ms > self._message.time_ms)
+        return (expires_ms == 0) | (expires_ms > self._page.time_ms)
 
     def _expires_ms(self) -> Any:
         expiring = self._flags & EXPIRES != 0
@@ -128,7 +116,7 @@ class _Rows:
 
     def _words(self, at: Any, where: Any = None) -> Any:
         """The numbers that stand `at` bytes behind the beginnings of the rows; 0 where there are none."""
-        data, places = self._message.rows, self._starts + at
+        data, places = self._page.rows, self._starts + at
         if where is not None and not where.any():
             return np.zeros(self._count, np.int64)
         if len(data) < 8:
@@ -139,7 +127,7 @@ class _Rows:
         return np.where(where, words[np.where(where, places, 0)], 0).astype(np.int64)
 
     def _values(self) -> Any:
-        rows = _binary(self._offsets, self._message.rows)
+        rows = _binary(self._offsets, self._page.rows)
         kinds = np.unique(self._flags)
         lengths = np.unique(_BYTES[kinds])
         if len(lengths) == 0:

@@ -13,7 +13,7 @@ from kvstore.client.scanning import scan_bounds
 from kvstore.env.caller import caller_env
 from kvstore.errors import NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
-from kvstore.proto.pinned_page import Row
+from kvstore.proto.pinned_page import Columns, Row
 from kvstore.rpc.channels import open_channel, paging
 from kvstore.rpc.status import from_rpc_error
 
@@ -28,16 +28,20 @@ PAUSE_S = 0.2
 class Page:
     """Some records in the order of (token, key)."""
 
-    message: data_pb2.PinnedPage = field(repr=False)
+    columns: Columns = field(repr=False)
+    last: bytes
+    """Where to go on: give it as `after`."""
+    ends: bool
+    """Nothing follows."""
 
-    @property
-    def last(self) -> bytes:
-        """Where to go on: give it as `after`."""
-        return self.message.last
+    @classmethod
+    def of(cls, message: data_pb2.PinnedPage) -> Page:
+        """Raises Corrupted."""
+        return cls(pinned_page.columns_of(message), message.last, message.ends)
 
     def rows(self) -> Iterator[Row]:
         """Record by record. For columns: kvstore.client.pinned_arrow."""
-        return pinned_page.rows_of(self.message)
+        return pinned_page.rows_of(self.columns)
 
 
 def read_pinned(
@@ -85,7 +89,7 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) 
                 failing_since = None
                 attempts.succeeded()
                 request.after = page.last or request.after
-                yield Page(page)
+                yield page
                 if page.ends:
                     return
             failure: StoreError = Unavailable(f"{address} has ended before the last page")
@@ -102,13 +106,12 @@ def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) 
             threading.Event().wait(PAUSE_S)
 
 
-def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest) -> Iterator[data_pb2.PinnedPage]:
+def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest) -> Iterator[Page]:
     with open_channel(address, split.tls, paging()) as channel:
         call = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
         try:
-            for page in call:
-                pinned_page.check(page)
-                yield page
+            for message in call:
+                yield Page.of(message)
         finally:
             call.cancel()
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from struct import Struct
 from typing import NamedTuple
 
@@ -56,22 +57,50 @@ def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, e
     )
 
 
-def check(page: data_pb2.PinnedPage) -> None:
-    """Raise Corrupted unless the columns fit each other."""
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What is in a page, taken out once: each look at a field of a message copies it, a mebibyte perhaps."""
+
+    count: int
+    keys: bytes
+    key_lengths: bytes
+    rows: bytes
+    row_lengths: bytes
+    time_ms: int
+    """0: nothing in it had expired."""
+
+
+def columns_of(page: data_pb2.PinnedPage) -> Columns:
+    """Raises Corrupted unless the columns fit each other."""
     if page.format != FORMAT:
         raise Corrupted(f"a page of format {page.format}, this program reads format {FORMAT}")
-    want = 4 * page.count
-    if len(page.key_lengths) != want or len(page.row_lengths) != want:
-        raise Corrupted(f"a page of {page.count} rows with {len(page.key_lengths)} and {len(page.row_lengths)} bytes")
-    for joined, lengths in ((page.keys, page.key_lengths), (page.rows, page.row_lengths)):
+    found = Columns(page.count, page.keys, page.key_lengths, page.rows, page.row_lengths, page.time_ms)
+    want = 4 * found.count
+    if len(found.key_lengths) != want or len(found.row_lengths) != want:
+        raise Corrupted(
+            f"a page of {found.count} rows with {len(found.key_lengths)} and {len(found.row_lengths)} bytes"
+        )
+    for joined, lengths in ((found.keys, found.key_lengths), (found.rows, found.row_lengths)):
         if len(joined) != sum(lengths_of(lengths)):
             raise Corrupted(f"a page whose rows have {sum(lengths_of(lengths))} bytes, {len(joined)} came")
+    return found
 
 
-def rows_of(page: data_pb2.PinnedPage) -> Iterator[Row]:
-    """The records of a page that was checked, without those that had expired."""
-    time_ms, key_at, row_at = page.time_ms, 0, 0
-    keys, rows = page.keys, page.rows
+def joined(pages: Sequence[Columns]) -> Columns:
+    """The same records, of pages of one time, as if they were one page."""
+    return Columns(
+        sum(each.count for each in pages),
+        b"".join(each.keys for each in pages),
+        b"".join(each.key_lengths for each in pages),
+        b"".join(each.rows for each in pages),
+        b"".join(each.row_lengths for each in pages),
+        pages[0].time_ms,
+    )
+
+
+def rows_of(page: Columns) -> Iterator[Row]:
+    """The records, without those that had expired."""
+    keys, rows, time_ms, key_at, row_at = page.keys, page.rows, page.time_ms, 0, 0
     for key_bytes, row_bytes in zip(lengths_of(page.key_lengths), lengths_of(page.row_lengths), strict=True):
         key = keys[key_at + TOKEN_BYTES : key_at + key_bytes]
         row = row_of(key, rows[row_at : row_at + row_bytes])

@@ -212,11 +212,13 @@ def _limited(
     for each in waiting:
         after = offsets.sequence_of(start, each.partition)
         rows = _rows_of(feed, each, after, share[each.partition]) if is_bytes else share[each.partition]
+        end = ends[each.partition]
         first = feed.changes(
-            each.partition, after, until=ends[each.partition], rows_max=1, keys_only=True, servers=each.servers
+            each.partition, after, until=end, rows_max=1, keys_only=True, servers=each.servers, wait_ms=WAIT_MS
         )
         until = first.sequences[0] - 1 + rows if first.sequences else first.next
-        found[each.partition] = min(ends[each.partition], until)
+        # One at least, also where a replica has not come so far: AvailableNow ends where nothing is left to do.
+        found[each.partition] = min(end, max(after + 1, until))
     return found
 
 

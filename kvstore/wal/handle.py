@@ -211,7 +211,7 @@ class LedgerHandle:
         if not self._waiting:
             self._idle()
         self.progress_at = self._now()
-        done(Position(self.ledger, entry), sent_at, None)
+        self._tell(done, Position(self.ledger, entry), sent_at, None)
 
     def _idle(self) -> None:
         if self._lac_timer is None:
@@ -244,8 +244,17 @@ class LedgerHandle:
             self._drained.set_result(None)
         waiting, self._waiting = self._waiting, deque()
         for done in waiting:
-            done(None, 0.0, OutcomeUnknown(str(error)))
+            self._tell(done, None, 0.0, OutcomeUnknown(str(error)))
         self._on_halt(error)
+
+    def _tell(self, done: AppendDone, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        """An error that leaves a callback is the event loop's: here it would keep the confirmations behind it from
+        theirs, and each entry after that would be taken for an earlier one."""
+        try:
+            done(position, sent_at, error)
+        except Exception as failure:  # noqa: BLE001
+            what = f"what waited for an entry of ledger {self.ledger} failed"
+            self._loop.call_exception_handler({"message": what, "exception": failure})
 
     # Bookies that fail, are replaced, come back.
 

@@ -32,7 +32,7 @@ def pages(times_ms: Sequence[int], seed: int = 0) -> list[Page]:
             )
             for _ in keys
         ]
-        found.append(Page(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
+        found.append(Page.of(pinned_page.encode(list(map(data_key, keys)), rows, time_ms, keys[-1], ends=False)))
     return found
 
 
@@ -46,7 +46,7 @@ def test_records_of_joined_pages_are_those_of_the_pages(times_ms: list[int], byt
 
 def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
     given = pages([0] * 40)
-    sizes = [len(page.message.keys) + len(page.message.rows) for page in given]
+    sizes = [len(page.columns.keys) + len(page.columns.rows) for page in given]
     batches = list(batches_of(given, "p1", 2 * max(sizes)))
     assert 1 < len(batches) <= 1 + sum(sizes) // (2 * max(sizes))
 
@@ -54,6 +54,6 @@ def test_a_batch_holds_pages_until_they_are_large_enough() -> None:
 @pytest.mark.parametrize("expires_ms", [EXPIRES_MS_MAX, (1 << 63) // 1000 + 1, 253_402_300_800_000])
 def test_an_expiry_that_no_timestamp_can_say_lies_far_ahead_and_not_in_the_past(expires_ms: int) -> None:
     row = encode_record(b"v", 1, 1, NOW_MS, expires_ms)
-    page = Page(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
+    page = Page.of(pinned_page.encode([data_key(b"k")], [row], NOW_MS, b"k", ends=True))
     (found,) = batch_of(page, "p1").to_pylist()
     assert found["expires_at"] == datetime(9999, 12, 30, tzinfo=UTC)

@@ -50,7 +50,7 @@ def sizes(held: Held, split_bytes: int) -> tuple[int, list[int]]:
 
 
 def rows_of(found: list[data_pb2.PinnedPage]) -> list[Row]:
-    return [row for page in found for row in pinned_page.rows_of(page)]
+    return [row for page in found for row in pinned_page.rows_of(pinned_page.columns_of(page))]
 
 
 def in_order(values: dict[bytes, bytes]) -> list[tuple[bytes, bytes]]:

@@ -44,19 +44,18 @@ def test_the_bytes_of_a_page_are_these() -> None:
 def test_a_page_gives_back_what_was_put_in_but_for_what_had_expired() -> None:
     records = drawn(1, 500)
     page = data_pb2.PinnedPage.FromString(made(records).SerializeToString())
-    pinned_page.check(page)
-    assert list(pinned_page.rows_of(page)) == live(records)
+    assert list(pinned_page.rows_of(pinned_page.columns_of(page))) == live(records)
     assert len(live(records)) < len(records)
 
 
 def test_a_page_without_expired_records_gives_all() -> None:
     records = drawn(2, 100)
-    assert list(pinned_page.rows_of(made(records, time_ms=0))) == records
+    assert list(Page.of(made(records, time_ms=0)).rows()) == records
 
 
 @pytest.mark.parametrize("records", [drawn(3, 500), drawn(4, 1), [], [Row(b"a", b"", 1, 1, 1, 0)]])
 def test_arrow_has_the_same_records(records: list[Row]) -> None:
-    batch = batch_of(Page(made(records)), "p1")
+    batch = batch_of(Page.of(made(records)), "p1")
     batch.validate(full=True)
     table = batch.to_pydict()
     expected = live(records)
@@ -70,7 +69,7 @@ def test_arrow_has_the_same_records(records: list[Row]) -> None:
 
 
 def test_arrow_gives_the_columns_that_are_asked_for_and_names_those_it_has() -> None:
-    page = Page(made(drawn(5, 10)))
+    page = Page.of(made(drawn(5, 10)))
     assert batch_of(page, "p1", ["version", "key"]).schema.names == ["version", "key"]
     with pytest.raises(ValueError, match=", ".join(COLUMNS)):
         batch_of(page, "p1", ["colour"])
@@ -81,14 +80,14 @@ def test_a_page_whose_columns_do_not_fit_is_refused(column: str) -> None:
     page = made(drawn(6, 10))
     setattr(page, column, getattr(page, column)[:-1])
     with pytest.raises(Corrupted):
-        pinned_page.check(page)
+        pinned_page.columns_of(page)
 
 
 def test_a_page_of_another_format_is_refused_by_number() -> None:
     page = made([])
     page.format = 2
     with pytest.raises(Corrupted, match="format 2"):
-        pinned_page.check(page)
+        pinned_page.columns_of(page)
 
 
 def test_headers_are_as_long_as_partitions_store_them() -> None:

@@ -20,7 +20,7 @@ from kvstore.partition.marks import Mark
 from kvstore.partition.pinned_scan import PinnedScan
 from kvstore.partition.state import State
 from kvstore.proto import data_pb2
-from kvstore.proto.pinned_page import rows_of
+from kvstore.proto.pinned_page import columns_of, rows_of
 from kvstore.server import data
 from kvstore.server.data import Data
 from kvstore.types import PartitionId, Position
@@ -71,7 +71,7 @@ def asked(position: Position, pin: str = "pin", **fields: Any) -> data_pb2.ReadP
 
 
 async def read(service: Data, request: data_pb2.ReadPinnedRequest) -> list[bytes]:
-    return [row.key async for page in service.pages(request) for row in rows_of(page)]
+    return [row.key async for page in service.pages(request) for row in rows_of(columns_of(page))]
 
 
 def service_of(node: OneReplica, starved: float = 0.0) -> Data:

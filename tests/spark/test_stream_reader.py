@@ -33,6 +33,7 @@ class Feed(OpenedFeed):
     cluster: ClassVar[str] = "c1"
     oldest: ClassVar[int] = 0
     held: ClassVar[list[dict[str, int]]] = []
+    looks: ClassVar[int] = 0
 
     def positions(self, **_: Any) -> list[PartitionFeed]:
         return [
@@ -136,6 +137,26 @@ def test_under_available_now_a_query_ends_where_the_logs_were_when_it_began() ->
     found.prepareForTriggerAvailableNow()
     Feed.log = LOG | {"p1": [*LOG["p1"], 41], "p4": [1]}
     batches = read_all(found, ReadMaxRows(6))
+    assert sorted(row for batch in batches for row in batch) == sorted(every(LOG))
+
+
+@pytest.mark.parametrize("limit", [ReadMaxRows(6), ReadMaxBytes(8)])
+def test_a_query_does_not_end_early_because_a_replica_is_behind(
+    monkeypatch: pytest.MonkeyPatch, limit: ReadLimit
+) -> None:
+    """Spark ends an AvailableNow at the first micro-batch that would hold nothing."""
+    found = reader(startingPosition="earliest")
+    found.prepareForTriggerAvailableNow()
+    seen = Feed.changes
+
+    def behind(feed: Feed, partition: str, after: int, **asked: Any) -> feed_pb2.ChangesResponse:
+        """Two looks of three are at a replica that has nothing behind the place, however long it waits."""
+        Feed.looks += 1
+        return feed_pb2.ChangesResponse(next=after) if Feed.looks % 3 else seen(feed, partition, after, **asked)
+
+    monkeypatch.setattr(Feed, "looks", 0)
+    monkeypatch.setattr(Feed, "changes", behind)
+    batches = read_all(found, limit)
     assert sorted(row for batch in batches for row in batch) == sorted(every(LOG))
 
 
