@@ -80,9 +80,9 @@ def columns_of(page: data_pb2.PinnedPage) -> Columns:
         raise Corrupted(
             f"a page of {found.count} rows with {len(found.key_lengths)} and {len(found.row_lengths)} bytes"
         )
-    for joined, lengths in ((found.keys, found.key_lengths), (found.rows, found.row_lengths)):
-        if len(joined) != sum(lengths_of(lengths)):
-            raise Corrupted(f"a page whose rows have {sum(lengths_of(lengths))} bytes, {len(joined)} came")
+    for data, lengths in ((found.keys, found.key_lengths), (found.rows, found.row_lengths)):
+        if len(data) != sum(lengths_of(lengths)):
+            raise Corrupted(f"a page whose rows have {sum(lengths_of(lengths))} bytes, {len(data)} came")
     return found
 
 

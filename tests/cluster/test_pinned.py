@@ -91,7 +91,7 @@ def only_from(split: Split, address: str) -> Split:
 
 def digest(split: Split) -> bytes:
     """Of all bytes that come, pages aside."""
-    joined = [(page.message.keys, page.message.rows) for page in read_pinned(split)]
+    joined = [(page.columns.keys, page.columns.rows) for page in read_pinned(split)]
     return mmh3.hash_bytes(b"".join(keys for keys, _ in joined) + b"".join(rows for _, rows in joined))
 
 
