@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import hiredis
 import pytest
@@ -19,8 +19,10 @@ Answer = Callable[[list[bytes]], bytes | None]
 @asynccontextmanager
 async def door(answer: Answer) -> AsyncIterator[str]:
     """A server that answers each command so; None: it closes the connection."""
+    writers: list[asyncio.StreamWriter] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writers.append(writer)
         commands = hiredis.Reader()
         while data := await reader.read(1 << 16):
             commands.feed(data)
@@ -38,6 +40,10 @@ async def door(answer: Answer) -> AsyncIterator[str]:
         yield f"{host}:{port}"
     finally:
         server.close()
+        for writer in writers:  # one that is left open is found in the middle of another test
+            writer.close()
+            with suppress(OSError):
+                await writer.wait_closed()
 
 
 async def callers(address: str, load: Load) -> RespCallers:

@@ -90,6 +90,7 @@ async def test_garbage_closes_its_link_and_nothing_else(cluster: Servers, garbag
     answer = peer_frames.decode(await other.read(size))
     assert isinstance(answer, peer_frames.Answer)
     assert isinstance(answer.error, NotLeader)
+    raw.close()
     other.close()
 
 
