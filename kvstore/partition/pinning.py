@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 TAKE, RENEW, RELEASE, TELL = "pin-take", "pin-renew", "pin-release", "pin-tell"
 EXPIRE_S = 1.0
+GIVEN_BACK_S = 10.0
+"""How often a replica that keeps something looks whether it is wanted."""
 METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
 
 
@@ -84,6 +86,7 @@ class Pinning:
     def start(self) -> None:
         """Let what is kept end in time."""
         self._env.nursery.spawn(self._expire_now_and_then(), name=f"{self._partition} pins")
+        self._env.nursery.spawn(self._end_given_back_now_and_then(), name=f"{self._partition} pins given back")
 
     async def _expire_now_and_then(self) -> None:
         seen = 0
@@ -96,6 +99,14 @@ class Pinning:
                     seen = self._state.held.expired
                 except MetadataError as error:
                     log.info("partition=%s pins past their deadline are left: %r", self._partition, error)
+
+    async def _end_given_back_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(GIVEN_BACK_S)
+            try:
+                await self.end_given_back()
+            except MetadataError as error:
+                log.info("partition=%s pins that were given back are not known: %r", self._partition, error)
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Raises StoreError."""
@@ -119,12 +130,15 @@ class Pinning:
         return self._state.held.all
 
     async def end_given_back(self) -> None:
-        """For a replica that has left: no MARK of a pin's end comes to it any more, but what held the log for the pin
-        goes with it. Raises MetadataError."""
-        kept = {held.pin for held in self.held()}
-        if kept:
-            for pin in sorted(kept - await self._pins.names(self._partition)):
-                self._state.held.drop(pin)
+        """Drop what nobody wants any more although no MARK says so: it was given back while nobody led, or this replica
+        has left. What holds the log for a pin was there before the pin's MARK, and is gone. Raises MetadataError."""
+        kept = self.held()
+        if not kept:
+            return
+        wanted = await self._pins.names(self._partition)
+        for held in kept:
+            if held.pin not in wanted and held in self._state.held.all:  # else it has been taken anew meanwhile
+                self._state.held.drop(held.pin)
 
     def _lead(self) -> Leader:
         leader = self._leading()

@@ -113,8 +113,8 @@ class PinKeeper:
         return data_pb2.RenewResponse(deadline_ms=min(deadlines.values()), partitions=sorted(deadlines))
 
     async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
-        """Where it can be given back at once; elsewhere no log is held by it any more, if that can be said. Replicas
-        that have left see that and keep it no longer, others keep it until its deadline. Raises InvalidRequest."""
+        """Where it can be given back at once; elsewhere no log is held by it any more, if that can be said, and
+        replicas that see that keep it no longer. Raises InvalidRequest."""
         answers = await self._ask_all(self._wanted([]), pinning.RELEASE, Asked(_checked(pin)))
         for partition in sorted(self._source.topology.ring.partitions):
             if not isinstance(answers.get(partition), bytes):

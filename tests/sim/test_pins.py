@@ -13,7 +13,7 @@ import pytest
 
 from kvstore.env import Task
 from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, StoreError
-from kvstore.partition import rows
+from kvstore.partition import pinning, rows
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.state import State
 from kvstore.proto import data_pb2
@@ -78,8 +78,11 @@ class Reader:
                 await self._read_some_times(pinned)
             await self.unpin(pinned.id)
 
-    async def unpin(self, pin: str) -> None:
-        await self._at(self._random.choice(self._cluster.nodes), lambda served: _keeper(served).unpin(pin))
+    async def unpin(self, pin: str, node: Node | None = None) -> Any:
+        """By a node, or by any."""
+        return await self._at(
+            node or self._random.choice(self._cluster.nodes), lambda served: _keeper(served).unpin(pin)
+        )
 
     async def _read_some_times(self, pinned: data_pb2.PinResponse) -> None:
         for _ in range(self._random.randrange(1, 4)):
@@ -222,6 +225,23 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     assert await reader.compare("pin", leaver) == 0
 
 
+async def a_pin_is_given_back_while_nobody_leads(world: World, users: Users) -> None:
+    cluster = world.cluster
+    await users.stop()
+    reader = Reader(cluster, cluster.world.fork("pins"))
+    pinned = await reader.pin("pin", ttl_ms=600_000)
+    assert pinned is not None
+    (each,) = pinned.partitions
+    leader = cluster.leader(PartitionId(each.partition))
+    assert leader is not None
+    leader.crash()
+    others = [node for node in cluster.nodes if node is not leader]
+    assert list((await reader.unpin("pin", others[0])).partitions) == []
+    assert await reader.compare("pin", each) == 2
+    await asyncio.sleep(pinning.GIVEN_BACK_S)
+    assert await reader.compare("pin", each) == 0
+
+
 async def a_pin_ends_everywhere(world: World, users: Users) -> None:
     """What is left of it in the metadata store, a leader removes a moment later."""
     cluster = world.cluster
@@ -237,6 +257,10 @@ async def a_pin_ends_everywhere(world: World, users: Users) -> None:
             assert replica is not None
             replica.state.held.drop("pin")
     assert isinstance(await reader.renew("pin", 4_000), NoSuchPin)
+
+
+def test_a_pin_that_is_given_back_while_nobody_leads_ends() -> None:
+    play(1, a_pin_is_given_back_while_nobody_leads, Knobs(partitions=1), users=1)
 
 
 def test_a_pin_that_nobody_keeps_any_more_is_not_renewed() -> None:
