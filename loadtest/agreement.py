@@ -7,7 +7,9 @@ time between two operations, which would count as the store's in a rate or in a 
 
 Every program is run against a server that does next to nothing, too: Redis in memory, and a dictionary behind gRPC.
 What it shows there is its own time, OWN MS. APART is how far two programs are apart, LEFT how far beside their own
-time. Exit code 1 if LEFT is more than 15 % of the figure.
+time. Exit code 1 if both are more than 15 % of the figure at the Redis door; at the other one `kvstore bench` sends
+over a stream and Locust call by call, which is not the same to the store. Who asks has a processor, who answers the
+others.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvstore.cli.output import as_table
-from loadtest import peers, redis_lines
+from loadtest import peers, processors, redis_lines
 from loadtest.run import run_locust
 from tests.cluster.harness import running_cluster
 
@@ -71,10 +73,13 @@ def main() -> None:
         sys.exit("agreement: redis-server and redis-benchmark are not installed (Debian: redis-server, redis-tools)")
     with ExitStack() as stack:
         folder = stack.enter_context(peers.scratch())
-        cluster = stack.enter_context(running_cluster(folder / "cluster"))
+        stack.enter_context(processors.awake())
+        with processors.on(processors.of_answerers()):
+            cluster = stack.enter_context(running_cluster(folder / "cluster"))
+            redis = f"127.0.0.1:{stack.enter_context(peers.redis(folder / 'redis', is_synced=False))}"
+            memory = stack.enter_context(peers.memory_grpc(folder / "memory"))
         node = cluster.local.load().nodes[0]
-        redis = f"127.0.0.1:{stack.enter_context(peers.redis(folder / 'redis', is_synced=False))}"
-        memory = stack.enter_context(peers.memory_grpc(folder / "memory"))
+        stack.enter_context(processors.on(processors.of_askers()))
         rows = [
             row
             for command in WORKLOADS
@@ -88,7 +93,7 @@ def main() -> None:
             )
         ]
     print(as_table([_shown(row) for row in rows]))
-    sys.exit(any(is_too_far(row) for row in rows))
+    sys.exit(any(map(is_too_far, rows)))
 
 
 def compare(
@@ -126,7 +131,8 @@ def judged(
 
 
 def is_too_far(row: Mapping[str, Any]) -> bool:
-    return bool(abs(row["left"]) > APART_MAX)
+    """Whether figures of the same requests disagree, and the programs' own times do not explain it."""
+    return row["door"] == "resp" and bool(min(abs(row["apart"]), abs(row["left"])) > APART_MAX)
 
 
 def _shown(row: Mapping[str, Any]) -> dict[str, Any]:

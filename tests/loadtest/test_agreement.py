@@ -14,7 +14,7 @@ def rows(**p50s_ms: tuple[list[float], list[float]]) -> dict[str, dict[str, Any]
         for name, both in p50s_ms.items()
         for place, rounds in enumerate(both)
     }
-    return {row["by"]: row for row in judged({}, list(p50s_ms), taken)}
+    return {row["by"]: row for row in judged({"door": "resp"}, list(p50s_ms), taken)}
 
 
 def test_the_first_program_agrees_with_itself() -> None:
@@ -31,6 +31,17 @@ def test_what_its_own_time_does_not_explain_is_too_far() -> None:
     found = rows(c=([1.0], [0.1]), near=([1.2], [0.16]), far=([1.3], [0.13]), below=([0.8], [0.1]))
     assert found["near"]["left"] == 0.14
     assert {name for name, row in found.items() if is_too_far(row)} == {"far", "below"}
+
+
+def test_figures_that_agree_as_they_are_need_no_explanation() -> None:
+    row = rows(c=([1.0], [0.01]), python=([1.1], [0.3]))["python"]
+    assert (row["apart"], row["left"], is_too_far(row)) == (0.1, -0.19, False)
+
+
+def test_calls_of_different_kinds_are_shown_and_not_judged() -> None:
+    row = rows(c=([1.0], [0.1]), python=([2.0], [0.1]))["python"]
+    assert is_too_far(row)
+    assert not is_too_far({**row, "door": "grpc"})
 
 
 def test_the_best_round_of_each_counts() -> None:
