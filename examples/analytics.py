@@ -24,6 +24,9 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql import functions as F
 
+from kvstore.errors import StoreError
+from kvstore.spark.cluster import find
+from kvstore.spark.pins import hold
 from kvstore.spark.session import open_session
 from kvstore.spark.snapshots.chains import Cut, chain_of, in_order
 from kvstore.spark.snapshots.fold import folded
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
 
 Bars = list[tuple[str, float]]
 SHOWN = 20
+SETTINGS = {"spark.sql.shuffle.partitions": "8"}
+"""Prefixes are few; a stream keeps a state for each partition, 200 of them otherwise."""
 STYLE = """body{font:15px/1.5 system-ui,sans-serif;margin:3rem auto;max-width:60rem;padding:0 1rem;color:#222}
 table{border-collapse:collapse;width:100%}td{padding:.15rem .5rem;white-space:nowrap}td:nth-child(2){text-align:right}
 td:last-child{width:60%}i{display:block;height:1em;background:#3b6ea5}i.less{background:#c2564b}h2{margin-top:2.5rem}"""
@@ -87,7 +92,9 @@ def growth(session: SparkSession, directory: Path, depth: int) -> dict[str, Any]
 def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[dict[str, Any]]:
     """The prefixes with the most changes in the logs."""
     stream = (
-        session.readStream.format("kvstore").options(**where, columns="key,kind", startingPosition="earliest").load()
+        session.readStream.format("kvstore")
+        .options(**where, columns="key,kind", startingPosition="earliest", holdTtl="1m")  # nobody goes on with it
+        .load()
     )
     counted = stream.groupBy(prefix_of(depth).alias("prefix")).agg(
         F.count("*").alias("changes"), F.count_if(F.col("kind").isin("deleted", "expired")).alias("deletes")
@@ -148,12 +155,23 @@ def main(arguments: Sequence[str]) -> None:
     wanted = parser.parse_args(arguments)
     where = {"servers": wanted.servers} if wanted.servers else {"dataDir": wanted.data_dir}
     where["prefix"] = wanted.prefix
-    session = open_session("kvstore analytics", master=wanted.master)
+    if wanted.depth < 1:
+        parser.error(f"--depth: want 1 or more, got {wanted.depth}")
+    if not wanted.out.absolute().parent.is_dir():
+        parser.error(f"--out: there is no directory {wanted.out.absolute().parent}")
+    try:  # Spark would start first, and tell the same in pages of two stacks
+        find(where)
+        if wanted.snapshots:
+            SnapshotStore.at(wanted.snapshots)
+    except StoreError as error:
+        sys.exit(f"analytics: {error}")
+    session = open_session("kvstore analytics", master=wanted.master, settings=SETTINGS)
     session.sparkContext.setLogLevel("ERROR")
-    rows = session.read.format("kvstore").options(**where, columns="key,value").load()
+    with hold(where) as pin:  # both of one moment
+        rows = session.read.format("kvstore").options(**pin.options, columns="key,value").load()
+        of_now = {"sizes": sizes(rows, wanted.depth), "value_sizes": value_sizes(rows)}
     found = {
-        "sizes": sizes(rows, wanted.depth),
-        "value_sizes": value_sizes(rows),
+        **of_now,
         "hottest": hottest(session, where, wanted.depth),
         "growth": growth(session, wanted.snapshots, wanted.depth) if wanted.snapshots else None,
     }

@@ -22,13 +22,14 @@ from kvstore.spark.options import (
 )
 from kvstore.spark.reader import FilteringReader, PinnedReader
 from kvstore.spark.splits import decode
-from kvstore.spark.stream import ChangeReader
+from kvstore.spark.stream import ChangeReader, Refused
 from kvstore.spark.writer import BulkWriter, StreamWriter
 
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 KNOWN, CHANGES = tuple(columns.COLUMNS), tuple(columns.CHANGES)
+OWN_SCHEMA = "want no schema of your own: choose columns by the option columns, then cast them"
 
 
 class KvstoreSource(DataSource):
@@ -50,7 +51,9 @@ class KvstoreSource(DataSource):
         """
         wanted = columns_of(self.options, CHANGES, KNOWN)
         self._config = find(self.options)
-        if not is_for_a_stream(self.options):
+        if is_for_a_stream(self.options):
+            stream_options(self.options, CHANGES, KNOWN)
+        else:
             self._pin(self._config)
         return columns.ddl(wanted)
 
@@ -75,17 +78,20 @@ class KvstoreSource(DataSource):
         if self._failure is not None:
             raise self._failure
         if self._config is None or self._store is None:
-            raise ConfigError("want no schema of your own: choose columns by the option columns, then cast them")
+            raise ConfigError(OWN_SCHEMA)
         kind = FilteringReader if options.push_filters is PushFilters.once else PinnedReader
         return kind(self._config, self._store, options, pinned_at=self._pinned_at)
 
-    def streamReader(self, schema: StructType) -> ChangeReader:
+    def streamReader(self, schema: StructType) -> ChangeReader | Refused:
         if self._store is not None and self._config is not None and not self.options.get("pin"):
             pins.release(self._config, self._store.id)
             self._store = None
-        options = stream_options(self.options, CHANGES, KNOWN)
-        if self._config is None:
-            raise ConfigError("want no schema of your own: choose columns by the option columns, then cast them")
+        try:
+            options = stream_options(self.options, CHANGES, KNOWN)
+            if self._config is None:
+                raise ConfigError(OWN_SCHEMA)
+        except ConfigError as error:
+            return Refused(error)
         return ChangeReader(self._config, options)
 
     def writer(self, schema: StructType, overwrite: bool) -> BulkWriter:

@@ -1,5 +1,10 @@
 """The example's page shows what was found, whatever keys look like."""
 
+from pathlib import Path
+
+import pytest
+
+from examples import analytics
 from examples.analytics import chart, page
 
 FOUND = {
@@ -31,3 +36,29 @@ def test_growth_is_shown_between_two_snapshots_only() -> None:
 
 def test_nothing_is_no_error() -> None:
     assert "nothing" in chart("Empty", [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--data-dir", "nope"), "analytics: dataDir: there is no cluster at"),
+        (("--servers", "127.0.0.1:1"), "analytics: no server of the cluster answers at 127.0.0.1:1"),
+        (("--depth", "0"), "--depth: want 1 or more, got 0"),
+        (("--out", "nowhere/report.html"), "--out: there is no directory"),
+    ],
+)
+def test_what_is_wrong_is_told_in_a_line_before_spark_starts(
+    arguments: tuple[str, ...],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(analytics, "open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    with pytest.raises(SystemExit) as ended:
+        analytics.main(arguments)
+    shown = ended.value.code if isinstance(ended.value.code, str) else capsys.readouterr().err.splitlines()[-1]
+    assert told in shown
+    assert "\n" not in shown
+    assert list(tmp_path.iterdir()) == []

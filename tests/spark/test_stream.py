@@ -175,6 +175,9 @@ def test_the_example_counts_what_is_there(spark: SparkSession, cluster: Cluster,
         ({"startingPosition": "yesterday"}, "ConfigError: startingPosition: want earliest, latest or an offset"),
         ({"bogus": "1"}, "ConfigError: unknown option 'bogus' for reading"),
         ({"pinTtl": "60s", "holdTtl": "60s"}, "ConfigError: unknown option 'pinTtl' for reading a stream"),
+        ({"pinTtl": "60s"}, "ConfigError: unknown option 'pinTtl' for reading a stream"),
+        ({"holdTtl": "1s"}, "ConfigError: holdTtl: want a time like"),
+        ({"maxRowsPerTrigger": "x"}, "ConfigError: maxRowsPerTrigger: want"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(
@@ -182,7 +185,7 @@ def test_what_is_wrong_is_said_in_one_line(
 ) -> None:
     with pytest.raises(Exception, match="PYTHON_") as raised:
         Query(spark, cluster, tmp_path, **options).run()
-    assert [line for line in str(raised.value).splitlines() if reason in line] != []
+    assert reason in [line for line in str(raised.value).splitlines() if "Error: " in line][-1]
 
 
 def keep_little(cluster: Cluster) -> None:
