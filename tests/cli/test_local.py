@@ -153,6 +153,7 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     planned = layout.plan(Wish(data_dir=tmp_path), None)
     monkeypatch.setattr(cluster, "load", lambda: planned)
     monkeypatch.setattr(cluster, "_runs", lambda node: node.id != "n2")
+    monkeypatch.setattr("kvstore.server.local.http_ok", lambda *_: False)  # another cluster may have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
 
