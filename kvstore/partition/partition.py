@@ -146,7 +146,7 @@ class Partition:
         return bool(self._pinning.held())
 
     async def end_given_back_pins(self) -> None:
-        """After `stop`, now and then: keep no longer what nobody wants any more. Raises MetadataError."""
+        """After `stop`, now and then: keep no longer what nobody wants any more."""
         await self._pinning.end_given_back()
 
     def let_go(self) -> None:

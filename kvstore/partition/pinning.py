@@ -103,10 +103,7 @@ class Pinning:
     async def _end_given_back_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(GIVEN_BACK_S)
-            try:
-                await self.end_given_back()
-            except MetadataError as error:
-                log.info("partition=%s pins that were given back are not known: %r", self._partition, error)
+            await self.end_given_back()
 
     async def answer(self, method: str, body: bytes) -> bytes:
         """Raises StoreError."""
@@ -131,11 +128,15 @@ class Pinning:
 
     async def end_given_back(self) -> None:
         """Drop what nobody wants any more although no MARK says so: it was given back while nobody led, or this replica
-        has left. What holds the log for a pin was there before the pin's MARK, and is gone. Raises MetadataError."""
+        has left. What holds the log for a pin was there before the pin's MARK, and is gone."""
         kept = self.held()
         if not kept:
             return
-        wanted = await self._pins.names(self._partition)
+        try:
+            wanted = await self._pins.names(self._partition)
+        except MetadataError as error:
+            log.info("partition=%s pins that were given back are not known: %r", self._partition, error)
+            return
         for held in kept:
             if held.pin not in wanted and held in self._state.held.all:  # else it has been taken anew meanwhile
                 self._state.held.drop(held.pin)

@@ -148,11 +148,8 @@ class Hosting:
     async def _drop_left_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(LEFT_S)
-            for partition, replica in sorted(self._leaving.items()):
-                try:
-                    await replica.end_given_back_pins()
-                except MetadataError as error:
-                    log.info("partition=%s pins that were given back are not known: %r", partition, error)
+            for _, replica in sorted(self._leaving.items()):
+                await replica.end_given_back_pins()
             self._drop_left()
 
     def _drop_left(self) -> None:

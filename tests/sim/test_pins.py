@@ -203,11 +203,16 @@ async def pins_in_trouble(world: World, users: Users) -> None:
     await reader.stop()
 
 
+async def reader_that_has_pinned(cluster: Cluster, ttl_ms: int) -> tuple[Reader, data_pb2.PinResponse]:
+    reader = Reader(cluster, cluster.world.fork("pins"))
+    pinned = await reader.pin("pin", ttl_ms=ttl_ms)
+    assert pinned is not None
+    return reader, pinned
+
+
 async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     cluster = world.cluster
-    reader = Reader(cluster, cluster.world.fork("pins"))
-    pinned = await reader.pin("pin", ttl_ms=60_000)
-    assert pinned is not None
+    reader, pinned = await reader_that_has_pinned(cluster, 60_000)
     leaver = pinned.partitions[0]
     await world.leave(leaver.partition)
     await world.moved()
@@ -228,9 +233,7 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
 async def a_pin_is_given_back_while_nobody_leads(world: World, users: Users) -> None:
     cluster = world.cluster
     await users.stop()
-    reader = Reader(cluster, cluster.world.fork("pins"))
-    pinned = await reader.pin("pin", ttl_ms=600_000)
-    assert pinned is not None
+    reader, pinned = await reader_that_has_pinned(cluster, 600_000)
     (each,) = pinned.partitions
     leader = cluster.leader(PartitionId(each.partition))
     assert leader is not None
@@ -246,9 +249,7 @@ async def a_pin_ends_everywhere(world: World, users: Users) -> None:
     """What is left of it in the metadata store, a leader removes a moment later."""
     cluster = world.cluster
     await users.stop()
-    reader = Reader(cluster, cluster.world.fork("pins"))
-    pinned = await reader.pin("pin", ttl_ms=4_000)
-    assert pinned is not None
+    reader, pinned = await reader_that_has_pinned(cluster, 4_000)
     assert isinstance(await reader.renew("pin", 4_000), data_pb2.RenewResponse)
     partitions = [PartitionId(each.partition) for each in pinned.partitions]
     for node in cluster.nodes:
