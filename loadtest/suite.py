@@ -80,10 +80,12 @@ class Subject:
 
 
 def run_suite(*, data_dir: Path | None, runs: int, seconds: float, only: str, out: Path) -> list[Measured]:
-    """Run it, print it, write it."""
+    """Run it, print it, write it. Raises ConfigError where no line is to be measured."""
     with peers.scratch() as folder, _cluster(data_dir, folder) as file:
         subject = _on_loop(lambda: _subject(file))
         found = list(_ours(subject, runs, seconds, only))
+    if not found:
+        raise ConfigError(f"no line that can be measured here holds {only!r} in its name")
     ratios = []
     if not only:
         ratios = _beside_peers({each.name: each for each in found}, runs, seconds)
@@ -121,12 +123,11 @@ def _ours(subject: Subject, runs: int, seconds: float, only: str) -> Iterator[Me
 
 
 def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callable[[], float]]]:
-    """Each line with what measures it once."""
-    for name, line, target in LINES:
-        yield Measured(name, target=target), partial(_rate, subject, line, seconds)
-    single = Measured("SET, 1 connection: p50, led by the asked node", "ms", 0.8)
-    yield single, lambda: _redis(subject, Line("set", 1, tag="tag"), seconds).p50_ms
-    yield Measured(WIDE), partial(_rate, subject, Line("set", 1_000, 1_024), seconds)
+    """Each line with what measures it once; without redis-benchmark those of our own clients."""
+    if peers.is_installed("redis-benchmark"):
+        yield from _redis_lines(subject, seconds)
+    else:
+        print("redis-benchmark (Debian: redis-tools) is not installed: its lines are left out", file=sys.stderr)
     for kind in ("put", "get"):
         load = Load(seconds=seconds, in_flight=1_000, value_bytes=1_024, mix=((kind, 1),), keys=1_000_000)
         yield Measured(ASYNC.replace("put", kind)), partial(_async_client, subject, load)
@@ -135,6 +136,14 @@ def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callabl
             Measured(f"unary gRPC {method}, 64 in flight", target=target),
             partial(_unary, subject, method, seconds),
         )
+
+
+def _redis_lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callable[[], float]]]:
+    for name, line, target in LINES:
+        yield Measured(name, target=target), partial(_rate, subject, line, seconds)
+    single = Measured("SET, 1 connection: p50, led by the asked node", "ms", 0.8)
+    yield single, lambda: _redis(subject, Line("set", 1, tag="tag"), seconds).p50_ms
+    yield Measured(WIDE), partial(_rate, subject, Line("set", 1_000, 1_024), seconds)
 
 
 def _rate(subject: Subject, line: Line, seconds: float) -> float:

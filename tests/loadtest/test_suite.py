@@ -1,4 +1,4 @@
-"""The benchmark suite leaves no process behind."""
+"""The benchmark suite leaves no process behind, and asks for nothing that a fresh machine lacks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from kvstore.client import ClientConfig
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.server.layout import Wish
+from kvstore.server.layout import ClusterFile, Wish
 from loadtest import suite
 
 
@@ -38,3 +39,22 @@ def test_what_was_started_before_the_cluster_failed_is_ended(
         raise AssertionError("there is no cluster to measure")
     assert tried == list(suite.OFFSETS[:2]), "ports that are taken are passed over, and nothing else"
     assert running == set()
+
+
+def test_without_redis_benchmark_the_lines_of_our_own_clients_are_measured(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    subject = suite.Subject(ClusterFile.__new__(ClusterFile), "127.0.0.1:6401", "t0", ClientConfig(endpoints=("127.0.0.1:7401",)))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    without = [measured.name for measured, _ in suite._lines(subject, 1.0)]
+    assert without == [
+        "AsyncClient put, 1,000 in flight, 1 KB",
+        "AsyncClient get, 1,000 in flight, 1 KB",
+        "unary gRPC Put, 64 in flight",
+        "unary gRPC Get, 64 in flight",
+    ]
+    assert "redis-tools" in capsys.readouterr().err
+    program = tmp_path / "redis-benchmark"
+    program.touch(0o755)
+    assert [measured.name for measured, _ in suite._lines(subject, 1.0)][-4:] == without
+    assert capsys.readouterr().err == ""
