@@ -191,12 +191,16 @@ def checking() -> Iterator[None]:
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """An error of the file system is as good as one of ours: one line, with the path."""
+def told(interrupted: str = "") -> Iterator[None]:
+    """An error of the file system is as good as one of ours: one line, with the path. An interrupt is told with how to
+    go on."""
     try:
         yield
     except OSError as error:
         raise ConfigError(str(error)) from None
+    except KeyboardInterrupt:
+        print(f"kvstore: interrupted{interrupted and ': '}{interrupted}", file=sys.stderr)
+        raise
 
 
 def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:

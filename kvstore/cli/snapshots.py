@@ -96,7 +96,8 @@ def create(
     hold = partial(tools.hold, cluster, store.root, hold_hours)
     settings = tools.SETTINGS | tools.QUICK_START
     began = time.monotonic()
-    with tools.told(), tools.Bar() as progress:
+    go_on = f"the same command goes on with what is done, if it runs within {pin_minutes} minutes"
+    with tools.told(go_on), tools.Bar() as progress:
         manifest = in_session(
             lambda session: job.create(store, wanted, session, progress, hold), master, conf, progress, nice, settings
         )
@@ -132,7 +133,8 @@ def list_(
     if json:
         print(as_json({"snapshots": rows, "unfinished": remains}))
     else:
-        print(as_table(rows, ("id", "kind", "parent", "taken", "rows", "bytes", "state")))
+        columns = ("id", "kind", "parent", "taken", "rows", "bytes", "state")
+        print(as_table(rows, columns) if rows else f"no snapshots in {where}")
         for name in remains:
             what = "once its driver has ended, `snapshot create` goes on with it and `snapshot prune` removes it"
             print(f"unfinished: {name}; {what}", file=sys.stderr)
@@ -226,7 +228,7 @@ def restore(
         chain = chains.covering(store.load_all(), None, cut)
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
-    with tools.told(), tools.Bar() as progress:
+    with tools.told("run it again, with --merge"), tools.Bar() as progress:
         if check:
             verify.check_files(
                 store, chain, tools.Counted(progress, "checking", sum(len(each.files) for each in chain))
@@ -272,7 +274,7 @@ def prune(
     going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
     remains = store.stale_remains(time.time())
     if not dry_run:
-        with tools.told(), tools.Bar() as progress:
+        with tools.told("run it again"), tools.Bar() as progress:
             for number, manifest in enumerate(going):
                 progress("removing", number, len(going))
                 store.remove(manifest.id)

@@ -78,6 +78,14 @@ def test_a_list_says_what_is_there_and_what_can_be_used(run: Run, store: Snapsho
     assert "full" in run("list", store.root)[1]
 
 
+def test_a_list_says_that_there_is_only_unfinished_work(run: Run, tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path / "new")
+    store.work("c").mkdir(parents=True)
+    code, out, err = run("list", store.root)
+    assert (code, out) == (0, f"no snapshots in {store.root}\n")
+    assert err.startswith("unfinished: .work-c; ")
+
+
 @pytest.mark.parametrize(("age_h", "limit", "code"), [(1, 2, 0), (3, 2, 1)])
 def test_a_list_can_fail_by_age(
     run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, age_h: int, limit: int, code: int

@@ -81,7 +81,8 @@ def test_a_driver_that_is_interrupted_while_tasks_write_ends_and_is_gone_on_with
     with running(cluster, log, *words) as driver:
         wait_until_blocking(lambda: notes(store), timeout_s=200, what="a first file")
         kill(driver, signal.SIGINT)
-        assert (driver.returncode, log.read_text()) == (130, "")
+        told = "kvstore: interrupted: the same command goes on with what is done, if it runs within 15 minutes\n"
+        assert (driver.returncode, log.read_text()) == (130, told)
     assert len(store.remains()) == 1
     assert_right(cluster, store, create(store, wanted(cluster, instance=full.cluster), spark, lambda *_: None))
 
