@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socketserver
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, TypeVar
 
 from kvstore.cli.snapshot_options import Setting
-from kvstore.cli.snapshot_tools import MASTER, NICENESS, SETTINGS, Bar, need_spark
+from kvstore.cli.snapshot_tools import NICENESS, SETTINGS, Bar, need_spark
 from kvstore.errors import StoreError, Unavailable
 
 if TYPE_CHECKING:
@@ -93,8 +94,8 @@ def spark(
     from kvstore.spark.snapshots.create import failure_of
 
     settings = {**defaults, **dict(conf or ())}
-    if master == MASTER:
-        master = f"local[*,{ATTEMPTS}]"
+    if one_attempt := re.fullmatch(r"local\[(\*|\d+)\]", master):
+        master = f"local[{one_attempt[1]},{ATTEMPTS}]"
     niceness = niceness if master.startswith("local") else 0
     progress("starting Spark", 0, None)
     with aside() as said:

@@ -17,7 +17,7 @@ import typer
 from kvstore.cli.cluster import Tools, with_tools
 from kvstore.cli.output import as_table
 from kvstore.cli.snapshot_options import UpTo
-from kvstore.errors import ConfigError, InvalidRequest, StoreError, Unavailable
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, Unavailable
 
 if TYPE_CHECKING:
     from kvstore.client.config import ClientConfig
@@ -74,15 +74,26 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
     return config, with_tools(data_dir, zookeeper, instance, server)
 
 
-def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool) -> Manifest | None:
+def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool, or_full: bool) -> Manifest | None:
     """What a new snapshot is to continue. Raises StoreError, also if that lacks something: no restore could use what
     continues it."""
     from kvstore.spark.snapshots.chains import chain_of
 
     if not (parent or incremental):
         return None
-    name = parent or store.newest().id
-    return chain_of(store.load_chain(name), name)[-1]
+    try:
+        name = parent or store.newest().id
+        return chain_of(store.load_chain(name), name)[-1]
+    except (InvalidRequest, Corrupted) as error:
+        if parent or not or_full:
+            raise
+        full_instead(error)
+        return None
+
+
+def full_instead(why: StoreError) -> None:
+    """Tell it."""
+    print(f"kvstore: a full snapshot instead: {why}", file=sys.stderr)
 
 
 def check_origin(parent: Manifest | None, instance: str) -> None:
@@ -212,6 +223,22 @@ def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
         raise InvalidRequest(f"{where} is snapshot {here}, asked for is {wanted}")
     name = wanted or here
     return store, store.load(name) if name else store.newest()
+
+
+def chosen(
+    where: Path, wanted: str | None, at: datetime | None, upto: Sequence[UpTo] | None
+) -> tuple[SnapshotStore, Sequence[Manifest], Cut]:
+    """The snapshots that are needed, the full one first: up to the one that is named, or those that reach the moment;
+    by default up to the newest. Raises StoreError."""
+    from kvstore.spark.snapshots import chains
+    from kvstore.spark.snapshots.store import SnapshotStore
+
+    cut = cut_of(at, upto)
+    store, here = SnapshotStore.at(where)
+    if wanted is None and here is None and cut != chains.Cut():
+        return store, chains.covering(store.load_all(), None, cut), cut
+    store, manifest = one(where, wanted)
+    return store, chains.covering(store.load_chain(manifest.id), manifest.id, cut), cut
 
 
 def cut_of(at: datetime | None, upto: Sequence[UpTo] | None) -> Cut:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,12 +27,13 @@ from kvstore.cli.snapshot_options import (
     Where,
 )
 from kvstore.cli.snapshot_spark import in_session
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import Corrupted, InvalidRequest, StoreError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kvstore.spark.snapshots.compare import Differences
+    from kvstore.spark.snapshots.manifest import Manifest
 
 
 def register(app: typer.Typer) -> None:
@@ -49,9 +51,12 @@ def register(app: typer.Typer) -> None:
 def create(
     to: Annotated[Path, typer.Option("--to", help="The directory of snapshots; driver and executors share it.")],
     incremental: Annotated[bool, typer.Option("--incremental", help="Only what changed since the parent.")] = False,
+    or_full: Annotated[
+        bool, typer.Option("--or-full", help="With --incremental: a full one where there is nothing to continue.")
+    ] = False,
     parent: Annotated[str | None, typer.Option(help="Which snapshot to continue; default: the newest.")] = None,
     hold_hours: Annotated[
-        float, typer.Option(min=0, max=24, help="Keep the logs so long for an incremental to continue this one.")
+        float, typer.Option(min=0, max=168, help="Keep the logs so long for an incremental to continue this one.")
     ] = 0.0,
     compression: Annotated[Compression, typer.Option(help="Of the files.")] = Compression.zstd,
     split_mib: Annotated[
@@ -74,12 +79,15 @@ def create(
     """
     from kvstore.spark.snapshots.store import SnapshotStore
 
+    if or_full and not incremental:
+        raise typer.BadParameter("it goes with --incremental", param_hint="--or-full")
     store = SnapshotStore(to.absolute())
     with tools.told():
         store.check_writable()
-    base = tools.base_or_none(store, parent, incremental)
+    base = tools.base_or_none(store, parent, incremental, or_full)
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
+    from kvstore.spark.snapshots.planning import NotContinuable
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
@@ -97,10 +105,18 @@ def create(
     settings = tools.SETTINGS | tools.QUICK_START
     began = time.monotonic()
     go_on = f"the same command goes on with what is done, if it runs within {pin_minutes} minutes"
+
+    def work(session: SparkSession) -> Manifest:
+        try:
+            return job.create(store, wanted, session, progress, hold)
+        except NotContinuable as error:
+            if parent or not or_full:
+                raise
+            tools.full_instead(error)
+            return job.create(store, replace(wanted, parent=None), session, progress, hold)
+
     with tools.told(go_on), tools.Bar() as progress:
-        manifest = in_session(
-            lambda session: job.create(store, wanted, session, progress, hold), master, conf, progress, nice, settings
-        )
+        manifest = in_session(work, master, conf, progress, nice, settings)
     tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
     folder, seconds = str(store.folder(manifest.id)), round(time.monotonic() - began, 1)
     document = {**tools.document(manifest), "path": folder, "seconds": seconds}
@@ -168,12 +184,14 @@ def verify(
     Exit code 0: it is whole, 1: it is damaged or differs, 2: wrong usage, 3: it could not be checked.
     """
     with tools.checking():
-        store, manifest = tools.one(where, wanted)
-        cut = tools.cut_of(at, position)
         tools.need_spark("pyarrow")
         from kvstore.spark.snapshots import chains, verify
 
-        chain = chains.covering(store.load_chain(manifest.id), manifest.id, cut)
+        try:
+            store, chain, cut = tools.chosen(where, wanted, at, position)
+        except Corrupted as error:
+            print(f"kvstore: damaged: {error}", file=sys.stderr)
+            raise typer.Exit(1) from None
         with tools.Bar() as progress:
             counted = tools.Counted(progress, "verifying", sum(each.rows for each in chain))
             problems = list(verify.problems_of(store, chain, counted))
@@ -185,7 +203,7 @@ def verify(
                 from kvstore.spark.snapshots import compare
 
                 progress("comparing with the store", 0, None)
-                if instance == manifest.cluster and cut == chains.Cut():
+                if instance == chain[-1].cluster and cut == chains.Cut():
                     return compare.against_origin(session, store, chain, cluster, show)
                 return compare.against_restored(session, store, chain, cut, cluster, show)
 
@@ -217,15 +235,10 @@ def restore(
 
     What has expired meanwhile is left out. A restore that was interrupted is run again, with --merge.
     """
-    store, manifest = tools.one(where, wanted)
-    cut = tools.cut_of(at, position)
     tools.need_spark("pyarrow")
-    from kvstore.spark.snapshots import chains, restore, verify
+    from kvstore.spark.snapshots import restore, verify
 
-    if wanted or not (at or position):
-        chain = chains.covering(store.load_chain(manifest.id), manifest.id, cut)
-    else:
-        chain = chains.covering(store.load_all(), None, cut)
+    store, chain, cut = tools.chosen(where, wanted, at, position)
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
     with tools.told("run it again, with --merge"), tools.Bar() as progress:

@@ -127,18 +127,21 @@ class Pinning:
         return self._state.held.all
 
     async def end_given_back(self) -> None:
-        """Drop what nobody wants any more although no MARK says so: it was given back while nobody led, or this replica
-        has left. What holds the log for a pin was there before the pin's MARK, and is gone."""
+        """Drop what nobody wants any more although no MARK says so, and keep what is wanted longer: it was given back
+        while nobody led, or this replica has left. What holds the log for a pin was there before the pin's MARK, and
+        moves before it."""
         kept = self.held()
         if not kept:
             return
         try:
-            wanted = await self._pins.names(self._partition)
+            wanted = await self._pins.latest(self._partition)
         except MetadataError as error:
             log.info("partition=%s pins that were given back are not known: %r", self._partition, error)
             return
         for held in kept:
-            if held.pin not in wanted and held in self._state.held.all:  # else it has been taken anew meanwhile
+            if held.pin in wanted:
+                held.deadline_ms = max(held.deadline_ms, wanted[held.pin].deadline_ms)
+            elif held in self._state.held.all:  # else it has been taken anew meanwhile
                 self._state.held.drop(held.pin)
 
     def _lead(self) -> Leader:

@@ -342,7 +342,7 @@ class HoldRequest(_message.Message):
     name: _builtins.str
     """1 to 64 characters: letters, digits, '-', '_', '.'."""
     ttl_ms: _builtins.int
-    """From now on. 0: give all of them back. At most a day."""
+    """From now on. 0: give all of them back. At most a week."""
     @_builtins.property
     def positions(self) -> _containers.ScalarMap[_builtins.str, _builtins.int]:
         """{partition: after}."""

@@ -44,7 +44,7 @@ KEPT_S = 30.0
 """A reader's place is kept for its next call, so that it need not be looked for again."""
 WORK_S = 1.0
 """A page without anything that is asked for ends after so long: its `next` has moved."""
-HOLD_MAX_MS = 24 * 3_600_000
+HOLD_MAX_MS = 7 * 24 * 3_600_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -216,7 +216,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
-            raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a day")
+            raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a week")
         deadline_ms = self._env.clock.wall_ms() + request.ttl_ms
         left = await self._feeds.left(await self._feeds.newest_ring())
         for partition, after in sorted(request.positions.items()):

@@ -29,7 +29,7 @@ from kvstore.ring.cover import flaw
 from kvstore.server.backend import Topology
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
-from kvstore.wal.pins import Pins
+from kvstore.wal.pins import FEED_PIN, Pins
 
 TTL_DEFAULT_MS, TTL_MAX_MS = 600_000, 86_400_000
 PATIENCE_S = 15.0
@@ -38,6 +38,7 @@ CALL_S = 5.0
 AGAIN_S = 0.05
 CALLS_AT_ONCE = 16
 _ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOLD = re.compile(rf"({FEED_PIN}[A-Za-z0-9._-]{{1,64}}@)[0-9]+")
 
 
 class Calls(Protocol):
@@ -100,7 +101,7 @@ class PinKeeper:
         until = self._env.clock.now() + PATIENCE_S
         deadlines: dict[PartitionId, int] = {}
         while left := [each for each in partitions if each not in deadlines]:
-            answers = await self._ask_all(left, pinning.RENEW, asked)
+            answers = await self._run({each: self._renew_in(each, asked) for each in left})
             for partition, answer in answers.items():
                 if isinstance(answer, bytes):
                     deadlines[partition] = pinning.deadline_of(answer)
@@ -109,12 +110,24 @@ class PinKeeper:
             if len(deadlines) < len(partitions):
                 await asyncio.sleep(AGAIN_S)
         for partition in partitions:
-            await self._check_kept(partition, asked.pin)
+            if partition in self._source.topology.ring.partitions:
+                await self._check_kept(partition, asked.pin)
         return data_pb2.RenewResponse(deadline_ms=min(deadlines.values()), partitions=sorted(deadlines))
+
+    async def _renew_in(self, partition: PartitionId, asked: Asked) -> bytes:
+        if not self._source.topology.ring.has_left(partition):
+            return await self._ask_leader(partition, pinning.RENEW, pinning.encode(asked))
+        deadline_ms = self._env.clock.wall_ms() + asked.ttl_ms  # nobody leads; who keeps it follows the pin on its log
+        if not await self._pins.extend(partition, asked.pin, deadline_ms):
+            raise NoSuchPin(f"partition {partition}, which has left: there is no pin {asked.pin!r}")
+        return pinning.encode(deadline_ms)
 
     async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
         """Where it can be given back at once; elsewhere no log is held by it any more, if that can be said, and
-        replicas that see that keep it no longer. Raises InvalidRequest."""
+        replicas that see that keep it no longer. What a reader of the feed holds is given back by any of the names that
+        it is listed under. Raises InvalidRequest, MetadataError."""
+        if hold := _HOLD.fullmatch(pin):
+            return await self._give_back(hold[1])
         answers = await self._ask_all(self._wanted([]), pinning.RELEASE, Asked(_checked(pin)))
         for partition in sorted(self._source.topology.ring.partitions):
             if not isinstance(answers.get(partition), bytes):
@@ -144,6 +157,14 @@ class PinKeeper:
     def _id(self, given: str) -> str:
         return _checked(given) if given else f"pin-{self._env.random.randbytes(8).hex()}"
 
+    async def _give_back(self, prefix: str) -> data_pb2.UnpinResponse:
+        response = data_pb2.UnpinResponse()
+        for partition in sorted(self._source.topology.ring.partitions):
+            for name, _ in (held := await self._pins.all(partition, prefix)):
+                await self._pins.release(partition, name)
+            response.partitions.extend([partition] if held else [])
+        return response
+
     def _wanted(self, named: Sequence[PartitionId]) -> list[PartitionId]:
         ring = self._source.topology.ring
         for each in named:
@@ -154,7 +175,8 @@ class PinKeeper:
 
     async def _holding(self, pin: str) -> list[PartitionId]:
         """The partitions in which a pin is."""
-        found = [each for each in self._wanted([]) if pin in dict(await self._pins.all(each))]
+        ring = self._source.topology.ring
+        found = [each for each in sorted(ring.partitions) if pin in dict(await self._pins.all(each))]
         if not found:
             raise NoSuchPin(f"there is no pin {pin!r}")
         return found
@@ -222,8 +244,6 @@ class PinKeeper:
             id=pin, ring_version=topology.ring.version, deadline_ms=min(each.deadline_ms for each in taken.values())
         )
         for partition, found in sorted(taken.items()):
-            if not found.spans:
-                continue
             message = response.partitions.add(
                 partition=partition,
                 ledger=found.position.ledger,

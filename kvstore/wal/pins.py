@@ -120,6 +120,11 @@ class Pins:
                     found.append((name, _pin_of(data, path)))
         return found
 
+    async def latest(self, partition: PartitionId) -> dict[str, Pin]:
+        """Every pin that is there, by name, none missing that was there before the call."""
+        await self._store.sync(paths.partition_pins(partition))
+        return dict(await self.all(partition))
+
     async def names(self, partition: PartitionId) -> set[str]:
         """Of the pins that are there, none missing that was there before the call."""
         directory = paths.partition_pins(partition)

@@ -23,7 +23,8 @@ from kvstore.cli.snapshot_options import moment
 from kvstore.cli.snapshot_tools import cut_of
 from kvstore.errors import ConfigError, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
-from kvstore.spark.snapshots.manifest import NAME, encode
+from kvstore.spark.snapshots.manifest import NAME, Manifest, encode
+from kvstore.spark.snapshots.planning import NotContinuable, Wanted
 from kvstore.spark.snapshots.store import RESUMABLE_S, SnapshotStore
 from tests.spark.snapshots.made import EPOCH_MS, full, incremental, some_log
 
@@ -143,14 +144,14 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
 ) -> None:
     spoil(store)
     commands = [
-        ("verify", store.root, "b"),
-        ("restore", store.root, "b", "--server", NOBODY),
-        ("diff", store.root, "b", "b"),
-        ("prune", store.root, "--keep", 1),
+        ("verify", store.root, "b", 3 if spoil is _future else 1),
+        ("restore", store.root, "b", "--server", NOBODY, 1),
+        ("diff", store.root, "b", "b", 3),
+        ("prune", store.root, "--keep", 1, 1),
     ]
-    for command in commands:
+    for *command, wanted in commands:
         code, out, err = run(*command)
-        assert (code, out) == (3 if command[0] in ("verify", "diff") else 1, "")
+        assert (code, out) == (wanted, "")
         assert err.startswith("kvstore: ")
         assert told in err
         assert err.count("\n") == 1
@@ -165,13 +166,43 @@ def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore) -> Non
     assert store.ids() == ["b"]
 
 
+@pytest.mark.parametrize("here", ["nothing", "a broken chain", "what the logs do not reach back to"])
+def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
+    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, here: str
+) -> None:
+    root = tmp_path / "new" if here == "nothing" else store.root
+    if here == "a broken chain":
+        store.remove("a")
+    tried = list[str | None]()
+
+    def job(_: object, wanted: Wanted, *rest: object) -> Manifest:
+        tried.append(wanted.parent_id)
+        if wanted.parent is not None:
+            raise NotContinuable("the log does not reach back")
+        return full(SnapshotStore(root), "z", LOG, hour=9)
+
+    instance = store.load("b").cluster
+    monkeypatch.setattr("kvstore.spark.snapshots.create.create", job)
+    monkeypatch.setattr("kvstore.cli.snapshots.in_session", lambda work, *_: work(None))
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, instance))
+    words = ("create", "--to", root, "--incremental")
+    assert run(*words, "--server", NOBODY)[0] == 1
+    tried.clear()
+    code, out, err = run(*words, "--or-full", "--server", NOBODY)
+    assert (code, out.startswith(f"{root}/z: full snapshot")) == (0, True)
+    assert err.startswith("kvstore: a full snapshot instead: ")
+    assert tried == [*(["b"] if here.startswith("what") else []), None]
+    if here.startswith("what"):
+        assert run(*words, "--or-full", "--parent", "b", "--server", NOBODY)[0] == 1, "that one, or none"
+
+
 def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: SnapshotStore) -> None:
     full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(b"")
     assert run("verify", store.root, "b")[0] == 0
     assert "no server of the cluster answers" in run("restore", store.root, "b", "--server", NOBODY)[2]
     code, _, err = run("verify", store.root)
-    assert (code, err.count("\n")) == (3, 1)
+    assert (code, err.count("\n")) == (1, 1)
     assert err.endswith("; take it from a copy, or remove its folder and take a new snapshot\n")
 
 
@@ -225,7 +256,7 @@ def test_a_cut_that_cannot_be_had_is_one_line(
     [
         ("create --to {} --compression rar", "'--compression'"),
         ("create --to {} --rate nan", "'--rate'"),
-        ("create --to {} --hold-hours 25", "'--hold-hours'"),
+        ("create --to {} --hold-hours 169", "'--hold-hours'"),
         ("create --to {} --conf x", "'--conf': want NAME=VALUE, got 'x'"),
         ("list {} --max-age-hours nan", "'--max-age-hours'"),
         ("verify {} --at yesterday", "'--at': want a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
@@ -275,6 +306,24 @@ def test_what_a_job_has_failed_with_is_told_also_when_its_jvm_cannot_be_ended(
     monkeypatch.setattr("kvstore.spark.session.open_session", lambda *_, **__: session)
     with pytest.raises(StoreError, match=re.escape(told)), snapshot_tools.Bar() as bar:
         snapshot_spark.in_session(fail, "local[1]", None, bar)
+
+
+@pytest.mark.parametrize(
+    ("master", "opened"),
+    [("local[*]", "local[*,3]"), ("local[1]", "local[1,3]"), ("local[2,7]", "local[2,7]"), ("yarn", "yarn")],
+)
+def test_tasks_on_this_machine_are_tried_again(monkeypatch: pytest.MonkeyPatch, master: str, opened: str) -> None:
+    seen = list[str]()
+    session = SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda level: None), stop=lambda: None)
+
+    def open_session(_: str, *, master: str, **__: object) -> SimpleNamespace:
+        seen.append(master)
+        return session
+
+    monkeypatch.setattr("kvstore.spark.session.open_session", open_session)
+    with snapshot_tools.Bar() as bar:
+        snapshot_spark.in_session(lambda _: None, master, None, bar)
+    assert seen == [opened]
 
 
 def test_an_interrupt_is_not_raised_amid_the_calls_of_a_job_but_ends_its_jvm(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,10 +16,12 @@ from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, 
 from kvstore.partition import pinning, rows
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.state import State
+from kvstore.partition.tokens import Span
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import lengths_of
 from kvstore.ring import PartitionState
 from kvstore.ring.cover import flaw
+from kvstore.ring.hashing import TOKENS
 from kvstore.server import app
 from kvstore.server.data import Data
 from kvstore.server.pins import PinKeeper
@@ -222,12 +224,29 @@ async def a_partition_retires_under_a_pin(world: World, users: Users) -> None:
     ring = await world.read_ring()
     assert ring.partitions[PartitionId(leaver.partition)].state is PartitionState.RETIRED, "its log is held"
     assert await reader.compare("pin", leaver) == 3
+    renewed = await reader.renew("pin", 600_000)
+    assert leaver.partition in renewed.partitions
+    await asyncio.sleep(90.0)
+    assert await reader.compare("pin", leaver) == 3, "it lives on, although no MARK says so"
     await reader.unpin("pin")
     await asyncio.sleep(5.0)
     assert await reader.compare("pin", leaver) == 0, "nobody leads it any more who could say so in its log"
     await asyncio.sleep(5.0)
     assert PartitionId(leaver.partition) not in (await world.read_ring()).partitions
     assert await reader.compare("pin", leaver) == 0
+
+
+async def a_partition_owns_nothing(world: World, users: Users) -> None:
+    """Keys have changed there, and it may own some again: snapshots go on from where it stands."""
+    emptied, target = sorted((await world.read_ring()).partitions)
+    await world.shift(Span(0, TOKENS - 1), target)
+    await world.moved()
+    await users.stop()
+    _, pinned = await reader_that_has_pinned(world.cluster, 60_000)
+    found = {each.partition: each for each in pinned.partitions}
+    assert list(found[emptied].first_tokens) == []
+    assert found[emptied].sequence > 0
+    await world.shift(Span(0, TOKENS // 2), emptied)
 
 
 async def a_pin_is_given_back_while_nobody_leads(world: World, users: Users) -> None:
@@ -270,6 +289,10 @@ def test_a_pin_that_nobody_keeps_any_more_is_not_renewed() -> None:
 
 def test_a_partition_that_has_retired_is_read_at_its_pinned_position_until_that_ends() -> None:
     play(1, a_partition_retires_under_a_pin, Knobs(partitions=2), users=2)
+
+
+def test_a_partition_that_owns_nothing_is_pinned_too() -> None:
+    play(1, a_partition_owns_nothing, Knobs(partitions=2), users=2)
 
 
 @pytest.mark.parametrize("seed", range(1))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 
-from kvstore.errors import Corrupted, InvalidRequest
+from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.manifest import Manifest
 
 Catalogue = Mapping[str, Manifest]
@@ -33,8 +33,8 @@ def _age(manifest: Manifest) -> tuple[int, int, str]:
 
 
 def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
-    """What `wanted` needs, the full snapshot first, itself last. Raises InvalidRequest if something is missing,
-    Corrupted if two do not fit."""
+    """What `wanted` needs, the full snapshot first, itself last. Raises InvalidRequest if `wanted` is missing,
+    Corrupted if something else is or two do not fit."""
     found: list[Manifest] = []
     name: str | None = wanted
     while name is not None:
@@ -42,7 +42,7 @@ def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
         if manifest is None:
             if not found:
                 raise InvalidRequest(f"snapshot {name} is not here: see `kvstore snapshot list`")
-            raise InvalidRequest(
+            raise Corrupted(
                 f"snapshot {found[-1].id} continues {name}, which is not here: bring its folder back from a copy, or "
                 "take a full snapshot"
             )
@@ -87,14 +87,14 @@ class Cut:
 
 def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifest]:
     """The chain from which the state at `cut` can be had: that of `wanted`, without the incrementals that lie behind
-    the cut; without `wanted`, the shortest that reaches it. Raises InvalidRequest if there is none."""
+    the cut; without `wanted`, the shortest that reaches it. Raises InvalidRequest or Corrupted if there is none."""
     if wanted is not None:
         return _cut_chain(chain_of(catalogue, wanted), cut)
-    refusal: InvalidRequest | None = None
+    refusal: StoreError | None = None
     for manifest in reversed(in_order(catalogue)):
         try:
             return _cut_chain(chain_of(catalogue, manifest.id), cut)
-        except InvalidRequest as error:
+        except (InvalidRequest, Corrupted) as error:
             refusal = refusal or error
     raise refusal or InvalidRequest("there is no snapshot here")
 
@@ -156,7 +156,7 @@ def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
     """What may go, in an order in which every chain is whole after each removal: children before their parents.
 
     Kept is what the retention names and all that it stands on, always the newest one; so a chain goes as a whole.
-    Raises InvalidRequest if a chain that must be kept is broken already: then nobody can tell what it needs.
+    Raises Corrupted if a chain that must be kept is broken already: then nobody can tell what it needs.
     """
     newest_first = in_order(catalogue)[::-1]
     named = newest_first[: retention.newest]

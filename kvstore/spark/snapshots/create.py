@@ -22,7 +22,7 @@ from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
-from kvstore.spark.snapshots.planning import Wanted, behind, give_back, pin_name, plan_snapshot
+from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind, give_back, pin_name, plan_snapshot
 from kvstore.spark.snapshots.store import WORK, SnapshotStore, room_at
 from kvstore.spark.snapshots.tasks import Job, load_libraries, write_piece
 from kvstore.spark.snapshots.work import Piece, Plan, Work
@@ -241,7 +241,7 @@ def failure_of(error: Exception) -> StoreError:
         message = message.strip()
         if isinstance(kind, type) and issubclass(kind, StoreError) and kind.__init__ is StoreError.__init__:
             return kind(message)
-        return InvalidRequest(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
+        return NotContinuable(message) if kind is PositionTrimmed else errors.OutcomeUnknown(f"{name}: {message}")
     lines = [line.strip().removeprefix(": ") for line in text.splitlines() if line.strip()]
     told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
     rest = [line for line in lines if not line.startswith("at ")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,7 +12,7 @@ from uuid import uuid4
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.client.pinned import PinnedPartition, PinnedStore, pin_store, unpin
-from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError
+from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
 from kvstore.spark.snapshots.manifest import Kind, Manifest, Place
 from kvstore.spark.snapshots.work import Piece, Plan
 
@@ -23,8 +24,14 @@ SPLIT_BYTES = 32 << 20
 """Some seconds of work at most: what a task that dies loses, and small enough for tasks to end together."""
 CHANGES_PER_PIECE = 500_000
 PIECES_PER_PARTITION_MAX = 64
+SILENT_S, AGAIN_S = 15.0, 0.5
+"""A partition that owns nothing may be without a leader for so long; how often it is asked."""
 GIVE_BACK_S = 5.0
 """A command that has ended otherwise waits so long at most for servers that do not answer."""
+
+
+class NotContinuable(InvalidRequest):
+    """What happened since the parent is not in the logs any more: only a full snapshot can be taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,15 +69,15 @@ def pin_name(snapshot: str) -> str:
 
 def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     """Pin, and cut. Raises StoreError; for an incremental of which the logs do not hold everything any more,
-    InvalidRequest. Whatever it raises, nothing stays pinned that can be given back."""
+    NotContinuable. Whatever it raises, nothing stays pinned that can be given back."""
     moment = datetime.fromtimestamp(now_ms / 1000, UTC).strftime("%Y%m%dT%H%M%SZ")
     name = f"{moment}-{'incr' if wanted.parent else 'full'}-{uuid4().hex[:4]}"
     held: set[str] = set()
     try:
         if wanted.parent is None:
             with FeedReader(wanted.cluster) as feed:
-                left = [each for each in feed.positions() if each.ended]  # who leaves later may still log something
-            pinned = _pin(wanted, name)
+                pinned, before = _pin(wanted, name, feed)
+            left = [each for each in before if each.ended]  # who leaves later may still log something
             places, pieces = (*map(place_of, pinned.partitions), *_past(left, pinned)), tuple(_splits(pinned))
         else:
             pinned, places, pieces = _plan_changes(wanted, wanted.parent, name, held)
@@ -91,8 +98,20 @@ def plan_snapshot(wanted: Wanted, now_ms: int) -> Plan:
     )
 
 
-def _pin(wanted: Wanted, name: str) -> PinnedStore:
-    return pin_store(wanted.cluster, ttl_s=wanted.pin_ttl_s, id=pin_name(name), split_bytes=wanted.split_bytes)
+def _pin(wanted: Wanted, name: str, feed: FeedReader) -> tuple[PinnedStore, list[PartitionFeed]]:
+    """A position in every partition that has logged anything, and what the feeds were before. One that owns nothing
+    may not have been pinned, but keys have changed there, and it may own some again. Raises Unavailable."""
+    until = time.monotonic() + SILENT_S
+    while True:
+        before = feed.positions()
+        pinned = pin_store(wanted.cluster, ttl_s=wanted.pin_ttl_s, id=pin_name(name), split_bytes=wanted.split_bytes)
+        here = {each.partition for each in pinned.partitions}
+        silent = [each.partition for each in before if each.latest and not each.ended and each.partition not in here]
+        if not silent:
+            return pinned, before
+        if time.monotonic() >= until:
+            raise Unavailable(f"partition {silent[0]} is not led just now (`kvstore partition list`): try again")
+        time.sleep(AGAIN_S)
 
 
 def place_of(pinned: PinnedPartition) -> Place:
@@ -143,8 +162,8 @@ def _plan_changes(
         try:
             feed.hold(pin_name(name), starts, wanted.pin_ttl_s)
         except PositionTrimmed as error:
-            raise InvalidRequest(trimmed(parent, error)) from None
-        pinned = _pin(wanted, name)
+            raise NotContinuable(trimmed(parent, error)) from None
+        pinned, _ = _pin(wanted, name, feed)
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(parent, pinned.partitions, feeds))
     return pinned, places, tuple(change_pieces(parent, places, feeds))
@@ -188,13 +207,13 @@ def trimmed(parent: Manifest, error: PositionTrimmed) -> str:
 def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[Place]:
-    """Where the logs of partitions end that have left the ring. Raises InvalidRequest if such a log is gone and the
+    """Where the logs of partitions end that have left the ring. Raises NotContinuable if such a log is gone and the
     parent does not have it to its end, or if the parent does not name it."""
     here = {each.partition for each in pinned}
     ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
     strangers = sorted(ended - here - parent.places().keys())
     if strangers:
-        raise InvalidRequest(
+        raise NotContinuable(
             f"partition {strangers[0]} has left the ring and is not named in snapshot {parent.id}, so keys may have "
             "changed there in between: take a full snapshot"
         )
@@ -206,7 +225,7 @@ def left_places(
             continue
         after = feeds.get(before.partition)
         if after is None or not after.ended or after.gone:
-            raise InvalidRequest(
+            raise NotContinuable(
                 f"partition {before.partition} has left the ring and its log is gone, so what changed there since "
                 f"snapshot {parent.id} is not known: take a full snapshot"
             )

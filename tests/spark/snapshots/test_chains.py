@@ -72,14 +72,14 @@ def test_nothing_to_keep_is_refused() -> None:
 def test_a_chain_that_is_broken_already_is_not_pruned() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s000"]
-    with pytest.raises(InvalidRequest, match="s001 continues s000"):
+    with pytest.raises(Corrupted, match="s001 continues s000"):
         prunable(catalogue, Retention(newest=1))
 
 
 def test_a_missing_parent_is_named() -> None:
     catalogue = line(None, 0, 1)
     del catalogue["s001"]
-    with pytest.raises(InvalidRequest, match="s002 continues s001, which is not here"):
+    with pytest.raises(Corrupted, match="s002 continues s001, which is not here"):
         chain_of(catalogue, "s002")
 
 

@@ -3,8 +3,9 @@
 import pytest
 from py4j.protocol import Py4JError
 
-from kvstore.errors import Corrupted, InvalidRequest, NoSuchPin, OutcomeUnknown, StoreError, Unavailable
+from kvstore.errors import Corrupted, NoSuchPin, OutcomeUnknown, StoreError, Unavailable
 from kvstore.spark.snapshots.create import failure_of
+from kvstore.spark.snapshots.planning import NotContinuable
 
 STACK = """An error occurred while calling o12.collect.
 : org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 1.0 failed 3 times
@@ -24,7 +25,7 @@ Traceback (most recent call last):
         ("kvstore.errors.Corrupted: x is damaged", Corrupted("x is damaged")),
         (
             "kvstore.errors.PositionTrimmed: partition p1: changes behind 4",
-            InvalidRequest("partition p1: changes behind 4"),
+            NotContinuable("partition p1: changes behind 4"),
         ),
         ("kvstore.errors.NotLeader: p1", OutcomeUnknown("NotLeader: p1")),
         (

@@ -11,7 +11,7 @@ import pytest
 from kvstore.client.config import ClientConfig
 from kvstore.client.feed import PartitionFeed
 from kvstore.client.pinned import PinnedPartition, PinnedStore, Split
-from kvstore.errors import InvalidRequest
+from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.spark.snapshots import planning, tasks
 from kvstore.spark.snapshots.manifest import Kind, Manifest, tiling_problem_or_none
 from kvstore.spark.snapshots.planning import Wanted, left_places, plan_snapshot
@@ -161,14 +161,53 @@ def test_the_logs_behind_a_snapshot_are_those_of_the_ring_also_of_who_joined_sin
     assert planning.behind(parent_of(plan), [p2._replace(ended=True, gone=True)]) == {}
 
 
-def test_a_full_snapshot_names_nobody_who_left_behind_its_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What was logged there behind it would be in no snapshot."""
-    looks = iter([Feeds.found, tuple(each._replace(ended=True) for each in Feeds.found)])
-    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: replace(STORE, partitions=STORE.partitions[:1]))
+def test_a_full_snapshot_names_who_left_only_if_that_was_before_its_positions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was logged there behind them would be in no snapshot."""
+    ended = tuple(each._replace(ended=True) for each in Feeds.found)
+    looks, seen = iter([Feeds.found, ended]), list[str]()
+
+    def pin_store(*_: object, **__: object) -> PinnedStore:
+        seen.append("pin")
+        return replace(STORE, partitions=STORE.partitions[:1])
+
+    def positions(_: Feeds) -> tuple[PartitionFeed, ...]:
+        seen.append("positions")
+        return next(looks)
+
+    monkeypatch.setattr(planning, "AGAIN_S", 0.0)
+    monkeypatch.setattr(planning, "pin_store", pin_store)
     monkeypatch.setattr(planning, "FeedReader", Feeds)
-    monkeypatch.setattr(Feeds, "positions", lambda _: next(looks))
+    monkeypatch.setattr(Feeds, "positions", positions)
     found = plan_snapshot(Wanted(cluster=CONFIG, instance="c"), 1_700_000_000_000)
-    assert {each.partition for each in found.partitions} == {"p1", "p8"}
+    assert seen == ["positions", "pin", "positions", "pin"], "p2 had something and was not pinned"
+    assert {each.partition: each.has_left for each in found.partitions} == {"p1": False, "p2": True, "p8": True}
+
+
+@pytest.mark.parametrize("parent", [None, manifest_of("s0", None, places_of([]))])
+def test_a_partition_that_owns_nothing_is_in_a_snapshot_too(
+    monkeypatch: pytest.MonkeyPatch, parent: Manifest | None
+) -> None:
+    """Its ranges were moved off by hand: what had changed there since the parent was in no incremental, and when it
+    owned some again, deletes elsewhere were undone by what its log had said before."""
+
+    class Feed(Feeds):
+        found = (*Feeds.found[:2], PartitionFeed("p7", 0, 55, False, ("s:1",)))
+
+        def hold(self, *_: object, **__: object) -> None:
+            pass
+
+    empty = PinnedStore("snapshot-x", 1, 4, (*STORE.partitions, pinned("p7", (), ())))
+    monkeypatch.setattr(planning, "FeedReader", Feed)
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: empty)
+    plan = plan_snapshot(Wanted(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
+    assert {each.partition: each.sequence for each in plan.partitions} == {"p1": 70, "p2": 70, "p7": 70}
+    assert ("p7" in {each.partition for each in plan.pieces}) == (parent is not None)
+    assert tiling_problem_or_none(plan.partitions) is None
+    monkeypatch.setattr(planning, "SILENT_S", 0.0)
+    monkeypatch.setattr(planning, "pin_store", lambda *_, **__: STORE)
+    monkeypatch.setattr(planning, "unpin", lambda *_, **__: [])
+    with pytest.raises(Unavailable, match="partition p7 is not led just now"):
+        plan_snapshot(Wanted(cluster=CONFIG, instance="c", parent=parent), 1_700_000_000_000)
 
 
 def test_a_partition_that_never_logged_anything_is_missed_by_nobody(plan: planning.Plan) -> None:
