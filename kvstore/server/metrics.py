@@ -226,10 +226,11 @@ def published_name(inner: str) -> tuple[str, str]:
 
 
 def _with_flags(table: Statistics) -> Statistics:
-    """A replica says in words what role it has and why it stopped; alarms need numbers."""
+    """A replica says in words what role it has and why it stopped; alarms need numbers. Moves have numbers as names."""
     if "role" not in table:
         return table
-    return {**table, "is_leader": table["role"] == "serving", "has_failed": table.get("failure") is not None}
+    rest = {name: value for name, value in table.items() if name != "moves"}
+    return {**rest, "is_leader": table["role"] == "serving", "has_failed": table.get("failure") is not None}
 
 
 def _metric(inner: str, *labels: str) -> CounterMetricFamily | GaugeMetricFamily:

@@ -152,12 +152,16 @@ def client_config(cluster: Cluster, endpoints: tuple[str, ...]) -> ClientConfig:
 def write_options(options: Mapping[str, str]) -> WriteOptions:
     """Raises ConfigError."""
     _refuse_unknown(options, WRITE, "writing")
+    on_conflict = _choice(options, "onConflict", OnConflict.overwrite)
+    on_null = _choice(options, "onNull", OnNull.error)
+    if (on_conflict, on_null) == (OnConflict.keep, OnNull.delete):
+        raise ConfigError("onConflict=keep leaves what is there, onNull=delete removes it: want one of them, got both")
     return WriteOptions(
         options.get("keyColumn", "key"),
         options.get("valueColumn", "value"),
         options.get("expiresColumn", ""),
-        _choice(options, "onConflict", OnConflict.overwrite),
-        _choice(options, "onNull", OnNull.error),
+        on_conflict,
+        on_null,
         _size(options, "batchRows", 2_000, 1, 50_000),
         _size(options, "batchBytes", 512 << 10, 1, 1 << 20),
     )
@@ -202,7 +206,7 @@ def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: 
         _columns(options, known, default),
         key_range(options),
         hold,
-        _seconds(options, "holdTtl", 3600.0, least=10.0, most=86_400.0),
+        _seconds(options, "holdTtl", 3600.0, least=10.0, most=7 * 86_400.0),
     )
 
 

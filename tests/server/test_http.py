@@ -217,6 +217,13 @@ def test_a_replica_that_leads_or_has_stopped_says_so_in_numbers() -> None:
     assert (found["kvstore_partition_has_failed", "p1"], found["kvstore_partition_has_failed", "p2"]) == (0, 1)
 
 
+def test_a_move_makes_no_metrics_of_its_own_name() -> None:
+    """Each had a new name, that nothing documents and no alarm can know."""
+    with_move = {"p1": {"role": "serving", "seq": 7, "moves": {"12": {"rows": 3, "bytes": 400}}}}
+    without = {"p1": {"role": "serving", "seq": 7, "moves": {}}}
+    assert samples("partitions", with_move) == samples("partitions", without)
+
+
 def test_nothing_to_count_makes_no_metrics() -> None:
     assert list(metrics_of("server", {})) == []
     assert list(metrics_of("server", {"name": "text"})) == []

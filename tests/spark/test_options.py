@@ -55,13 +55,9 @@ def test_a_wrong_address_is_named(options: dict[str, str], message: str) -> None
 
 def test_writing_has_defaults_and_reads_what_is_set() -> None:
     assert write_options({}).on_conflict is OnConflict.overwrite
-    found = write_options({"onConflict": "KEEP", "onNull": "delete", "batchBytes": "64KiB", "keyColumn": "id"})
-    assert (found.on_conflict, found.on_null, found.batch_bytes, found.key_column) == (
-        OnConflict.keep,
-        OnNull.delete,
-        65_536,
-        "id",
-    )
+    found = write_options({"onConflict": "KEEP", "batchBytes": "64KiB", "keyColumn": "id"})
+    assert (found.on_conflict, found.batch_bytes, found.key_column) == (OnConflict.keep, 65_536, "id")
+    assert write_options({"onNull": "delete"}).on_null is OnNull.delete
 
 
 @pytest.mark.parametrize(
@@ -70,6 +66,7 @@ def test_writing_has_defaults_and_reads_what_is_set() -> None:
         ({"bogus": "1"}, "unknown option 'bogus' for writing; there are servers"),
         ({"onConflict": "maybe"}, "onConflict: want overwrite or keep, got 'maybe'"),
         ({"onNull": ""}, "onNull: want error or delete"),
+        ({"onNull": "delete", "onConflict": "keep"}, "onConflict=keep leaves what is there, onNull=delete removes it"),
         ({"batchRows": "0"}, "batchRows: want a number from 1 to 50000, alone or with KiB"),
         ({"batchBytes": "2MiB"}, "batchBytes: want a number from 1 to 1048576"),
         ({"path": "/x"}, "there are no paths in a store"),
