@@ -65,16 +65,19 @@ def value_sizes(rows: DataFrame) -> list[dict[str, Any]]:
     return [{"up_to_bytes": 1 << row.power, "values": row["count"]} for row in grouped.collect()]
 
 
-def growth(session: SparkSession, directory: Path, depth: int) -> dict[str, Any] | None:
-    """By prefix, what the newest snapshot has more than the one before it; None if there are no two."""
+def growth(session: SparkSession, directory: Path, prefix: str, depth: int) -> dict[str, Any] | None:
+    """By prefix, what the newest snapshot of the same cluster has more than the one before it; None if there are no
+    two."""
     store, _ = SnapshotStore.at(directory)
     catalogue = store.load_all()
-    newest = in_order(catalogue)[-2:]
+    ordered = in_order(catalogue)
+    newest = [each for each in ordered if each.cluster == ordered[-1].cluster][-2:]
     if len(newest) < 2:
         return None
     size = F.sum(F.length("key") + F.length("value"))
     before, after = (
         folded(session, store, chain_of(catalogue, each.id), Cut())
+        .where(F.startswith("key", F.lit(prefix.encode())))
         .groupBy(prefix_of(depth).alias("prefix"))
         .agg(F.count("*").alias("keys"), size.alias("bytes"))
         for each in newest
@@ -111,6 +114,18 @@ def hottest(session: SparkSession, where: dict[str, str], depth: int) -> list[di
         query.awaitTermination()
         rows = session.table("hottest").orderBy(F.desc("changes"), "prefix").limit(SHOWN).collect()
     return [row.asDict() for row in rows]
+
+
+def everything(session: SparkSession, where: dict[str, str], snapshots: Path | None, depth: int) -> dict[str, Any]:
+    """All that the page shows. Raises StoreError, and what Spark raises."""
+    with hold(where) as pin:  # both of one moment
+        rows = session.read.format("kvstore").options(**pin.options, columns="key,value").load()
+        of_now = {"sizes": sizes(rows, depth), "value_sizes": value_sizes(rows)}
+    return {
+        **of_now,
+        "hottest": hottest(session, where, depth),
+        "growth": growth(session, snapshots, where["prefix"], depth) if snapshots else None,
+    }
 
 
 # ── the page ──
@@ -165,20 +180,18 @@ def main(arguments: Sequence[str]) -> None:
             SnapshotStore.at(wanted.snapshots)
     except StoreError as error:
         sys.exit(f"analytics: {error}")
-    session = open_session("kvstore analytics", master=wanted.master, settings=SETTINGS)
-    session.sparkContext.setLogLevel("ERROR")
-    with hold(where) as pin:  # both of one moment
-        rows = session.read.format("kvstore").options(**pin.options, columns="key,value").load()
-        of_now = {"sizes": sizes(rows, wanted.depth), "value_sizes": value_sizes(rows)}
-    found = {
-        **of_now,
-        "hottest": hottest(session, where, wanted.depth),
-        "growth": growth(session, wanted.snapshots, wanted.depth) if wanted.snapshots else None,
-    }
-    wanted.out.write_text(page(found), encoding="utf-8")
+    try:
+        session = open_session("kvstore analytics", master=wanted.master, settings=SETTINGS)
+        session.sparkContext.setLogLevel("ERROR")
+        try:
+            found = everything(session, where, wanted.snapshots, wanted.depth)
+        finally:
+            session.stop()
+        wanted.out.write_text(page(found), encoding="utf-8")
+    except (StoreError, OSError) as error:
+        sys.exit(f"analytics: {error}")
     json.dump(found, sys.stdout, indent=1)
     sys.stdout.write(f"\n{wanted.out}\n")
-    session.stop()
 
 
 if __name__ == "__main__":

@@ -36,6 +36,10 @@ if TYPE_CHECKING:
     from kvstore.spark.snapshots.manifest import Manifest
 
 
+CLOCKS_APART_H = 0.25
+"""A snapshot from further ahead of this machine's clock says nothing about its age."""
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     branch = typer.Typer(name="snapshot", help="The whole store in Parquet, and back.", no_args_is_help=True)
@@ -131,7 +135,7 @@ def list_(
     json: Json = False,
 ) -> None:
     """The snapshots of a directory, oldest first, and whether each can be used."""
-    from kvstore.spark.snapshots.chains import chain_of, in_order
+    from kvstore.spark.snapshots.chains import chain_of, complete_until_ms, in_order
     from kvstore.spark.snapshots.store import SnapshotStore
 
     store, _ = SnapshotStore.at(where)
@@ -155,9 +159,9 @@ def list_(
             what = "once its driver has ended, `snapshot create` goes on with it and `snapshot prune` removes it"
             print(f"unfinished: {name}; {what}", file=sys.stderr)
     if max_age_hours is not None:
-        newest = max((readable[row["id"]].started_ms for row in rows if row["state"] == "usable"), default=0)
+        newest = max((complete_until_ms(readable[row["id"]]) for row in rows if row["state"] == "usable"), default=0)
         age_h = (time.time() - newest / 1000) / 3600
-        if age_h > max_age_hours:
+        if not -CLOCKS_APART_H <= age_h <= max_age_hours:
             told = f"is {age_h:.1f} h old" if newest else "does not exist"
             raise InvalidRequest(f"the newest usable snapshot in {where} {told}, want at most {max_age_hours:g} h")
 
@@ -286,13 +290,14 @@ def prune(
     store, _ = SnapshotStore.at(where)
     going = prunable(store.load_all(), Retention(newest=keep, days=daily, weeks=weekly))
     remains = store.stale_remains(time.time())
+    removed: list[str] = []
     if not dry_run:
         with tools.told("run it again"), tools.Bar() as progress:
             for number, manifest in enumerate(going):
                 progress("removing", number, len(going))
-                store.remove(manifest.id)
+                removed += [manifest.id] if store.remove(manifest.id) else []
             remains = store.remove_remains(remains)
-    names = [each.id for each in going]
+    names = [each.id for each in going] if dry_run else removed
     if json:
         print(as_json({"removed": names, "remains": [each.name for each in remains], "dry_run": dry_run}))
     else:

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.pinned import PinnedStore, pin_store, renew_pin, unpin
-from kvstore.errors import NoSuchPin, StoreError, Unavailable
+from kvstore.errors import NoSuchPin, StoreError
 from kvstore.spark.cluster import find
 from kvstore.spark.splits import encode
 
@@ -43,13 +43,12 @@ class Held:
 
 def pin(config: ClientConfig, *, ttl_s: float, split_bytes: int) -> PinnedStore:
     """A pin of the whole store under a name of its own. Raises StoreError."""
-    return pin_store(
-        config,
-        ttl_s=ttl_s,
-        id=f"spark-{uuid4().hex[:16]}",
-        split_bytes=split_bytes,
-        timeout_s=config.timeout_s,
-    )
+    name = f"spark-{uuid4().hex[:16]}"
+    try:
+        return pin_store(config, ttl_s=ttl_s, id=name, split_bytes=split_bytes, timeout_s=config.timeout_s)
+    except BaseException:  # some servers may hold it, and nobody else knows its name
+        release(config, name)
+        raise
 
 
 @contextmanager
@@ -108,8 +107,8 @@ def renew_or_explain(config: ClientConfig, store: PinnedStore, ttl_s: float) -> 
 
 def explained(error: NoSuchPin, ttl_s: float) -> NoSuchPin:
     return NoSuchPin(
-        f"the moment at which this data frame reads the store is not kept any more: call load() again, or raise the "
-        f"option pinTtl above {ttl_s:g}s ({error})"
+        "the moment at which this data frame reads the store is not kept any more: call load() again, with a new pin "
+        f"if it was shared; pinTtl was {ttl_s:g}s ({error})"
     )
 
 
@@ -117,5 +116,5 @@ def release(config: ClientConfig, id: str) -> None:
     """Give a pin back; one that cannot be given back ends at its deadline."""
     try:
         unpin(config, id, timeout_s=min(5.0, config.timeout_s))
-    except (StoreError, Unavailable) as error:
+    except StoreError as error:
         logger.info("pin not given back id=%s why=%s", id, error)

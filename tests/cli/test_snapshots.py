@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from shutil import rmtree
 from types import SimpleNamespace
 
 import pytest
@@ -87,7 +88,7 @@ def test_a_list_says_that_there_is_only_unfinished_work(run: Run, tmp_path: Path
     assert err.startswith("unfinished: .work-c; ")
 
 
-@pytest.mark.parametrize(("age_h", "limit", "code"), [(1, 2, 0), (3, 2, 1)])
+@pytest.mark.parametrize(("age_h", "limit", "code"), [(1, 2, 0), (3, 2, 1), (-9, 2, 1)])
 def test_a_list_can_fail_by_age(
     run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch, age_h: int, limit: int, code: int
 ) -> None:
@@ -118,7 +119,7 @@ def _future(store: SnapshotStore) -> None:
 
 
 def _no_parent(store: SnapshotStore) -> None:
-    store.remove("a")
+    rmtree(store.root / "a")
 
 
 def _damaged(store: SnapshotStore) -> None:
@@ -159,7 +160,7 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
 
 def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore) -> None:
     """It was taken, and could not be restored; the nightly job did not take a full one."""
-    store.remove("a")
+    rmtree(store.root / "a")
     code, _, err = run("create", "--to", store.root, "--incremental", "--server", NOBODY)
     assert code == 1
     assert "b continues a, which is not here: bring its folder back from a copy, or take a full snapshot" in err
@@ -172,7 +173,7 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
 ) -> None:
     root = tmp_path / "new" if here == "nothing" else store.root
     if here == "a broken chain":
-        store.remove("a")
+        rmtree(store.root / "a")
     tried = list[str | None]()
 
     def job(_: object, wanted: Wanted, *rest: object) -> Manifest:
@@ -369,6 +370,29 @@ def test_where_no_snapshot_can_be_made_nobody_is_asked_for_one(run: Run, tmp_pat
     code, _, err = run("create", "--to", tmp_path / "file", "--data-dir", "/nonexistent")
     assert (code, err.count("\n")) == (1, 1)
     assert "file is no directory" in err, "not that there is no cluster"
+
+
+def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store: SnapshotStore) -> None:
+    """The newest of one was restored as the other's; the retention of one removed all of the other."""
+    made = full(store, "z", LOG, hour=5)
+    (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
+    for command in (("verify", store.root), ("restore", store.root, "--server", NOBODY)):
+        code, _, err = run(*command)
+        assert (code, "there are snapshots of 2 clusters here, say which: b, z" in err) == (
+            3 - 2 * (command[0] != "verify"),
+            True,
+        )
+    assert run("verify", store.root, "z")[0] == 0
+    assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
+
+
+def test_what_is_continued_since_a_moment_ago_is_not_removed(store: SnapshotStore) -> None:
+    assert not store.remove("a")
+    assert store.ids() == ["a", "b"]
+    assert store.remains() == []
+    assert store.remove("b")
+    assert store.remove("a")
+    assert store.ids() == []
 
 
 def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, store: SnapshotStore) -> None:

@@ -22,6 +22,15 @@ def newest_or_none(catalogue: Catalogue) -> Manifest | None:
     return max(catalogue.values(), key=_age, default=None)
 
 
+def check_one_cluster(catalogue: Catalogue) -> None:
+    """Raises InvalidRequest where nobody can tell whose newest snapshot is meant."""
+    newest = {each.cluster: each.id for each in in_order(catalogue)}
+    if len(newest) > 1:
+        raise InvalidRequest(
+            f"there are snapshots of {len(newest)} clusters here, say which: {', '.join(newest.values())}"
+        )
+
+
 def in_order(catalogue: Catalogue) -> list[Manifest]:
     """Oldest first."""
     return sorted(catalogue.values(), key=_age)
@@ -90,6 +99,7 @@ def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifes
     the cut; without `wanted`, the shortest that reaches it. Raises InvalidRequest or Corrupted if there is none."""
     if wanted is not None:
         return _cut_chain(chain_of(catalogue, wanted), cut)
+    check_one_cluster(catalogue)
     refusal: StoreError | None = None
     for manifest in reversed(in_order(catalogue)):
         try:
@@ -155,13 +165,16 @@ class Retention:
 def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
     """What may go, in an order in which every chain is whole after each removal: children before their parents.
 
-    Kept is what the retention names and all that it stands on, always the newest one; so a chain goes as a whole.
-    Raises Corrupted if a chain that must be kept is broken already: then nobody can tell what it needs.
+    Kept is what the retention names, of each cluster, and all that it stands on, always the newest one; so a chain goes
+    as a whole. Raises Corrupted if a chain that must be kept is broken already: then nobody can tell what it needs.
     """
     newest_first = in_order(catalogue)[::-1]
-    named = newest_first[: retention.newest]
-    named += _newest_of(newest_first, retention.days, "%Y-%m-%d")
-    named += _newest_of(newest_first, retention.weeks, "%G-W%V")
+    named: list[Manifest] = []
+    for cluster in {each.cluster for each in newest_first}:
+        own = [each for each in newest_first if each.cluster == cluster]
+        named += own[: retention.newest]
+        named += _newest_of(own, retention.days, "%Y-%m-%d")
+        named += _newest_of(own, retention.weeks, "%G-W%V")
     kept = {each.id for one in named for each in chain_of(catalogue, one.id)}
     going = [each for each in newest_first if each.id not in kept]
     return sorted(going, key=lambda each: _depth(catalogue, each), reverse=True)

@@ -143,11 +143,13 @@ def _make(
         with kept(wanted, plan, session, look):
             winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
-    if plan.parent is not None and plan.parent not in store.ids():
-        raise InvalidRequest(
+    manifest = work.publish(store, plan, winners, _now_ms())
+    if plan.parent is not None and plan.parent not in store.ids():  # looked behind: whoever prunes looks for children
+        store.remove(plan.id)
+        raise NotContinuable(
             f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
         )
-    return work.publish(store, plan, winners, _now_ms())
+    return manifest
 
 
 def wake(session: SparkSession) -> None:
@@ -181,7 +183,10 @@ def kept(wanted: Wanted, plan: Plan, session: SparkSession, look: Callable[[], N
     def keep() -> None:
         due = time.monotonic() + wanted.pin_ttl_s / 4
         while not ended.wait(LOOK_S):
-            look()
+            try:
+                look()
+            except OSError as error:  # of a shared file system: only progress is not told
+                log.info("snapshot=%s what is finished cannot be listed just now: %s", plan.id, error)
             if time.monotonic() < due:
                 continue
             due = time.monotonic() + wanted.pin_ttl_s / 4
@@ -208,7 +213,8 @@ def kept(wanted: Wanted, plan: Plan, session: SparkSession, look: Callable[[], N
 
 
 def _keep_once(wanted: Wanted, plan: Plan) -> None:
-    renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s)
+    read = [each.partition for each in plan.partitions if each.ranges]
+    renew_pin(wanted.cluster, plan.pin, ttl_s=wanted.pin_ttl_s, partitions=read)
     if wanted.parent is not None:
         starts = wanted.parent.starts(each.partition for each in plan.partitions if not each.has_left)
         with FeedReader(wanted.cluster) as feed:

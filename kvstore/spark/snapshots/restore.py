@@ -69,7 +69,8 @@ def restore(
         try:
             counts = records.mapInArrow(write, COUNTS).collect()
         except Exception as error:  # whatever Spark and its JVM raise
-            raise failure_of(error) from error
+            failure = failure_of(error)
+            raise type(failure)(f"{failure}; what is written stays: run it again with --merge") from error
     return Restored(sum(row["written"] for row in counts), sum(row["expired"] for row in counts))
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest
 from kvstore.spark.snapshots import manifest as manifests
-from kvstore.spark.snapshots.chains import newest_or_none
+from kvstore.spark.snapshots.chains import check_one_cluster, newest_or_none
 from kvstore.spark.snapshots.manifest import Manifest
 
 WORK = ".work-"
@@ -122,8 +122,10 @@ class SnapshotStore:
         return found, problems
 
     def newest(self) -> Manifest:
-        """Raises InvalidRequest if there is none."""
-        found = newest_or_none(self.load_all())
+        """Raises InvalidRequest if there is none, or if there are those of several clusters."""
+        catalogue = self.load_all()
+        check_one_cluster(catalogue)
+        found = newest_or_none(catalogue)
         if found is None:
             raise InvalidRequest(f"there is no snapshot in {self.root}")
         return found
@@ -139,14 +141,19 @@ class SnapshotStore:
         os.rename(ready, self.folder(manifest.id))
         sync_directory(self.root)
 
-    def remove(self, snapshot: str) -> None:
-        """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once."""
+    def remove(self, snapshot: str) -> bool:
+        """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once. False
+        if another continues it, perhaps since a moment ago: then it stays."""
         gone = self.root / f"{GONE}{snapshot}"
         shutil.rmtree(gone, ignore_errors=True)
         with suppress(FileNotFoundError):
             os.rename(self.folder(snapshot), gone)
+            if any(each.parent == snapshot for each in self.load_readable()[0].values()):
+                os.rename(gone, self.folder(snapshot))
+                return False
             sync_directory(self.root)
         shutil.rmtree(gone, onerror=_raise_unless_gone)
+        return True
 
     def remains(self) -> list[Path]:
         """What killed jobs have left, and what nobody finished removing."""

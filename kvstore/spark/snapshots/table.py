@@ -157,6 +157,8 @@ def read_table(path: Path, columns: list[str] | None = None) -> Iterator[pa.Reco
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, FileNotFoundError):
             raise Corrupted(f"{path} is missing") from None
+        if isinstance(error, OSError) and error.errno:
+            raise  # the system's, which says nothing about the bytes; Arrow's own have no number
         raise Corrupted(f"{path} is damaged: {str(error).splitlines()[0]}") from None
 
 

@@ -76,7 +76,7 @@ def _file_problems(
         return check.problems(), check.span
     except FileNotFoundError:
         return ["is missing"], None
-    except (Corrupted, OSError) as error:
+    except Corrupted as error:
         return [str(error)], None
 
 

@@ -37,8 +37,8 @@ class Servers:
         self.session: Any = SimpleNamespace(sparkContext=SimpleNamespace(cancelJobGroup=self._cancel))
         self.group = ""
 
-    def renew_pin(self, cluster: ClientConfig, id: str, *, ttl_s: float) -> int:
-        assert (id, ttl_s) == (PLAN.pin, PIN_TTL_S)
+    def renew_pin(self, cluster: ClientConfig, id: str, *, ttl_s: float, partitions: list[str]) -> int:
+        assert (id, ttl_s, partitions[:2]) == (PLAN.pin, PIN_TTL_S, ["p1", "p2"]), "where it was lost too"
         self.renewed.release()
         answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
         if answer is not None:
