@@ -79,6 +79,8 @@ def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool, or
     continues it."""
     from kvstore.spark.snapshots.chains import chain_of
 
+    if or_full and not incremental:
+        raise typer.BadParameter("it goes with --incremental", param_hint="--or-full")
     if not (parent or incremental):
         return None
     try:
@@ -89,6 +91,11 @@ def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool, or
             raise
         full_instead(error)
         return None
+
+
+def go_on(pin_minutes: int) -> str:
+    """After an interrupt."""
+    return f"the same command goes on with what is done, if it runs within {pin_minutes} minutes"
 
 
 def full_instead(why: StoreError) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from kvstore.spark.snapshots.compare import Differences
-    from kvstore.spark.snapshots.manifest import Manifest
 
 
 CLOCKS_APART_H = 0.25
@@ -83,15 +81,12 @@ def create(
     """
     from kvstore.spark.snapshots.store import SnapshotStore
 
-    if or_full and not incremental:
-        raise typer.BadParameter("it goes with --incremental", param_hint="--or-full")
     store = SnapshotStore(to.absolute())
     with tools.told():
         store.check_writable()
     base = tools.base_or_none(store, parent, incremental, or_full)
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
-    from kvstore.spark.snapshots.planning import NotContinuable
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
@@ -106,24 +101,15 @@ def create(
         bytes_per_s=rate * (1 << 20),
     )
     hold = partial(tools.hold, cluster, store.root, hold_hours)
-    settings = tools.SETTINGS | tools.QUICK_START
-    began = time.monotonic()
-    go_on = f"the same command goes on with what is done, if it runs within {pin_minutes} minutes"
-
-    def work(session: SparkSession) -> Manifest:
-        try:
-            return job.create(store, wanted, session, progress, hold)
-        except NotContinuable as error:
-            if parent or not or_full:
-                raise
-            tools.full_instead(error)
-            return job.create(store, replace(wanted, parent=None), session, progress, hold)
-
-    with tools.told(go_on), tools.Bar() as progress:
-        manifest = in_session(work, master, conf, progress, nice, settings)
-    tools.record(manifest, store.folder(manifest.id), data_dir, zookeeper, server)
-    folder, seconds = str(store.folder(manifest.id)), round(time.monotonic() - began, 1)
-    document = {**tools.document(manifest), "path": folder, "seconds": seconds}
+    take = partial(job.create_or_full, told=tools.full_instead) if or_full and not parent else job.create
+    settings, began = tools.SETTINGS | tools.QUICK_START, time.monotonic()
+    with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
+        manifest = in_session(
+            lambda session: take(store, wanted, session, progress, hold), master, conf, progress, nice, settings
+        )
+    folder, seconds = store.folder(manifest.id), round(time.monotonic() - began, 1)
+    tools.record(manifest, folder, data_dir, zookeeper, server)
+    document = {**tools.document(manifest), "path": str(folder), "seconds": seconds}
     print(as_json(document) if json else f"{folder}: {tools.sentence(manifest)}, {seconds} s")
 
 

@@ -34,7 +34,7 @@ NAMES: dict[str, tuple[str, str]] = {
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
-        "Age of the last snapshot of the cluster that was finished, wherever it was written; absent while there is none.",
+        "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",
     ),
     "process_snapshot_rows": ("process_snapshot_rows", "Rows in it."),
     "process_snapshot_bytes": ("process_snapshot_bytes", "Size of its files."),

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -27,7 +26,6 @@ from kvstore.rpc.server import GrpcServer
 from kvstore.server import feed_tail
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_service import FeedService
-from kvstore.server.pins import PinKeeper
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
@@ -378,21 +376,6 @@ async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
     assert [name for name, _ in await pins.all(retired.id)] == ["feed-stream@1"], "or it would never be gone"
     await reading.hold("stream", {"p1": 0}, 0)
     assert await held() == {"p1": [], "p2": [], "p3": [], "p4": []}, "given back, all of it"
-
-
-async def test_a_hold_is_given_back_by_the_name_that_it_is_listed_under(reading: Reading) -> None:
-    """An operator who is short of disk cannot ask the reader."""
-    world = reading.world
-    pins = Pins(world.store, LedgerLists(world.store))
-    held = ((P1, "feed-stream@1"), (P2, "feed-stream@1"), (P2, "feed-stream@2"), (P2, "feed-streams@1"), (P2, "mine"))
-    for partition, name in held:
-        await pins.hold_on(partition, name, 1)
-    source = SimpleNamespace(store=world.store, topology=SimpleNamespace(ring=world.ring), links=None)
-    keeper = PinKeeper(world.env, source)
-    assert list((await keeper.unpin("feed-stream@1")).partitions) == ["p1", "p2"]
-    assert [name for name, _ in await pins.all(P2)] == ["feed-streams@1", "mine"]
-    assert await pins.all(P1) == []
-    await keeper.close()
 
 
 async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Reading) -> None:

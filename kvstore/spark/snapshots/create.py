@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -65,6 +66,23 @@ def create(
         finally:
             _give_back(wanted.cluster, plan)
         return manifest
+
+
+def create_or_full(
+    store: SnapshotStore,
+    wanted: Wanted,
+    session: SparkSession,
+    progress: Progress,
+    published: Callable[[Manifest], None],
+    *,
+    told: Callable[[StoreError], None],
+) -> Manifest:
+    """The same, and a full one where what is to be continued cannot be: `told` hears why."""
+    try:
+        return create(store, wanted, session, progress, published)
+    except NotContinuable as error:
+        told(error)
+        return create(store, replace(wanted, parent=None), session, progress, published)
 
 
 def _finished(
