@@ -16,8 +16,9 @@ import gevent
 from gevent.event import Event as Flag
 
 from kvstore.server.local import LocalCluster
-from loadtest.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault
+from loadtest.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
 from loadtest.figures import Event
+from loadtest.options import Options
 
 READY_S = 60.0
 COMMAND_S = 900.0
@@ -25,8 +26,18 @@ COMMAND_S = 900.0
 POLL_S = 0.25
 
 
+def chaos_of(options: Options) -> Chaos:
+    """The chaos of a run. Raises ValueError if it would meet another cluster than the measured one, or the run is too
+    short."""
+    if options.store or options.resp:
+        raise ValueError("--shape chaos kills nodes of --data-dir, so that is what it measures: no --store, no --resp")
+    faults = plan(options.node_ids(), options.seconds, options.warmup, options.seed)
+    return Chaos(options.data_dir, options.report.parent, faults)
+
+
 class Chaos:
-    """Performs a plan. What it could not do is an event, too: failed if it was tried, else skipped."""
+    """Performs a plan. What it could not do is an event, too: failed if it was tried, else skipped. If no node was
+    killed at all, what was skipped has failed: the run has measured a calm cluster."""
 
     def __init__(self, data_dir: Path, scratch: Path, faults: Sequence[Fault]) -> None:
         self.events: list[Event] = []
@@ -34,6 +45,9 @@ class Chaos:
         self._data_dir, self._scratch, self._faults = data_dir, scratch, faults
         self._running: list[gevent.Greenlet] = []
         self._killed: set[str] = set()
+        """Down just now."""
+        self._kills = 0
+        self._skipped: list[Event] = []
         self._snapshots: list[Path] = []
         self._is_over = Flag()
 
@@ -65,6 +79,8 @@ class Chaos:
             if not each.successful():
                 event = self._note("chaos broke")
                 event.is_failed, event.outcome = True, repr(each.exception or TimeoutError(f"{COMMAND_S:g} s"))
+        for event in self._skipped:
+            event.is_failed = not self._kills
         for snapshot in self._snapshots:  # not amid the run: that would disturb it once more
             shutil.rmtree(snapshot, ignore_errors=True)
 
@@ -74,10 +90,12 @@ class Chaos:
         away = [name for name, node in sorted(nodes.items()) if not node["ready"]]
         if away:
             event.outcome = f"skipped: {', '.join(away)} not ready"
+            self._skipped.append(event)
             return
         event.at = time.time()
         os.kill(nodes[fault.node]["pid"], signal.SIGKILL)
         self._killed.add(fault.node)
+        self._kills += 1
 
     def _start(self, fault: Fault) -> None:
         if fault.node not in self._killed:

@@ -14,8 +14,6 @@ CALM_S = 8.0
 DOWN_S = 4.0
 PERIOD_S = 45.0
 """From one kill to the next: a restarted node takes its leads back after some time."""
-CHANGES_MIN_S = 60.0
-"""A shorter run has kills only."""
 
 
 class Fault(NamedTuple):
@@ -27,8 +25,8 @@ class Fault(NamedTuple):
 
 
 def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> list[Fault]:
-    """Kills of one node after the other, each started again before the next; in the middle a new partition, and later a
-    snapshot. Raises ValueError if the run is too short for one kill."""
+    """Kills of one node after the other, each started again before the next; in the middle a new partition, and after
+    another kill a snapshot, if there is time for both. Raises ValueError if the run is too short for one kill."""
     first, last = warmup_s + FIRST_S, seconds - CALM_S - DOWN_S
     if last < first or not nodes:
         least = warmup_s + FIRST_S + DOWN_S + CALM_S
@@ -43,11 +41,10 @@ def plan(nodes: Sequence[str], seconds: float, warmup_s: float, seed: int) -> li
         node = order[number % len(order)]
         faults += [Fault(at, KILL, node), Fault(at + DOWN_S, START, node)]
         at, number = at + PERIOD_S, number + 1
-    if seconds >= CHANGES_MIN_S:
-        faults += [
-            Fault(_between(0.4 * seconds, first), ADD_PARTITION),
-            Fault(_between(0.65 * seconds, first), SNAPSHOT),
-        ]
+    partition_at = _between(0.4 * seconds, first)
+    snapshot_at = max(_between(0.65 * seconds, first), partition_at + PERIOD_S)
+    if snapshot_at <= seconds - CALM_S:
+        faults += [Fault(partition_at, ADD_PARTITION), Fault(snapshot_at, SNAPSHOT)]
     return sorted(faults)
 
 

@@ -43,20 +43,23 @@ class Door:
 
     async def ask(self, *commands: Sequence[bytes], timeout_s: float) -> Any:
         """The last command's reply. Raises NotDone or Unknown."""
+        last = (await self.ask_all(*commands, timeout_s=timeout_s))[-1]
+        for each in last if isinstance(last, list) else [last]:
+            if isinstance(each, NotDone | Unknown):
+                raise each
+        return last
+
+    async def ask_all(self, *commands: Sequence[bytes], timeout_s: float) -> list[Any]:
+        """Every command's reply; an error that was replied is a NotDone or an Unknown among them. Raises the same."""
         await self._connect()
         assert self._writer is not None
         try:
             async with asyncio.timeout(timeout_s):
                 self._writer.write(b"".join(map(_encoded, commands)))
-                replies = [await self._reply() for _ in commands]
+                return [await self._reply() for _ in commands]
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
             raise Unknown(f"{type(error).__name__}: {error}") from error
-        last = replies[-1]
-        told = [each for each in (last if isinstance(last, list) else [last]) if isinstance(each, Refusal)]
-        for each in told:
-            raise Unknown(each.text) if each.text.startswith("UNKNOWN") else NotDone(each.text)
-        return last
 
     async def _connect(self) -> None:
         if self._writer is not None:
@@ -74,7 +77,7 @@ class Door:
             case b"+":
                 return rest
             case b"-":
-                return Refusal(rest.decode())
+                return Unknown(rest.decode()) if rest.startswith(b"UNKNOWN") else NotDone(rest.decode())
             case b":":
                 return int(rest)
             case b"$":
@@ -87,13 +90,6 @@ class Door:
         writer, self._writer = self._writer, None
         if writer is not None:
             writer.transport.abort()
-
-
-class Refusal:
-    """An error that was replied."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
 
 
 class MixedLoad:

@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
 from random import Random
@@ -20,6 +21,8 @@ from loadtest.drill_net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
 LONGEST_S = 15.0
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1
+PATIENCE_S = 90.0
+"""From a first question to the last: the longest accident and the way back from it take less."""
 
 
 class Field:
@@ -76,12 +79,15 @@ class Field:
             self._held.discard(process)
 
     async def patiently(self, *words: bytes) -> object:
-        """The reply of the first node that gives one; asked until one does."""
+        """The reply of the first node that gives one. Raises NotDone or Unknown if none does within PATIENCE_S."""
+        until = time.perf_counter() + PATIENCE_S
         for node in itertools.cycle(self.nodes):
             door = Door(self.cluster.address(node, "resp"))
             try:
                 return await door.ask(words, timeout_s=5.0)
             except (NotDone, Unknown):
+                if time.perf_counter() > until:
+                    raise
                 await asyncio.sleep(0.2)
             finally:
                 door.close()

@@ -29,6 +29,8 @@ from tests.cluster.harness import Cluster
 CLIENTS, ZOOKEEPER = "clients", "zookeeper"
 DISK_BYTES = 1200 << 20
 """Of each node's own file system, which can be filled."""
+BRIDGE = "kvbr"
+NETWORKS_MAX = 240
 _NOBODY = "02:4b:56:ff:ff:ff"
 _CLONE_NEWNET = 0x4000_0000
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -43,16 +45,15 @@ def is_possible() -> bool:
 
 
 class Network:
-    """Namespaces on a bridge. All that it made goes with `close`."""
+    """Namespaces on a bridge. The bridge is there at once, and claims a name that no other run has; `make` does the
+    rest. All goes with `close`."""
 
     def __init__(self, members: Sequence[str]) -> None:
         self.members = [CLIENTS, *members]
-        number = os.getpid() % 240
-        self._bridge = f"kvbr{number}"
+        number = _claimed_number(self._mac(CLIENTS))
+        self._bridge = f"{BRIDGE}{number}"
         self._prefix = f"10.213.{number}"
         self._cut: set[Cut] = set()
-        self.close()
-        self._make()
 
     def ip(self, member: str) -> str:
         return f"{self._prefix}.{self.members.index(member) + 1}"
@@ -87,8 +88,8 @@ class Network:
             _run("ip", "netns", "del", self._space(member), check=False)
         _run("ip", "link", "del", self._bridge, check=False)
 
-    def _make(self) -> None:
-        _run("ip", "link", "add", self._bridge, "address", self._mac(CLIENTS), "type", "bridge")
+    def make(self) -> None:
+        """What fails midway leaves the rest to `close`. Raises CalledProcessError."""
         _run("ip", "address", "add", f"{self.ip(CLIENTS)}/24", "dev", self._bridge)
         _run("ip", "link", "set", self._bridge, "up")
         for place, member in enumerate(self.members[1:], 1):
@@ -202,6 +203,7 @@ def wired_cluster(directory: Path) -> Iterator[WiredCluster]:
     """Three nodes that serve; processes, networks and file systems are gone at the end."""
     network = Network(["n1", "n2", "n3", ZOOKEEPER])
     try:
+        network.make()
         cluster = WiredCluster(directory, network)
         try:
             cluster.start()
@@ -210,6 +212,19 @@ def wired_cluster(directory: Path) -> Iterator[WiredCluster]:
             cluster.end()
     finally:
         network.close()
+
+
+def _claimed_number(address: str) -> int:
+    """The first number without a bridge. Making the bridge is the claim: of two at once one fails."""
+    for number in range(NETWORKS_MAX):
+        try:
+            _run("ip", "link", "add", f"{BRIDGE}{number}", "address", address, "type", "bridge")
+        except subprocess.CalledProcessError as error:
+            if b"File exists" not in error.stderr:
+                raise
+        else:
+            return number
+    raise OSError(f"{NETWORKS_MAX} networks are there; a run that was killed leaves its own: ip link del {BRIDGE}0")
 
 
 def _run(*command: str, check: bool = True) -> None:

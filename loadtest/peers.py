@@ -1,5 +1,5 @@
 """What we compare ourselves with: from Debian's packages a three-node etcd and a Redis that syncs always, and gRPC
-itself."""
+itself. And what they and our own clusters need: ports, and a folder on a real disk."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from kvstore.errors import ConfigError
+from kvstore.server.layout import ClusterFile, Wish
+from kvstore.server.local import LocalCluster
 
 START_S = 20.0
 
@@ -27,6 +31,17 @@ def free_ports(count: int) -> list[int]:
     for each in sockets:
         each.close()
     return ports
+
+
+def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], *, partitions: int | None = None) -> ClusterFile:
+    """Start it at the first port offset where nobody listens. Raises ConfigError if there is none."""
+    for offset in offsets:
+        try:
+            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, partitions=partitions))
+        except ConfigError as error:
+            if "taken by another process" not in str(error):
+                raise
+    raise ConfigError("no free ports for a cluster")
 
 
 @contextmanager

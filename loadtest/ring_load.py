@@ -4,6 +4,9 @@
 *Statics* were there before and stay: each read of one must find it, and so must scans, each once. *Counters* must
 count each increment once. *Once* keys are written once and some are deleted: at the end they must be there, or gone.
 *Steady* keys are in ranges that do not move, with one writer each: they tell how fast everything else goes on.
+
+Each caller is a closed loop with rests: its next operation waits for the one before. So a stall of the store is one
+long wait of each caller, not one for each operation that it kept from beginning.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Iterable, Sequence
+from enum import Enum, auto
 from random import Random
 from typing import NamedTuple
 
@@ -41,13 +45,23 @@ Span = tuple[int, int]
 """The first and the last token of a range."""
 
 
+class Outcome(Enum):
+    """Of one operation. A condition that failed is an answer: that is done, too."""
+
+    DONE = auto()
+    REFUSED = auto()
+    """Certainly not done."""
+    UNKNOWN = auto()
+
+
 class Wait(NamedTuple):
-    """How long one operation took. `ended` by the wall clock, as logs have it."""
+    """How long one operation took, whatever came of it. `ended` by the wall clock, as logs have it."""
 
     ended: float
     seconds: float
     is_write: bool
     token: int
+    is_done: bool = True
 
 
 class Aim(NamedTuple):
@@ -213,37 +227,37 @@ class RingLoad:
                     await self._do_once(random, aim)
                 case _:
                     work = self._register(kind, register, name)
-                    if not await self._timed(self.waits, kind != "get", register, work):
+                    if await self._timed(self.waits, kind != "get", register, work) is Outcome.UNKNOWN:
                         name = f"w{next(self._names)}"
             await asyncio.sleep(self._rest_s * 2 * random.random())
 
-    async def _timed(self, waits: list[Wait], is_write: bool, key: bytes, work: Awaitable[bool]) -> bool:
+    async def _timed(self, waits: list[Wait], is_write: bool, key: bytes, work: Awaitable[Outcome]) -> Outcome:
         began = time.time()
-        is_known = await work
+        outcome = await work
         ended = time.time()
-        waits.append(Wait(ended, ended - began, is_write, token_of(key)))
-        return is_known
+        waits.append(Wait(ended, ended - began, is_write, token_of(key), outcome is Outcome.DONE))
+        return outcome
 
-    async def _count(self, key: bytes) -> bool:
+    async def _count(self, key: bytes) -> Outcome:
         counted = self._counted.setdefault(key, [])
         try:
             counted.append(await self.client.increment(key))
         except StoreError as error:
-            if not self._is_refused(error):
-                self._unsure[key] += 1
-        return True
+            outcome = self._failed(error)
+            self._unsure[key] += outcome is Outcome.UNKNOWN
+            return outcome
+        return Outcome.DONE
 
-    async def _read_static(self, key: bytes) -> bool:
+    async def _read_static(self, key: bytes) -> Outcome:
         try:
             item = await self.client.get(key)
         except StoreError as error:
-            self._is_refused(error)
-            return True
+            return self._failed(error)
         if item is None:
             self._wrong("not found", f"{key!r}, which is there all the time")
         elif item.value != self.statics[key]:
             self._wrong("wrong value", f"{key!r}: {item.value!r}")
-        return True
+        return Outcome.DONE
 
     async def _do_once(self, random: Random, aim: Aim) -> None:
         """Write a key of its own, in the range if one is soon found; now and then delete it again."""
@@ -252,26 +266,27 @@ class RingLoad:
             if aim.span[0] <= token_of(key) <= aim.span[1]:
                 break
             key = next(self._once_names)
-        if not await self._timed(self.waits, True, key, self._change_once(key, self.client.put(key, key), True)):
+        written = self._change_once(key, self.client.put(key, key), True)
+        if await self._timed(self.waits, True, key, written) is not Outcome.DONE:
             return
         if random.random() < 0.4:
             await asyncio.sleep(random.random() / 4)
             await self._timed(self.waits, True, key, self._change_once(key, self.client.delete(key), False))
 
-    async def _change_once(self, key: bytes, change: Awaitable[int], there: bool) -> bool:
+    async def _change_once(self, key: bytes, change: Awaitable[int], there: bool) -> Outcome:
         before = self._once.get(key, False)
         self._once[key] = None
         try:
             await change
         except StoreError as error:
-            if self._is_refused(error):
+            outcome = self._failed(error)
+            if outcome is Outcome.REFUSED:
                 self._once[key] = before
-            return False
+            return outcome
         self._once[key] = there
-        return True
+        return Outcome.DONE
 
-    async def _register(self, kind: str, key: bytes, name: str) -> bool:
-        """False if the outcome is unknown."""
+    async def _register(self, kind: str, key: bytes, name: str) -> Outcome:
         value = b"%b-%d" % (name.encode(), next(self._names))
         pending = self._begin(kind, key, name, value)
         try:
@@ -285,20 +300,22 @@ class RingLoad:
         except ConditionFailed as error:
             pending.fail(condition_failed=True, version=error.version or None)
         except StoreError as error:
-            if not self._is_refused(error):
+            outcome = self._failed(error)
+            if outcome is Outcome.UNKNOWN:
                 pending.info()
-                return False
-            pending.fail()
-        return True
+            else:
+                pending.fail()
+            return outcome
+        return Outcome.DONE
 
     def _begin(self, kind: str, key: bytes, name: str, value: bytes) -> Pending:
         kinds = {"get": Kind.GET, "put": Kind.PUT, "delete": Kind.DEL, "create": Kind.CAS}
         return self.history.begin(name, kinds[kind], key, value if kind in ("put", "create") else None)
 
-    def _is_refused(self, error: StoreError) -> bool:
-        """Certainly not done."""
+    def _failed(self, error: StoreError) -> Outcome:
         self.errors[type(error).__name__] += 1
-        return isinstance(error, Refused) and not isinstance(error, OutcomeUnknown)
+        is_refused = isinstance(error, Refused) and not isinstance(error, OutcomeUnknown)
+        return Outcome.REFUSED if is_refused else Outcome.UNKNOWN
 
     # ── what does not move, and scans ─────────────────────────────────────────────────────────────────────────────────
 
@@ -315,27 +332,27 @@ class RingLoad:
                 await self._timed(self.steady, False, key, self._read_steady(key, held))
             await asyncio.sleep(self._rest_s * 2 * random.random())
 
-    async def _write_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> bool:
+    async def _write_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> Outcome:
         value = b"%d" % next(self._names)
         try:
             await self.client.put(key, value)
         except StoreError as error:
-            if not self._is_refused(error):
+            outcome = self._failed(error)
+            if outcome is Outcome.UNKNOWN:
                 held.setdefault(key, {None}).add(value)
-            return True
+            return outcome
         held[key] = {value}
-        return True
+        return Outcome.DONE
 
-    async def _read_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> bool:
+    async def _read_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> Outcome:
         try:
             item = await self.client.get(key)
         except StoreError as error:
-            self._is_refused(error)
-            return True
+            return self._failed(error)
         value = None if item is None else item.value
         if value not in held.get(key, {None}):
             self._wrong("stale", f"{key!r} is {value!r}, want one of {held.get(key)}")
-        return True
+        return Outcome.DONE
 
     async def _scan(self) -> None:
         """Find keys that are there all the time, each once, in order."""
@@ -343,7 +360,7 @@ class RingLoad:
             try:
                 found = [key async for key, _ in self.client.scan(prefix=self._scan_prefix, keys_only=True)]
             except StoreError as error:
-                self._is_refused(error)
+                self._failed(error)
             else:
                 self.scans += 1
                 if len(found) != len(set(found)):
@@ -354,6 +371,5 @@ class RingLoad:
 
 
 def rate(waits: Sequence[Wait], since: float, until: float) -> float:
-    """Operations that ended within a time, per second."""
-    times = [wait.ended for wait in waits]
-    return (bisect_left(times, until) - bisect_left(times, since)) / (until - since)
+    """Operations that were done within a time, per second."""
+    return sum(wait.is_done and since <= wait.ended < until for wait in waits) / (until - since)

@@ -21,7 +21,7 @@ class Load(NamedTuple):
     kept: float
     """Throughput of untouched ranges, of that before."""
     per_s: float
-    """Operations."""
+    """Operations done."""
     busy: float
     """Which part of all processors' time was used, by whomever."""
 
@@ -56,8 +56,9 @@ class Verdict:
         return "\n".join(
             [
                 *(f"{row['verdict']}  {row['what']}: {row['figure']} (wanted {row['wanted']})" for row in self.rows()),
+                "      callers are closed loops with rests: a stall is one wait of each, and takes from the throughput",
                 f"      {len(self.freezes)} moves; {again} freezes ended before the release and were tried again",
-                f"      operations, and processors busy, change by change: {rates}",
+                f"      operations done, and processors busy, change by change: {rates}",
             ]
         )
 

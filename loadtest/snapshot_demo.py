@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -21,10 +19,10 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
-from kvstore.errors import ConfigError, StoreError
-from kvstore.server.layout import Wish
+from kvstore.errors import StoreError
 from kvstore.server.local import LocalCluster
 from kvstore.spark.snapshots.store import SnapshotStore
+from loadtest import peers
 from loadtest.foreground import writing
 
 if TYPE_CHECKING:
@@ -104,23 +102,16 @@ class Demo:
         return full
 
     def end(self) -> None:
-        """Stop every process and remove the data."""
+        """Stop every process."""
         for cluster in self._clusters:
             cluster.down()
-        shutil.rmtree(self._directory, ignore_errors=True)
 
     def _up(self, name: str, partitions: int) -> LocalCluster:
         cluster = LocalCluster(self._directory / name)
         self._clusters.append(cluster)
         with self._timed(f"{name} cluster up: 3 nodes, {partitions} partitions"):
-            for offset in OFFSETS:
-                try:
-                    cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, partitions=partitions))
-                    return cluster
-                except ConfigError as error:
-                    if "taken by another process" not in str(error):
-                        raise
-        raise ConfigError(f"no free ports from {OFFSETS.start} to {OFFSETS.stop}")
+            peers.up_on_free_ports(cluster, OFFSETS, partitions=partitions)
+        return cluster
 
     def _load(self, cluster: LocalCluster, rows: int, tag: str) -> None:
         """By the data source, in a process of its own: Spark keeps its memory as long as it lives."""
@@ -222,8 +213,8 @@ def _feed_delay(session: SparkSession, data_dir: str, trigger: str) -> None:
         written = [row.at for row in frame.selectExpr("cast(written_at as double) as at").collect()]
         delays.extend(time.time() - at for at in written if at >= counts_from)
 
-    with tempfile.TemporaryDirectory() as checkpoint:
-        writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", checkpoint)
+    with peers.scratch() as checkpoint:
+        writer = stream.writeStream.foreachBatch(take).option("checkpointLocation", str(checkpoint))
         query = writer.trigger(processingTime=trigger).start()
         query.awaitTermination(int(FEED_WARM_S + FEED_S))
         parts: dict[str, int] = query.lastProgress["durationMs"] if query.lastProgress else {}
@@ -251,13 +242,14 @@ def main() -> None:
     if chosen.load:
         load(chosen.load[0], int(chosen.load[1]), chosen.load[2])
         return
-    demo = Demo(Path(tempfile.mkdtemp(prefix="kvstore-snapshot-demo-")), chosen.rows, chosen.changes, chosen.rate)
-    try:
-        sys.exit(0 if demo.run() else 1)
-    except StoreError as error:
-        sys.exit(f"snapshot demo: {error}")
-    finally:
-        demo.end()
+    with peers.scratch() as folder:
+        demo = Demo(folder, chosen.rows, chosen.changes, chosen.rate)
+        try:
+            sys.exit(0 if demo.run() else 1)
+        except StoreError as error:
+            sys.exit(f"snapshot demo: {error}")
+        finally:
+            demo.end()
 
 
 if __name__ == "__main__":

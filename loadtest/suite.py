@@ -29,7 +29,7 @@ from kvstore.cli.loads import Load, run_load
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.errors import ConfigError
-from kvstore.server.layout import ClusterFile, Wish
+from kvstore.server.layout import ClusterFile
 from kvstore.server.local import LocalCluster
 from loadtest import etcd_load, peers
 from loadtest.redis_lines import Figure, Line, run_line
@@ -247,19 +247,9 @@ def _cluster(data_dir: Path | None, folder: Path) -> Iterator[ClusterFile]:
         return
     cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
     try:
-        yield _up(cluster)
+        yield peers.up_on_free_ports(cluster, OFFSETS)
     finally:
         cluster.down()  # also what `up` had started before it raised
-
-
-def _up(cluster: LocalCluster) -> ClusterFile:
-    for offset in OFFSETS:
-        try:
-            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset))
-        except ConfigError as error:
-            if "taken" not in str(error):
-                raise
-    raise RuntimeError("no free ports for a cluster")
 
 
 def _on_loop(work: Callable[[], Any]) -> Any:
@@ -292,7 +282,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--only", default="")
     parser.add_argument("--out", type=Path, default=Path("reports/bench.json"))
-    run_suite(**vars(parser.parse_args()))
+    try:
+        run_suite(**vars(parser.parse_args()))
+    except ConfigError as error:
+        print(f"suite: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import signal
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
 import gevent
 import pytest
 
 from loadtest import chaos as performing
-from loadtest.chaos import Chaos
+from loadtest.chaos import Chaos, chaos_of
 from loadtest.chaos_plan import KILL, SNAPSHOT, START, Fault
+from loadtest.options import Options
 from tests.waiting import PATIENCE_S
+
+if TYPE_CHECKING:
+    from kvstore.server.local import LocalCluster
 
 
 def test_a_plan_that_breaks_is_a_failed_event(tmp_path: Path) -> None:
@@ -32,6 +40,43 @@ def test_nothing_happens_after_a_run_that_ended_before_its_plan(tmp_path: Path) 
     chaos.finish()
     assert all(each.ready() for each in chaos._running)
     assert chaos.events == []
+
+
+class Cluster:
+    """Two nodes, of which one is not ready yet when it is asked about for the first time."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid, self._asked = pid, 0
+
+    def status(self) -> dict[str, Any]:
+        self._asked += 1
+        return {"nodes": [{"id": "n1", "pid": self._pid, "ready": True}, {"id": "n2", "ready": self._asked > 1}]}
+
+
+@pytest.mark.parametrize(("kills", "is_failed"), [(1, [True]), (2, [False, False])])
+def test_without_any_kill_the_skipped_ones_fail_the_run(kills: int, is_failed: list[bool], tmp_path: Path) -> None:
+    victim = subprocess.Popen(["sleep", "600"])
+    chaos = Chaos(tmp_path, tmp_path, [])
+    chaos._cluster = cast("LocalCluster", Cluster(victim.pid))
+    for _ in range(kills):
+        chaos._kill(Fault(0.0, KILL, "n1"))
+    chaos._killed.clear()  # there is nothing to start again
+    chaos.start(time.time())
+    chaos.finish()
+    victim.kill()
+    assert victim.wait() == -signal.SIGKILL
+    assert [event.is_failed for event in chaos.events] == is_failed
+    assert chaos.events[0].outcome == "skipped: n2 not ready"
+
+
+def test_chaos_refuses_to_measure_another_cluster_than_it_kills(tmp_path: Path) -> None:
+    nodes = [{"id": "n1", "grpc": "127.0.0.1:1", "resp": "127.0.0.1:2"}]
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": nodes}))
+    options = Options(shape="chaos", data_dir=tmp_path, report=tmp_path / "report.html")
+    assert chaos_of(options).events == []
+    for other in ({"store": "kv://127.0.0.1:7401"}, {"resp": "127.0.0.1:6401"}):
+        with pytest.raises(ValueError, match="no --store, no --resp"):
+            chaos_of(replace(options, **other))
 
 
 @pytest.mark.parametrize("code", [0, 1])

@@ -31,12 +31,18 @@ def test_ten_minutes_kill_every_node_and_add_a_partition_before_the_snapshot() -
 
 
 def test_changes_do_not_begin_with_a_kill() -> None:
-    for seconds in (60.0, 120.0, 300.0, 600.0):
+    for seconds in (90.0, 120.0, 300.0, 600.0):
         faults = plan(NODES, seconds, 5.0, 1)
         kills = [fault.at_s for fault in faults if fault.what in (KILL, START)]
         changes = [fault.at_s for fault in faults if fault.what in (ADD_PARTITION, SNAPSHOT)]
         assert len(changes) == 2
         assert min(abs(a - b) for a in kills for b in changes) > 5
+
+
+@pytest.mark.parametrize("seconds", [60.0, 70.0, 80.0, 85.0, 90.0, 150.0])
+def test_there_is_a_kill_between_the_changes_or_no_change(seconds: float) -> None:
+    order = [fault.what for fault in plan(NODES, seconds, 3.0, 1) if fault.what != START]
+    assert order == [KILL] * len(order) or order[order.index(ADD_PARTITION) + 1 : order.index(SNAPSHOT)] == [KILL]
 
 
 def test_one_seed_gives_one_plan() -> None:

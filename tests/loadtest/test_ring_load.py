@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from kvstore.client import Item
-from kvstore.errors import ConditionFailed
+from kvstore.errors import ConditionFailed, Overloaded
 from kvstore.ring import TOKENS
-from loadtest.ring_load import RingLoad
+from loadtest.ring_load import RingLoad, Wait, rate
 from tests.sim.env import SimWorld
 from tests.waiting import wait_until
 
@@ -39,15 +39,20 @@ class Store:
         self.count += 1
         return self.lie == lie and self.count % 7 == 0
 
-    async def get(self, key: bytes, *, timeout_s: float = 0) -> Item | None:
+    async def _answer(self, key: bytes) -> None:
         await asyncio.sleep(0)
+        if self.lie == "steady keys fail" and key.startswith(b"s1-"):
+            raise Overloaded("later")
+
+    async def get(self, key: bytes, *, timeout_s: float = 0) -> Item | None:
+        await self._answer(key)
         if self._says("not found"):
             return None
         row = self.old.get(key) if key[:1] in b"rs" and self._says("stale") else self.rows.get(key)
         return None if row is None else item_of(row)
 
     async def put(self, key: bytes, value: bytes, *, if_absent: bool = False) -> int:
-        await asyncio.sleep(0)
+        await self._answer(key)
         if if_absent and key in self.rows:
             raise ConditionFailed(self.rows[key][1])
         self.version += 1
@@ -109,10 +114,14 @@ def keys_of_no_moment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("loadtest.ring_load.time", SimpleNamespace(**vars(time) | {"time_ns": lambda: 1}))
 
 
-def problems_of(lie: str) -> Counter[str]:
+def load_on(lie: str) -> RingLoad:
     """In virtual time: what is drawn and in which order does not depend on the machine."""
     with SimWorld(1) as world:
-        return world.run(loaded(lie)).problems
+        return world.run(loaded(lie))
+
+
+def problems_of(lie: str) -> Counter[str]:
+    return load_on(lie).problems
 
 
 def test_of_a_store_that_does_not_lie_nothing_is_said() -> None:
@@ -133,3 +142,14 @@ def test_of_a_store_that_does_not_lie_nothing_is_said() -> None:
 )
 def test_a_lie_is_found_out(lie: str, found: str) -> None:
     assert problems_of(lie)[found] > 0
+
+
+def test_calls_that_fail_are_waits_and_no_throughput() -> None:
+    load, ever = load_on("steady keys fail"), (0.0, time.time() + 1)
+    assert load.errors["Overloaded"] == len(load.steady) > 0
+    assert rate(load.steady, *ever) == 0 < rate(load.waits, *ever)
+
+
+def test_throughput_is_what_was_done_within_the_time() -> None:
+    waits = [Wait(ended, 0.1, True, 0, is_done) for ended, is_done in ((1, True), (2, True), (3, False), (4, True))]
+    assert rate(waits, 2, 4) == 0.5

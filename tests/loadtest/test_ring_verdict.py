@@ -22,7 +22,7 @@ def test_the_worst_move_and_the_worst_change_decide() -> None:
 
 def test_it_names_the_figures_what_is_wanted_and_what_the_machine_adds() -> None:
     verdict = Verdict([Longest(0.1, 0.07), Longest(0.2, None)], [Longest(0.01, 0.01)], [1, 3], loads(0.85))
-    writes, reads, throughput, freezes, rates = verdict.text().splitlines()
+    writes, reads, throughput, loops, freezes, rates = verdict.text().splitlines()
     assert writes.startswith("PASS  longest write wait of any key of a range")
     assert (
         ": p99.9 200 ms, median 100 ms, max 200 ms, in 2 moves; of untouched keys at the same times: p99.9 10" in writes
@@ -34,6 +34,7 @@ def test_it_names_the_figures_what_is_wanted_and_what_the_machine_adds() -> None
         throughput
         == "PASS  throughput of untouched ranges, of that before; the least of the changes: 0.85 (wanted >= 0.8)"
     )
+    assert "closed loops with rests" in loops
     assert freezes.strip() == "2 moves; 2 freezes ended before the release and were tried again"
     assert rates.endswith(": 800/s with 50 %")
 

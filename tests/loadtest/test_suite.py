@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +43,29 @@ def test_what_was_started_before_the_cluster_failed_is_ended(
     assert running == set()
 
 
+def test_lines_that_are_not_there_are_told_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def subject(_file: ClusterFile) -> None:
+        return None
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(suite, "_cluster", lambda _data_dir, _folder: nullcontext())
+    monkeypatch.setattr(suite, "_subject", subject)
+    monkeypatch.setattr(suite, "_lines", lambda _subject, _seconds: iter(()))
+    monkeypatch.setattr(sys, "argv", ["suite", "--only", "nothing"])
+    with pytest.raises(SystemExit) as ended:
+        suite.main()
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "suite: no line that can be measured here holds 'nothing' in its name\n"
+
+
 def test_without_redis_benchmark_the_lines_of_our_own_clients_are_measured(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    subject = suite.Subject(ClusterFile.__new__(ClusterFile), "127.0.0.1:6401", "t0", ClientConfig(endpoints=("127.0.0.1:7401",)))
+    subject = suite.Subject(
+        ClusterFile.__new__(ClusterFile), "127.0.0.1:6401", "t0", ClientConfig(endpoints=("127.0.0.1:7401",))
+    )
     monkeypatch.setenv("PATH", str(tmp_path))
     without = [measured.name for measured, _ in suite._lines(subject, 1.0)]
     assert without == [
