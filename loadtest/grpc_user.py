@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.client import Client, Item, Level
 from kvstore.errors import ConditionFailed, Refused
 from loadtest.doors import Contended, Stopwatch
-from loadtest.expectations import Expectations, next_generation
+from loadtest.expectations import NO_FLOOR, Expectations, next_generation
 from loadtest.users import PacedUser, Session
 from loadtest.values import Stamp, encode
 from loadtest.workloads import Keyspace
@@ -24,10 +24,10 @@ class GrpcDoor:
         self.watch = Stopwatch()
 
     def read(self, key: bytes) -> int:
-        floor = self._expectations.floor(key)
+        floor = self._expectations.floor(key, self._level)
         found = self._get(key, self._level)
         if found is None:
-            self._expectations.not_found(key)
+            self._expectations.not_found(key, floor)
             return 0
         self._expectations.check(key, found.value, floor, found.version)
         return len(found.value)
@@ -61,11 +61,12 @@ class GrpcDoor:
                 raise self._expectations.absent(key)
             stamp: Stamp = next_generation(key, found.value if found else None)
             value = encode(key, stamp, size)
+            floor = self._expectations.floor(key)
             try:
                 version = self._write(key, value, found.version if found else 0)
             except ConditionFailed:
                 continue
-            self._expectations.saw(key, version)
+            self._expectations.rose(key, version, floor)
             self._expectations.won(key, stamp.number)
             return len(value)
         raise Contended(f"{ROUNDS_MAX} compare-and-sets lost")
@@ -73,7 +74,7 @@ class GrpcDoor:
     def scan(self, start: bytes, end: bytes, length: int) -> int:
         """Keys are hashed to partitions, so every scan asks all of them and merges."""
         total, last = 0, b""
-        there = self._expectations.there(start, end, length)
+        there = self._expectations.there(start, end, length, self._level)
         self.watch.sends()
         found = list(self._client.scan(start, end, limit=length, level=self._level))
         self.watch.hears()
@@ -81,7 +82,7 @@ class GrpcDoor:
             if key <= last or not start <= key < end:
                 raise self._expectations.misplaced(key, last, start, end)
             last = key
-            self._expectations.check(key, item.value, self._expectations.NO_FLOOR)
+            self._expectations.check(key, item.value, there.get(key, NO_FLOOR), item.version)
             total += len(key) + len(item.value)
         self._expectations.scanned(there, dict(found), last if len(found) == length else None)
         return total
@@ -96,6 +97,9 @@ class GrpcDoor:
             version = self._write(key, value, if_version)
         except Refused:
             self._expectations.refused(write)
+            raise
+        except BaseException:  # also if the user is killed
+            self._expectations.unknown(write)
             raise
         self._expectations.acknowledged(write, version)
         return len(value)

@@ -19,7 +19,6 @@ import time
 from argparse import ArgumentParser
 from collections.abc import Mapping
 from functools import partial
-from random import SystemRandom
 from typing import Any
 
 import locust.runners
@@ -34,16 +33,20 @@ from kvstore.errors import StoreError
 from loadtest.conductor import Conductor
 from loadtest.expectations import Expectations
 from loadtest.grpc_user import GrpcUser
+from loadtest.last_reports import LastReports
 from loadtest.options import Options, add_options, options_of
 from loadtest.recorder import Recorder
 from loadtest.resp_user import RespUser
 from loadtest.users import Session, record
-from loadtest.workloads import Draws, Keyspace
+from loadtest.values import new_run, writer_of
+from loadtest.workloads import INSERTED_MAX, Draws, Keyspace
 
 __all__ = ["GrpcUser", "RespUser", "TargetShape"]
 
 grpc_gevent.init_gevent()
-locust.runners.WORKER_REPORT_INTERVAL = 1.0  # the timeline is drawn by the second
+REPORT_S = 1.0
+"""Of a worker: the timeline is drawn by the second."""
+locust.runners.WORKER_REPORT_INTERVAL = REPORT_S
 locust.stats.bucket_response_time = lambda response_time: round(response_time, 1)
 STOP_S = 10.0
 """A user that is told to stop finishes its operation: one that was torn away might hold others up."""
@@ -55,13 +58,22 @@ class TargetShape(LoadTestShape):
     """Asks the run's conductor how many users there should be."""
 
     abstract = False
+    _last_reports: LastReports | None = None
+    """Once the run is over, of a master. A single process stops its users itself, and waits for them."""
 
     def tick(self) -> tuple[int, float] | None:
         assert self.runner is not None
         conductor: Conductor = self.runner.environment.kvstore_conductor
-        if isinstance(self.runner, MasterRunner):
-            conductor.note_workers(self.runner.worker_count)
-        return conductor.target(time.time(), self.runner.user_count)
+        now, running = time.time(), self.runner.user_count
+        if not isinstance(self.runner, MasterRunner):
+            return conductor.target(now, running)
+        conductor.note_workers(self.runner.worker_count)
+        if self._last_reports is None:
+            wanted = conductor.target(now, running)
+            if wanted is not None:
+                return wanted
+            self._last_reports = LastReports(now, running, stop_s=STOP_S, report_s=REPORT_S)
+        return self._last_reports.target(now, running)
 
 
 @events.init_command_line_parser.add_listener
@@ -83,7 +95,7 @@ def on_init(environment: Environment, **_: Any) -> None:
             Draws(workload, 1)  # so that a wrong one is told now
         _check_doors(environment, options)
         environment.kvstore_conductor = conductor = Conductor(options, recorder)
-        conductor.load_records(new_writer())
+        conductor.load_records(writer_of(new_run(), 0))
     except (ValueError, OSError, StoreError) as error:
         print(f"loadtest: {error}", file=sys.stderr)
         sys.exit(2)
@@ -93,15 +105,17 @@ def on_init(environment: Environment, **_: Any) -> None:
 
 @events.test_start.add_listener
 def on_test_start(environment: Environment, **_: Any) -> None:
-    """The master's is first, and tells the workers from when on it counts."""
+    """The master's is first, and tells the workers from when on it counts, and the number of the run."""
     if not isinstance(environment.runner, WorkerRunner):
         environment.parsed_options.counted_from = environment.kvstore_conductor.start()
+        environment.parsed_options.kvstore_run = new_run()
     if isinstance(environment.runner, MasterRunner):
         return
     environment.kvstore_recorder.counted_from = environment.parsed_options.counted_from
     worker = max(0, getattr(environment.runner, "worker_index", 0))
     options = options_of(environment.parsed_options)
-    environment.kvstore_session = _session(options, environment.kvstore_recorder, worker)
+    run = environment.parsed_options.kvstore_run
+    environment.kvstore_session = _session(options, environment.kvstore_recorder, run, worker)
 
 
 @events.test_stop.add_listener
@@ -136,20 +150,15 @@ def _told(broken: Mapping[str, Any]) -> str:
     return f"users broke, {broken['count']} times: {broken['msg']} ({' '.join(map(str.strip, where))})"
 
 
-def new_writer() -> int:
-    """Another one for each process and run: values of an earlier run are still there."""
-    return SystemRandom().getrandbits(63) | 1
-
-
-def _session(options: Options, recorder: Recorder, worker: int) -> Session:
-    writer = new_writer()
+def _session(options: Options, recorder: Recorder, run: int, worker: int) -> Session:
+    writer = writer_of(run, worker)
     return Session(
         client=None if options.is_redis_only else Client(options.client_config()).open(),
         resp=options.resp_nodes(),
         level=options.read_level,
         draws=[Draws(each, options.keys) for each in options.workloads],
         keyspace=Keyspace(options.prefix.encode(), options.keys, writer),
-        expectations=Expectations(writer, is_fresh=options.level != "stale"),
+        expectations=Expectations(writer, keys_max=2 * options.keys + INSERTED_MAX),  # records and registers
         recorder=recorder,
         rate_per_user=options.rate_per_user,
         seed=options.seed * 1_000 + worker,

@@ -54,6 +54,9 @@ class RespDoor:
         except Refused:
             self._expectations.refused(write)
             raise
+        except BaseException:  # also if the user is killed
+            self._expectations.unknown(write)
+            raise
         self._expectations.acknowledged(write)
         return len(value)
 
@@ -62,7 +65,8 @@ class RespDoor:
         return len(self._read(key)) + self.write(key, size)
 
     def compare_and_set(self, number: int, size: int) -> int:
-        """An increment is this door's atomic change: each must give more than any that ended before it began."""
+        """An increment is this door's atomic change: each must give more than any that ended before it began, and
+        what no other gives."""
         key = self._keyspace.counter(number)
         floor = self._expectations.count_floor(key)
         count = self._ask(b"INCR", key, is_read=False)
@@ -81,11 +85,12 @@ class RespDoor:
         records = [key for key in keys if key.startswith(self._keyspace.records)]
         if not records:
             return 0
+        floors = [self._expectations.floor(key) for key in records]
         values = self._ask(b"MGET", *records, is_read=True)
-        for key, value in zip(records, values, strict=True):
+        for key, value, floor in zip(records, values, floors, strict=True):
             if value is None:
                 raise self._expectations.absent(key)
-            self._expectations.check(key, value, self._expectations.NO_FLOOR)
+            self._expectations.check(key, value, floor)
         return sum(map(len, values))
 
     def close(self) -> None:
@@ -135,4 +140,4 @@ class RespUser(PacedUser):
     """A caller with a timetable, through the Redis door."""
 
     def open_door(self, session: Session, number: int) -> RespDoor:
-        return RespDoor(session.resp, number, session.expectations, session.keyspace)
+        return RespDoor(session.resp, number // len(session.draws), session.expectations, session.keyspace)

@@ -7,9 +7,9 @@ users that all of them are seldom busy: the rate of one user times the time of a
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from random import Random
 from typing import Any
 
@@ -44,8 +44,13 @@ class Session:
     recorder: Recorder
     rate_per_user: float
     seed: int
-    numbers: Iterator[int] = field(default_factory=count)
-    """Of users."""
+    users: Counter[str] = field(default_factory=Counter)
+    """So many of each kind were started."""
+
+    def number(self, kind: str) -> int:
+        """Of another user of this kind. Each kind has all workloads, and each workload all nodes, in turn."""
+        self.users[kind] += 1
+        return self.users[kind] - 1
 
 
 class Timetable:
@@ -73,13 +78,14 @@ class PacedUser(User):
     abstract = True
 
     def open_door(self, session: Session, number: int) -> Door:
-        """The way that this kind of user takes."""
+        """The way that this kind of user takes; `number` counts them."""
         raise NotImplementedError
 
     def on_start(self) -> None:
         session: Session = self.environment.kvstore_session
-        number = next(session.numbers)
-        random = Random(session.seed * 1_000_003 + number)
+        kind = type(self).__name__
+        number = session.number(kind)
+        random = Random(f"{session.seed} {kind} {number}")
         draws = session.draws[number % len(session.draws)]
         self._recorder = session.recorder
         self._deeds = Deeds(self.open_door(session, number), draws, session.keyspace, random)
@@ -105,9 +111,12 @@ class PacedUser(User):
         length = 0
         try:
             length = self._deeds.perform(operation)
+            ended = door.watch.heard or time.time()
         except (StoreError, ReplyError, Contended, WrongValue, OSError) as failure:
-            error = failure
-        ended = door.watch.heard or time.time()
+            error, ended = failure, time.time()
+        except BaseException:  # it was killed, or has a fault: due, and never done
+            self._recorder.abandoned([intended])
+            raise
         self.environment.events.request.fire(
             request_type=door.name,
             name=operation,

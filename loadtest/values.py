@@ -2,14 +2,16 @@
 
     value := "lt1" | crc32c u32 | writer u64 | number u64 | key length u16 | key | filler
 
-Numbers are big-endian. The checksum covers all that follows it. `writer` is the process that wrote it, drawn at its
-start; `number` rises with each write of that process. Writer 0 is nobody's: there the number is a generation, which
-each compare-and-set of a key raises by one.
+    writer := run u48 | worker u16
+
+Numbers are big-endian. The checksum covers all that follows it. `run` is drawn anew for each run, and for the preload
+of one; `writer` is a process of it; `number` rises with each write of that process. Writer 0 is nobody's: there the
+number is a generation, which each compare-and-set of a key raises by one.
 """
 
 from __future__ import annotations
 
-from random import Random
+from random import Random, SystemRandom
 from struct import Struct
 from typing import NamedTuple
 
@@ -19,6 +21,7 @@ MAGIC = b"lt1"
 _HEAD = Struct(">3sI")
 _BODY = Struct(">QQH")
 BYTES_MIN = _HEAD.size + _BODY.size
+RUN_BITS, WORKER_BITS = 48, 16
 NOBODY = 0
 _FILLER = Random(20260920).randbytes(1 << 16)
 
@@ -32,6 +35,22 @@ class Stamp(NamedTuple):
 
     writer: int
     number: int
+
+
+def new_run() -> int:
+    """Another one each time: values of earlier runs are still there."""
+    return SystemRandom().randrange(1, 1 << RUN_BITS)
+
+
+def writer_of(run: int, worker: int) -> int:
+    """The number of a process of a run."""
+    assert 0 < run < 1 << RUN_BITS, run
+    assert 0 <= worker < 1 << WORKER_BITS, worker
+    return run << WORKER_BITS | worker
+
+
+def run_of(writer: int) -> int:
+    return writer >> WORKER_BITS
 
 
 def encode(key: bytes, stamp: Stamp, size: int) -> bytes:

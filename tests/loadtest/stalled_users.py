@@ -1,4 +1,5 @@
-"""Users of a store that answers after half a second, for a second; prints what was recorded.
+"""Users of a store that answers after half a second, for a second; and users that are started by hand. Prints what
+became of them.
 
 A process of its own: Locust patches the standard library for gevent, which no other test should meet.
 """
@@ -13,15 +14,18 @@ from typing import Any
 import gevent
 from locust.env import Environment
 
-from kvstore.client import Level
+from kvstore.client import Client, Level
 from loadtest.doors import Stopwatch
 from loadtest.expectations import Expectations
+from loadtest.grpc_user import GrpcUser
 from loadtest.recorder import Recorder
+from loadtest.resp_user import RespUser
 from loadtest.users import PacedUser, Session, record
 from loadtest.values import WrongValue
 from loadtest.workloads import Draws, Keyspace, workloads_of
 
 ANSWER_S, RUN_S, PER_S = 0.5, 1.2, 10.0
+SILENT_S = 0.3
 
 
 class SlowDoor:
@@ -51,27 +55,56 @@ class SlowUser(PacedUser):
         return SlowDoor()
 
 
-def main() -> None:
-    recorder = Recorder()
+class SilentDoor:
+    """A read of it is heard; then nothing is, and it fails."""
+
+    name = "silent"
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+
+    def read(self, key: bytes) -> int:
+        self.watch.sends()
+        self.watch.hears()
+        gevent.sleep(SILENT_S)
+        raise OSError("nothing was heard")
+
+    def close(self) -> None:
+        pass
+
+
+class SilentUser(PacedUser):
+    def open_door(self, session: Session, number: int) -> Any:
+        return SilentDoor()
+
+
+def environment_of(recorder: Recorder, *, workloads: str = "ycsb-c", per_s: float = 1_000.0) -> Environment:
     environment = Environment(user_classes=[SlowUser], stop_timeout=5)
     environment.kvstore_session = Session(
-        client=None,
-        resp=[],
+        client=Client("kv://127.0.0.1:9"),  # never opened
+        resp=["a:1", "b:1", "c:1"],
         level=Level.LINEARIZABLE,
-        draws=[Draws(workload, 10) for workload in workloads_of("ycsb-c")],
+        draws=[Draws(workload, 10) for workload in workloads_of(workloads)],
         keyspace=Keyspace(b"p/", 10, 1),
         expectations=Expectations(1),
         recorder=recorder,
-        rate_per_user=PER_S,
+        rate_per_user=per_s,
         seed=1,
     )
+    return environment
+
+
+def stalled() -> dict[str, Any]:
+    """What was recorded of one user."""
+    recorder = Recorder()
+    environment = environment_of(recorder, per_s=PER_S)
     environment.events.request.add_listener(partial(record, recorder))
     runner = environment.create_local_runner()
     runner.start(1, 1)
     gevent.sleep(RUN_S)
     runner.quit()
     tally = recorder.tallies["slow", "read"]
-    figures = {
+    return {
         "due": sum(cell.due for cell in recorder.cells.values()),
         "done": tally.responses.get_total_count(),
         "response_max_ms": tally.responses.get_max_value() / 1000,
@@ -80,8 +113,48 @@ def main() -> None:
         "wrong": recorder.wrong,
         "error_counts": [[*key, count] for key, count in recorder.error_counts.items()],
     }
-    sys.stdout.write(json.dumps(figures))
+
+
+def started() -> dict[str, Any]:
+    """The workload and the first node of each user, and the first number that it draws."""
+    environment = environment_of(Recorder(), workloads="ycsb-a,ycsb-b,ycsb-c")
+    kinds: dict[str, type[PacedUser]] = {"grpc": GrpcUser, "resp": RespUser}
+    found: dict[str, Any] = {kind: [] for kind in kinds}
+    drawn = []
+    for _ in range(9):
+        for name, kind in kinds.items():
+            user = kind(environment)
+            user.on_start()
+            deeds = user._deeds
+            found[name].append([deeds._draws.workload.name, getattr(deeds.door, "_next", None)])
+            drawn.append(deeds._random.random())
+    return found | {"drawn": drawn}
+
+
+def silent_user(recorder: Recorder) -> SilentUser:
+    user = SilentUser(environment_of(recorder))
+    user.on_start()
+    return user
+
+
+def killed() -> dict[str, int]:
+    """What was recorded of an operation whose user was killed."""
+    recorder = Recorder()
+    operation = gevent.spawn(silent_user(recorder).operation)
+    gevent.sleep(SILENT_S / 3)
+    operation.kill()
+    cells = recorder.cells.values()
+    return {name: sum(getattr(cell, name) for cell in cells) for name in ("due", "done", "errors")}
+
+
+def failed_after_s() -> float:
+    user = silent_user(Recorder())
+    found: dict[str, float] = {}
+    user.environment.events.request.add_listener(lambda context, **_: found.update(context))
+    user.operation()
+    return found["ended"] - found["intended"]
 
 
 if __name__ == "__main__":
-    main()
+    figures = stalled() | started() | {"killed": killed(), "failed_after_s": failed_after_s()}
+    sys.stdout.write(json.dumps(figures))

@@ -14,13 +14,18 @@ import psutil
 import pytest
 
 from kvstore.client import Client
+from loadtest.peers import free_ports
 from loadtest.workloads import Keyspace
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT
 
 pytestmark = [pytest.mark.cluster]
 KEYS = 200
-COMMAND = (sys.executable, "-m", "locust", "--headless", "--only-summary")
+MASTER = str(free_ports(1)[0])
+COMMAND = (
+    *(sys.executable, "-m", "locust", "--headless", "--only-summary"),
+    *("--master-port", MASTER, "--master-bind-port", MASTER),  # others may lead workers at the usual one
+)
 LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 BROKEN = ROOT / "tests" / "loadtest" / "broken_users.py"
 

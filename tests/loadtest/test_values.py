@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadtest.values import BYTES_MIN, Stamp, WrongValue, decode, encode
+from loadtest.values import BYTES_MIN, Stamp, WrongValue, decode, encode, new_run, run_of, writer_of
 
 GOLDEN = "6c743188c8028500000000000000070000000000000009000161"
 
@@ -25,6 +25,14 @@ def test_what_was_written_is_read(key: bytes, writer: int, number: int, size: in
 
 def test_the_bytes_are_as_described() -> None:
     assert encode(b"a", Stamp(7, 9), 0).hex() == GOLDEN
+
+
+def test_a_writer_names_its_run_and_its_process() -> None:
+    run = new_run()
+    writers = [writer_of(run, worker) for worker in (0, 1, 65_535)]
+    assert len(set(writers)) == 3
+    assert {run_of(writer) for writer in writers} == {run} != {run_of(writer_of(new_run(), 0))}
+    assert decode(b"a", encode(b"a", Stamp(writers[2], 9), 0)) == Stamp(writers[2], 9)
 
 
 def test_a_mebibyte_is_filled() -> None:

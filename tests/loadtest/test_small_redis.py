@@ -1,0 +1,75 @@
+"""Runs of Locust at a Redis door whose faults are known: the report tells of them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.peers import free_ports
+from loadtest.values import decode, run_of
+from tests.conftest import ROOT
+from tests.loadtest.small_redis import SmallRedis, small_redis
+
+pytestmark = [pytest.mark.slow]
+
+
+def run(redis: SmallRedis, folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, document, and what was said."""
+    report = folder / "report.html"
+    port = str(free_ports(1)[0])
+    answer = subprocess.run(
+        [
+            *(sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py")),
+            *("--headless", "--only-summary", "--master-port", port, "--master-bind-port", port),
+            *("--resp", redis.address, "--report", str(report), "--keys", "20", "--warmup", "1"),
+            *options,
+            "RespUser",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    said = f"{answer.stdout}\n{answer.stderr}"
+    assert report.exists(), said
+    return answer.returncode, json.loads(report.with_suffix(".json").read_text()), said
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
+def test_what_was_due_and_never_begun_is_told_and_so_are_the_last_operations(
+    tmp_path: Path, processes: tuple[str, ...]
+) -> None:
+    """Each user has five operations per second due. Its second one is under way at the end, and for longer than
+    Locust's master listens."""
+    options = ("--workload", "ycsb-c", "--rate", "20", "--seconds", "4", "--achieved-min", "0.9")
+    with small_redis(answer_s=3.0) as redis:
+        code, made, said = run(redis, tmp_path, *options, *processes)
+    assert code == 1, said
+    assert made["total"]["due"] > 40, said
+    assert made["total"]["done"] == redis.reads == 8
+    assert made["seconds"] < 5.5
+
+
+def test_a_store_that_forgets_the_first_write_to_every_key_is_found_out(tmp_path: Path) -> None:
+    """It gives what was loaded before the run."""
+    with small_redis(is_forgetful=True) as redis:
+        code, made, said = run(redis, tmp_path, "--workload", "ycsb-a", "--rate", "50", "--seconds", "3")
+    assert code == 1, said
+    assert made["total"]["wrong"] > 10
+    assert all("an earlier run" in told for told in made["wrong"])
+
+
+def test_what_two_workers_write_is_of_one_run(tmp_path: Path) -> None:
+    options = ("--workload", "writes", "--rate", "50", "--seconds", "3", "--processes", "2", "--no-preload")
+    with small_redis() as redis:
+        code, _, said = run(redis, tmp_path, *options)
+    assert code == 0, said
+    writers = {decode(key, value).writer for key, value in redis.records.items()}
+    assert len(writers) == 2
+    assert len({run_of(writer) for writer in writers}) == 1
