@@ -2,7 +2,8 @@
 
     python -m loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
 
-Exit codes: 0 nothing has fallen, 1 something has, 2 the two cannot be compared, or the run not stored.
+Exit codes: 0 nothing has fallen, 1 something has or the run itself failed, 2 the two cannot be compared, or the run not
+stored.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from kvstore.cli.output import as_table
-from loadtest.baseline import Tolerance, baseline_of, compare, differences
+from loadtest.baseline import Comparison, Tolerance, baseline_of, compare, differences
+from loadtest.options import read_json
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -27,39 +28,40 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--rate-tolerance", type=float, default=default.rate, help="fall of rates that is allowed")
     parser.add_argument("--latency-tolerance", type=float, default=default.latency, help="rise that is allowed")
     arguments = parser.parse_args(words)
-    tolerance = Tolerance(rate=arguments.rate_tolerance, latency=arguments.latency_tolerance)
+    try:
+        tolerance = Tolerance(rate=arguments.rate_tolerance, latency=arguments.latency_tolerance)
+    except ValueError as error:
+        print(f"compare: {error}", file=sys.stderr)
+        sys.exit(2)
     sys.exit(run_compare(arguments.results, arguments.baseline, tolerance, save=arguments.save))
 
 
 def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bool = False) -> int:
     """The exit code."""
     try:
-        document = _read(results)
+        document = read_json(results)
         if save:
             baseline.write_text(json.dumps(baseline_of(document), indent=2) + "\n", encoding="utf-8")
             print(f"baseline stored in {baseline}")
             return 0
-        stored = _read(baseline)
+        reasons = [] if document["verdict"]["is_met"] else document["verdict"]["reasons"]
+        stored = read_json(baseline)
         unlike = differences(stored, document)
-        lines = [] if unlike else compare(stored, document, tolerance)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        comparison = Comparison([], []) if unlike else compare(stored, document, tolerance)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         told = f"{error} is missing" if isinstance(error, KeyError) else str(error)
         what = f"cannot store {results} in" if save else f"cannot compare {results} with"
         print(f"{what} {baseline}: {told}", file=sys.stderr)
         return 2
     if unlike:
         print(f"not compared with {baseline}: {'; '.join(unlike)}", file=sys.stderr)
-        return 2
-    print(as_table([line.row() for line in lines]))
-    fallen = [line.figure for line in lines if line.is_fallen]
-    if fallen:
-        print(f"fallen behind {baseline}: {', '.join(fallen)}", file=sys.stderr)
-    return 1 if fallen else 0
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    else:
+        print(as_table([line.row() for line in comparison.lines]))
+    for told in (*comparison.notes, *(f"the run failed: {reason}" for reason in reasons), *comparison.falls):
+        print(told, file=sys.stderr)
+    if reasons or comparison.falls:
+        return 1
+    return 2 if unlike else 0
 
 
 if __name__ == "__main__":

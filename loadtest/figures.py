@@ -55,6 +55,8 @@ class Run:
     """Second → users that ran."""
     faults: Sequence[str] = ()
     """What else fails it: users that broke, commands that failed."""
+    notes: Sequence[str] = ()
+    """What does not fail it, and should be known of its figures."""
 
 
 def document(recorder: Recorder, run: Run) -> dict[str, Any]:
@@ -98,7 +100,7 @@ def verdict(total: Mapping[str, Any], run: Run) -> dict[str, Any]:
         reasons.append(
             f"{total['achieved']:.2%} of the due operations were done; the least is {goals.achieved_min:.2%}"
         )
-    return {"is_met": not reasons, "reasons": reasons}
+    return {"is_met": not reasons, "reasons": reasons, "notes": list(run.notes)}
 
 
 def _counted_s(run: Run) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 from argparse import ArgumentParser, BooleanOptionalAction, Namespace
 from dataclasses import asdict, dataclass, fields, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -45,18 +47,30 @@ class Options:
 
     def __post_init__(self) -> None:
         wrong = [
-            f"--{name.replace('_', '-')}: want more than 0, got {value}"
+            f"--{name.replace('_', '-')}: want more than 0 and less than infinity, got {value}"
             for name, value in asdict(self).items()
-            if name in ("rate", "rate_per_user", "seconds", "keys") and not value > 0
+            if name in ("rate", "rate_per_user", "seconds", "keys") and not 0 < value < inf
         ]
-        if self.warmup < 0 or self.warmup >= self.seconds:
+        wrong += [
+            f"--{name.replace('_', '-')}: want 0 to 1, got {value:g}; 0.05 is 5 %"
+            for name, value in asdict(self).items()
+            if name in ("errors_max", "achieved_min") and not 0 <= value <= 1
+        ]
+        if not 0 <= self.warmup < self.seconds:
             wrong.append(f"--warmup: want 0 to less than --seconds, got {self.warmup:g}")
         if self.shape not in shapes.NAMES:
             wrong.append(f"--shape: want one of {', '.join(shapes.NAMES)}, got {self.shape!r}")
         if self.level not in LEVELS:
             wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
+        if not self.report.name or self.report.suffix == ".json":
+            wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
         if wrong:
             raise ValueError("; ".join(wrong))
+
+    @property
+    def figures(self) -> Path:
+        """Where the report's figures go."""
+        return self.report.with_suffix(".json")
 
     @property
     def workloads(self) -> list[Workload]:
@@ -94,6 +108,29 @@ class Options:
     def node_ids(self) -> list[str]:
         return [node["id"] for node in self._nodes()]
 
+    def check_paths(self) -> None:
+        """Raises ValueError if the report cannot be written or the baseline not be read. A worker needs neither."""
+        for path in (self.report, self.figures):
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                is_new = not path.exists()
+                path.open("ab").close()
+                if is_new:
+                    path.unlink()
+            except OSError as error:
+                raise ValueError(f"--report: cannot write {path}: {error.strerror}") from None
+        if self.baseline is not None:
+            try:
+                read_json(self.baseline)
+            except (OSError, ValueError) as error:
+                raise ValueError(f"--baseline: {error}; --baseline '' compares with none") from None
+
+    @property
+    def pulse_folder(self) -> Path:
+        """On the store's disk if that is here, else on the report's."""
+        is_local = not self.store and not self.resp and os.access(self.data_dir, os.W_OK)
+        return self.data_dir if is_local else self.report.parent
+
     def document(self) -> dict[str, Any]:
         return {name: str(value) if isinstance(value, Path) else value for name, value in asdict(self).items()}
 
@@ -104,6 +141,17 @@ class Options:
         except FileNotFoundError:
             raise ValueError(f"no cluster at {path}: start one with `kvstore up`, or name one with --store") from None
         return found
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Raises OSError, and ValueError for what is no object."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is no JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"want an object in {path}, got {type(found).__name__}")
+    return found
 
 
 def add_options(parser: ArgumentParser) -> None:
@@ -133,8 +181,8 @@ def add_options(parser: ArgumentParser) -> None:
     option("store", "The cluster: kv://host:port,host:port, instead of --data-dir.")
     option("resp", "Its Redis doors, host:port,host:port; without --store nothing but these is used.")
     option("data_dir", "A local cluster's directory; chaos needs one.")
-    option("errors_max", "Errors that are allowed, of all operations.")
-    option("achieved_min", "Operations that must be done, of those due.")
+    option("errors_max", "Errors that are allowed, of all operations: 0 to 1.")
+    option("achieved_min", "Operations that must be done, of those due: 0 to 1.")
     option("report", "Where the HTML goes; the figures go beside it as JSON.")
     group.add_argument("--baseline", default="", help="Compare with this; exit code 1 on a fall.")
 

@@ -1,16 +1,16 @@
-"""How quick this machine is while a load is measured: what a wake-up of another process and a write to disk take.
+"""How quick this machine is before a load begins: what a wake-up of another process and a write to disk take.
 
-    python -m loadtest.pulse FILE        # until its standard input ends; then one line of JSON
+    python -m loadtest.pulse FILE SECONDS        # one line of JSON
 
-Ten times a second a byte goes to a child process, which appends to FILE, syncs it and answers: about what a store does
-for a write, without a store. Latencies of a run divided by it can be compared with those of another hour.
+Some thirty times a second a byte goes to a child process, which appends to FILE, syncs it and answers: about what a
+store does for a write, without a store. It is over when the users start: a store that keeps the machine busier must
+not excuse itself with that.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -18,26 +18,25 @@ import sys
 import time
 from pathlib import Path
 
-PERIOD_S = 0.1
+SECONDS, PERIOD_S = 3.0, 0.03
+PATIENCE_S = 30.0
+"""A disk that takes longer than this on top has no pulse."""
 RECORD = bytes(100)
 QUANTILES = {"pulse_p50_ms": 0.50, "pulse_p95_ms": 0.95}
 
 
-class Pulse:
-    """The measuring process, as long as a run takes."""
-
-    def __init__(self, folder: Path) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self._file = folder / f"pulse-{os.getpid()}"
-        command = [sys.executable, "-m", "loadtest.pulse", str(self._file)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-
-    def finish(self) -> dict[str, float]:
-        """The figures; none if there are too few."""
-        said, _ = self._process.communicate()
-        self._file.unlink(missing_ok=True)
-        found: dict[str, float] = json.loads(said or b"{}")
-        return found
+def measure(folder: Path, seconds: float = SECONDS) -> dict[str, float]:
+    """The figures of the disk that `folder` is on; none if there are too few. Takes `seconds`."""
+    file = folder / f"pulse-{os.getpid()}"
+    command = [sys.executable, "-m", "loadtest.pulse", str(file), str(seconds)]
+    try:
+        done = subprocess.run(command, stdout=subprocess.PIPE, timeout=seconds + PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {}
+    finally:
+        file.unlink(missing_ok=True)
+    found: dict[str, float] = json.loads(done.stdout or b"{}")
+    return found
 
 
 def figures(times_s: list[float]) -> dict[str, float]:
@@ -57,12 +56,14 @@ def main() -> None:
         os._exit(0)
     others.close()
     times_s = []
-    while not select.select([sys.stdin], [], [], PERIOD_S)[0]:
+    until = time.monotonic() + float(sys.argv[2])
+    while time.monotonic() < until:
         begin = time.perf_counter()
         ours.send(b".")
         if not ours.recv(1):
             break
         times_s.append(time.perf_counter() - begin)
+        time.sleep(PERIOD_S)
     print(json.dumps(figures(times_s)))
 
 

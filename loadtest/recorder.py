@@ -1,4 +1,5 @@
-"""What was measured: histograms and a timeline, in deltas that workers send and a master merges. Decides only.
+"""What was measured: histograms and a timeline, in deltas that workers send and a master merges. Decides only; but
+`take`, which each worker calls every second, also looks how much processor time its process has used.
 
 Two latencies of each operation, in microseconds. *Response*: from when it should have begun; that is what a caller with
 a timetable of its own sees. *Service*: from when it did begin. An operation counts as done in the second in which it
@@ -8,6 +9,7 @@ callers of each of its seconds met.
 
 from __future__ import annotations
 
+import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +24,8 @@ FINE, COARSE = 3, 2
 """Significant digits: of the whole run, and of one second."""
 UNPACKED_MAX = 600
 """Seconds whose histograms are held ready, at 24 KiB each; those of older ones are packed."""
+USE_S = 5.0
+"""Over so many seconds the use of a processor is taken. A single busy second is nobody's limit."""
 
 
 def histogram(digits: int) -> Any:
@@ -74,6 +78,9 @@ class Recorder:
         self.error_counts: Counter[tuple[str, str, str]] = Counter()
         self.wrong: list[str] = []
         self.wrong_count = 0
+        self.busiest = 0.0
+        """The highest share of a processor that a process of the load used over USE_S, after the warm-up."""
+        self._used: tuple[float, float] | None = None
 
     def done(
         self, door: str, operation: str, *, intended: float, ended: float, service_s: float, length: int = 0
@@ -109,6 +116,16 @@ class Recorder:
         for at in intended:
             self.cell(int(at)).due += 1
 
+    def used(self, at: float, processor_s: float) -> None:
+        """By then this process had used so much processor time."""
+        if self._used is None or at < self.counted_from:
+            self._used = at, processor_s
+            return
+        since, before_s = self._used
+        if at - since >= USE_S:
+            self.busiest = max(self.busiest, round((processor_s - before_s) / (at - since), 3))
+            self._used = at, processor_s
+
     def cell(self, second: int) -> Cell:
         found = self.cells.get(second)
         if found is None:
@@ -128,6 +145,7 @@ class Recorder:
 
     def take(self) -> dict[str, Any]:
         """What was measured since the last call, as plain lists and bytes; begins anew."""
+        self.used(time.time(), time.process_time())
         delta = {
             "cells": [
                 [second, cell.due, cell.done, cell.errors, cell.responses.encode()]
@@ -140,6 +158,7 @@ class Recorder:
             "errors": [[*key, count] for key, count in sorted(self.error_counts.items())],
             "wrong": self.wrong,
             "wrong_count": self.wrong_count,
+            "busiest": self.busiest,
         }
         self.cells, self.tallies, self.error_counts, self.wrong, self.wrong_count = {}, {}, Counter(), [], 0
         self._ready.clear()
@@ -160,6 +179,7 @@ class Recorder:
             self.error_counts[door, operation, error] += count
         self.wrong = [*self.wrong, *delta["wrong"]][:WRONG_MAX]
         self.wrong_count += delta["wrong_count"]
+        self.busiest = max(self.busiest, delta["busiest"])
 
     # ── figures ──
 

@@ -66,9 +66,9 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
 
 def _verdict(document: Mapping[str, Any]) -> str:
     verdict = document["verdict"]
-    if not verdict["reasons"]:
-        return '<p class="good">✓ as it must be</p>'
-    return "".join(f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"])
+    told = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
+    notes = [f"<p>Note: {escape(note)}</p>" for note in verdict["notes"]]
+    return "".join([*(told or ['<p class="good">✓ as it must be</p>']), *notes])
 
 
 def _cards(total: Mapping[str, Any]) -> str:
@@ -147,7 +147,11 @@ def _wrong(document: Mapping[str, Any]) -> str:
 def _knee(knee: Mapping[str, Any] | None) -> str:
     if knee is None:
         return ""
-    found = f"<p>Highest rate carried: <b>{knee['carried_per_s']:,.0f}/s</b></p>"
+    if knee["missing"]:
+        found = f'<p class="bad">{escape(knee["missing"])}</p>'
+    else:
+        rates = f"<b>{knee['carried_per_s']:,.0f}/s</b>; not carried: {knee['failed_per_s']:,.0f}/s"
+        found = f"<p>Highest rate carried: {rates}</p>"
     return _section("The knee", found + _table(knee["trials"]))
 
 

@@ -2,13 +2,14 @@
 
     python -m loadtest.run [--data-dir DIR] [--processes N] [any option of loadtest/locustfile.py] [GrpcUser|RespUser]
 
-A cluster of its own lives in a scratch folder and is ended afterwards. The report is reports/loadtest.html. The exit
-code is Locust's: 0 as it must be, 1 not so, 2 wrong usage.
+A cluster of its own lives in a scratch folder and is ended afterwards; a --data-dir that is named must serve. The
+report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import subprocess
 import sys
@@ -38,7 +39,8 @@ def main() -> None:
     add_options(parser)
     given = [*PROFILE, *sys.argv[1:]]
     options = _checked(parser, given)
-    with peers.scratch() as folder, _cluster(options, folder) as data_dir:
+    is_named = _names_data_dir(sys.argv[1:])
+    with peers.scratch() as folder, _cluster(options, folder, is_named=is_named) as data_dir:
         sys.exit(run_locust(data_dir, given))
 
 
@@ -48,6 +50,7 @@ def _checked(parser: argparse.ArgumentParser, words: Sequence[str]) -> Options:
         options = options_of(parser.parse_known_args(words)[0])
         for workload in options.workloads:
             Draws(workload, 1)
+        options.check_paths()
     except ValueError as error:
         print(f"loadtest: {error}", file=sys.stderr)
         sys.exit(2)
@@ -71,10 +74,15 @@ def run_locust(data_dir: Path, options: Sequence[str], *, is_quiet: bool = False
         with suppress(ProcessLookupError):
             process.send_signal(signal.SIGINT)
         return process.wait()
+    finally:  # a second interrupt: the cluster goes away, and Locust must go before
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
 
 
 @contextmanager
-def _cluster(options: Options, folder: Path) -> Iterator[Path]:
+def _cluster(options: Options, folder: Path, *, is_named: bool) -> Iterator[Path]:
+    """The directory of the cluster to load. One that was named is not replaced by another."""
     if options.store or options.resp:
         yield options.data_dir
         return
@@ -82,6 +90,11 @@ def _cluster(options: Options, folder: Path) -> Iterator[Path]:
         print(f"loadtest: on the cluster of {options.data_dir}", file=sys.stderr)
         yield options.data_dir
         return
+    if is_named:
+        print(
+            f"loadtest: --data-dir: no cluster serves in {options.data_dir}: `kvstore up` starts one", file=sys.stderr
+        )
+        sys.exit(2)
     print("loadtest: no cluster runs here; starting one in a scratch folder", file=sys.stderr)
     with running_cluster(folder) as cluster:
         yield cluster.local.data_dir
@@ -93,6 +106,12 @@ def _serves(data_dir: Path) -> bool:
     except ConfigError:
         return False
     return all(node["ready"] for node in nodes)
+
+
+def _names_data_dir(words: Sequence[str]) -> bool:
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("--data-dir")
+    return parser.parse_known_args(words)[0].data_dir is not None
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ def test_tables_begin_after_the_warm_up_and_the_timeline_with_the_run() -> None:
     assert made["total"]["per_s"] == made["total"]["due_per_s"] == 10.0
     assert made["total"]["done"] == 200
     assert [point["done"] for point in made["timeline"]] == [10] * 20 + [0]
-    assert made["verdict"] == {"is_met": True, "reasons": []}
+    assert made["verdict"] == {"is_met": True, "reasons": [], "notes": []}
 
 
 def test_times_of_the_whole_run_have_three_digits() -> None:
@@ -82,6 +82,11 @@ def test_a_failed_event_and_a_broken_user_fail_the_run() -> None:
     ]
     reasons = document(measured(), run(events=events, faults=["a user broke"]))["verdict"]["reasons"]
     assert reasons == ["add a partition: exit code 1", "a user broke"]
+
+
+def test_a_note_fails_nothing() -> None:
+    verdict = document(measured(), run(notes=["the load generator is saturated"]))["verdict"]
+    assert verdict == {"is_met": True, "reasons": [], "notes": ["the load generator is saturated"]}
 
 
 def test_an_event_shows_what_callers_saw_until_the_next_one() -> None:

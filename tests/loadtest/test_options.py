@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from argparse import ArgumentParser
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -20,6 +21,11 @@ def parsed(*words: str) -> Options:
     values = parser.parse_args(words)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(vars(values))) == vars(values), "workers get them as msgpack"
     return options_of(values)
+
+
+def with_option(name: str, number: str) -> Options:
+    values: dict[str, Any] = {name.replace("-", "_"): float(number)}
+    return Options(**values)
 
 
 def test_without_options_there_are_defaults() -> None:
@@ -43,6 +49,63 @@ def test_the_knee_is_looked_for_with_even_begins_and_bursts_stay_bursts() -> Non
 def test_all_that_is_wrong_is_told_at_once() -> None:
     with pytest.raises(ValueError, match=r"--rate: .*--keys: .*--warmup: .*--shape: .*--level: "):
         parsed("--rate", "0", "--keys", "-1", "--warmup", "99", "--shape", "round", "--level", "any")
+
+
+@pytest.mark.parametrize("name", ["errors-max", "achieved-min"])
+@pytest.mark.parametrize("given", ["5", "-0.1", "nan", "inf"])
+def test_a_share_is_between_none_and_all(name: str, given: str) -> None:
+    """5 would be 500 %: it would never fail anything, and so would nan."""
+    with pytest.raises(ValueError, match=f"--{name}: want 0 to 1, got {given}"):
+        with_option(name, given)
+
+
+@pytest.mark.parametrize("name", ["rate", "rate-per-user", "seconds", "warmup"])
+@pytest.mark.parametrize("given", ["inf", "nan"])
+def test_a_number_is_finite(name: str, given: str) -> None:
+    with pytest.raises(ValueError, match=f"--{name}: want .*got {given}"):
+        with_option(name, given)
+
+
+@pytest.mark.parametrize("given", ["x.json", "", "."])
+def test_a_report_is_not_where_its_figures_go(given: str) -> None:
+    with pytest.raises(ValueError, match="--report: want a file for the HTML"):
+        parsed("--report", given)
+
+
+def test_paths_are_looked_at_before_a_run_and_nothing_is_left_there(tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text("{}")
+    given = parsed("--report", str(tmp_path / "new" / "x.html"), "--baseline", str(baseline))
+    given.check_paths()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_earlier_report_stays_until_there_is_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text("as it was")
+    parsed("--report", str(tmp_path / "x.html")).check_paths()
+    assert (tmp_path / "x.html").read_text() == "as it was"
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(ValueError, match=r"--report: cannot write .*x\.json: Is a directory"):
+        parsed("--report", str(tmp_path / "x.html")).check_paths()
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_baseline_that_cannot_be_read_is_told_with_what_to_do(text: str | None, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    if text is not None:
+        baseline.write_text(text)
+    with pytest.raises(ValueError, match=r"--baseline: .*baseline\.json.*--baseline '' compares with none"):
+        parsed("--report", str(tmp_path / "x.html"), "--baseline", str(baseline)).check_paths()
+
+
+def test_the_pulse_is_taken_on_the_disk_of_a_local_store_else_on_the_reports(tmp_path: Path) -> None:
+    local = ("--data-dir", str(tmp_path))
+    assert parsed(*local).pulse_folder == tmp_path
+    assert parsed(*local, "--store", "kv://a:1").pulse_folder == Path("reports")
+    assert parsed("--data-dir", str(tmp_path / "none")).pulse_folder == Path("reports")
 
 
 def test_a_local_cluster_tells_its_doors(tmp_path: Path) -> None:

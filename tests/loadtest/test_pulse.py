@@ -1,10 +1,10 @@
-"""The pulse of the machine is measured beside a run, and ends with it."""
+"""The pulse of the machine is measured for a few seconds, and leaves nothing behind."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from loadtest.pulse import Pulse, figures
+from loadtest.pulse import figures, measure
 
 
 def test_the_figures_are_quantiles_in_milliseconds() -> None:
@@ -15,7 +15,12 @@ def test_a_few_times_say_nothing() -> None:
     assert figures([0.001] * 9) == {}
 
 
-def test_a_pulse_that_is_ended_at_once_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
-    pulse = Pulse(tmp_path / "reports")
-    assert pulse.finish() == {}
-    assert list((tmp_path / "reports").iterdir()) == []
+def test_it_is_over_after_its_seconds_and_leaves_nothing(tmp_path: Path) -> None:
+    found = measure(tmp_path, 0.8)
+    assert 0 < found["pulse_p50_ms"] <= found["pulse_p95_ms"]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pulse_that_is_too_short_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    assert measure(tmp_path, 0.0) == {}
+    assert list(tmp_path.iterdir()) == []

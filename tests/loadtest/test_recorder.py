@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from random import Random
+from typing import Any
 
 import pytest
 
-from loadtest.recorder import WRONG_MAX, Recorder
+from loadtest.recorder import WRONG_MAX, Cell, Recorder
 
 
 def measure(recorder: Recorder, seed: int, count: int = 500) -> None:
@@ -121,3 +122,42 @@ def test_all_wrong_values_are_counted_and_some_told() -> None:
             worker.is_wrong(str(number))
         master.merge(worker.take())
     assert (master.wrong_count, len(master.wrong)) == (120, WRONG_MAX)
+
+
+def test_the_busiest_process_is_the_one_that_counts() -> None:
+    master = Recorder()
+    for share in (0.5, 0.95, 0.2):
+        worker = Recorder()
+        for second in range(7):
+            worker.used(float(second), second * share)
+        master.merge(worker.take())
+    assert master.busiest == 0.95
+
+
+def test_a_busy_second_or_warm_up_is_no_saturation() -> None:
+    recorder = Recorder(counted_from=100.0)
+    for at, processor_s in ((80.0, 0.0), (99.0, 19.0), (100.0, 20.0), (101.0, 21.0), (104.0, 21.0)):
+        recorder.used(at, processor_s)
+    recorder.used(106.0, 21.8)
+    assert recorder.busiest == pytest.approx(0.4, abs=0.01)
+
+
+def test_a_look_at_the_latest_seconds_touches_no_others() -> None:
+    recorder = Recorder()
+    for second in range(1_000):
+        recorder.done("grpc", "read", intended=float(second), ended=second + 0.002, service_s=0.002)
+    recorder.cells = TouchedCells(recorder.cells)
+    assert recorder.between(990, 995).done == 5
+    assert recorder.cells.touched == {990, 991, 992, 993, 994}
+
+
+class TouchedCells(dict[int, Cell]):
+    """Notes which seconds are asked for."""
+
+    def __init__(self, cells: dict[int, Cell]) -> None:
+        super().__init__(cells)
+        self.touched: set[int] = set()
+
+    def get(self, second: int, default: Any = None) -> Any:
+        self.touched.add(second)
+        return super().get(second, default)

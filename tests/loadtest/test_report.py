@@ -17,7 +17,7 @@ from loadtest.report import page
 OPTIONS = {"workload": "ycsb-a", "shape": "chaos"}
 
 
-def made(*, wrong: str = "") -> dict[str, Any]:
+def made(*, wrong: str = "", missing: str | None = None) -> dict[str, Any]:
     recorder = Recorder()
     for number in range(100):
         at = 1_000 + number / 10
@@ -35,7 +35,13 @@ def made(*, wrong: str = "") -> dict[str, Any]:
         goals=Goals(),
         events=events,
         users=dict.fromkeys(range(1000, 1010), 5),
-        knee={"carried_per_s": 900.0, "trials": [{"per_s": 900.0, "is_carried": True}]},
+        knee={
+            "carried_per_s": 900.0,
+            "failed_per_s": 1_000.0,
+            "missing": missing,
+            "trials": [{"per_s": 900.0, "is_carried": True}],
+        },
+        notes=["a process of it used 97% of a processor"],
     )
     return document(recorder, run)
 
@@ -64,8 +70,23 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
 
 def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
     text = page(made(), [Beside("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
-    for told in ("OutcomeUnknown", "kill -9 n2", "ready after 1.5 s", "900/s", "FALLEN", "✓ as it must be"):
+    for told in (
+        "OutcomeUnknown",
+        "kill -9 n2",
+        "ready after 1.5 s",
+        "900/s",
+        "not carried: 1,000/s",
+        "FALLEN",
+        "✓ as it must be",
+    ):
         assert told in text
+    assert "<p>Note: a process of it used 97% of a processor</p>" in text
+
+
+def test_a_knee_that_was_not_found_is_no_highest_rate() -> None:
+    text = page(made(missing="the knee was not found: no rate was carried"))
+    assert "the knee was not found: no rate was carried" in text
+    assert "Highest rate carried" not in text
 
 
 def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:

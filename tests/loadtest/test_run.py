@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from loadtest import drill, ring_drill, run
+from tests.conftest import ROOT
 
 
 @pytest.mark.parametrize(
@@ -17,11 +23,18 @@ from loadtest import drill, ring_drill, run
         (["--workload", "ycsb-z"], "--workload: want some of ycsb-a"),
         (["--keys-by", "luck"], "luck"),
         (["--seconds", "5"], "--warmup: want 0 to less than --seconds"),
+        (["--rate", "inf"], "--rate: want more than 0 and less than infinity"),
+        (["--errors-max", "5"], "--errors-max: want 0 to 1"),
+        (["--report", "x.json"], "--report: want a file for the HTML"),
+        (["--report", "/dev/null/x.html"], "--report: cannot write /dev/null/x.html"),
+        (["--baseline", "nosuch.json"], "--baseline: "),
+        (["--data-dir", "nosuch"], "--data-dir: no cluster serves in nosuch"),
     ],
 )
 def test_wrong_options_are_told_at_once(
-    words: list[str], told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["run", *words])
     monkeypatch.delattr(run, "running_cluster")
     with pytest.raises(SystemExit) as ended:
@@ -29,6 +42,33 @@ def test_wrong_options_are_told_at_once(
     assert ended.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert told in line
+
+
+DEAF = """
+import signal, time
+signal.signal(signal.SIGINT, lambda *_: print("asked", flush=True))
+print("runs", flush=True)
+while True:
+    time.sleep(600)
+"""
+"""In place of Locust: one that does not end when it is asked to."""
+
+
+def test_after_a_second_interrupt_nothing_loads_a_cluster_that_goes_away(tmp_path: Path) -> None:
+    (tmp_path / "locust.py").write_text(DEAF)
+    program = "from pathlib import Path; from loadtest.run import run_locust; run_locust(Path('data'), [])"
+    environment = {**os.environ, "PYTHONPATH": f"{tmp_path}:{ROOT}"}
+    with subprocess.Popen(
+        [sys.executable, "-c", program], env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"runs\n"
+        (locust,) = psutil.Process(process.pid).children()
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == b"asked\n"
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)
+    assert not locust.is_running()
 
 
 @pytest.mark.parametrize(
