@@ -82,8 +82,7 @@ def create(
     from kvstore.spark.snapshots.store import SnapshotStore
 
     store = SnapshotStore(to.absolute())
-    with tools.told():
-        store.check_writable()
+    store.check_writable()
     base = tools.base_or_none(store, parent, incremental, or_full)
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
