@@ -74,23 +74,24 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
     return config, with_tools(data_dir, zookeeper, instance, server)
 
 
-def base_or_none(store: SnapshotStore, parent: str | None, incremental: bool, or_full: bool) -> Manifest | None:
-    """What a new snapshot is to continue. Raises StoreError, also if that lacks something: no restore could use what
-    continues it."""
+def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
+    """What an incremental of this cluster is to continue. Raises StoreError, also if that lacks something: no restore
+    could use what continues it."""
     from kvstore.spark.snapshots.chains import chain_of
 
-    if or_full and not incremental:
-        raise typer.BadParameter("it goes with --incremental", param_hint="--or-full")
-    if not (parent or incremental):
-        return None
     try:
-        name = parent or store.newest().id
-        return chain_of(store.load_chain(name), name)[-1]
+        name = parent or store.newest_of(instance).id
+        base = chain_of(store.load_chain(name), name)[-1]
     except (InvalidRequest, Corrupted) as error:
-        if parent or not or_full:
+        if not or_full:
             raise
         full_instead(error)
         return None
+    if base.cluster != instance:
+        raise InvalidRequest(
+            f"snapshot {base.id} is of another cluster ({base.cluster}, this one is {instance}): take a full one"
+        )
+    return base
 
 
 def go_on(pin_minutes: int) -> str:
@@ -101,14 +102,6 @@ def go_on(pin_minutes: int) -> str:
 def full_instead(why: StoreError) -> None:
     """Tell it."""
     print(f"kvstore: a full snapshot instead: {why}", file=sys.stderr)
-
-
-def check_origin(parent: Manifest | None, instance: str) -> None:
-    """Raises InvalidRequest if an incremental would continue a snapshot of another cluster."""
-    if parent is not None and parent.cluster != instance:
-        raise InvalidRequest(
-            f"snapshot {parent.id} is of another cluster ({parent.cluster}, this one is {instance}): take a full one"
-        )
 
 
 def record(manifest: Manifest, folder: Path, data_dir: Path, zookeeper: str | None, server: str | None) -> None:
@@ -233,15 +226,22 @@ def one(where: Path, wanted: str | None) -> tuple[SnapshotStore, Manifest]:
 
 
 def chosen(
-    where: Path, wanted: str | None, at: datetime | None, upto: Sequence[UpTo] | None
+    where: Path,
+    wanted: str | None,
+    at: datetime | None,
+    upto: Sequence[UpTo] | None,
+    *,
+    of_one_cluster: bool = False,
 ) -> tuple[SnapshotStore, Sequence[Manifest], Cut]:
     """The snapshots that are needed, the full one first: up to the one that is named, or those that reach the moment;
-    by default up to the newest. Raises StoreError."""
+    by default up to the newest, `of_one_cluster` only if all are. Raises StoreError."""
     from kvstore.spark.snapshots import chains
     from kvstore.spark.snapshots.store import SnapshotStore
 
     cut = cut_of(at, upto)
     store, here = SnapshotStore.at(where)
+    if of_one_cluster and wanted is None and here is None:
+        chains.check_one_cluster(store.load_all())
     if wanted is None and here is None and cut != chains.Cut():
         return store, chains.covering(store.load_all(), None, cut), cut
     store, manifest = one(where, wanted)

@@ -83,24 +83,24 @@ def create(
 
     store = SnapshotStore(to.absolute())
     store.check_writable()
-    base = tools.base_or_none(store, parent, incremental, or_full)
+    if or_full and (parent or not incremental):
+        raise typer.BadParameter("it goes with --incremental, and without --parent", param_hint="--or-full")
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import create as job
     from kvstore.spark.snapshots.planning import Wanted as WantedSnapshot
 
     cluster, instance = tools.cluster_of(data_dir, zookeeper, server)
-    tools.check_origin(base, instance)
     wanted = WantedSnapshot(
         cluster=cluster,
         instance=instance,
-        parent=base,
+        parent=tools.base_or_none(store, parent, instance, or_full) if parent or incremental else None,
         compression=compression,
         split_bytes=int(split_mib * (1 << 20)),
         pin_ttl_s=pin_minutes * 60.0,
         bytes_per_s=rate * (1 << 20),
     )
     hold = partial(tools.hold, cluster, store.root, hold_hours)
-    take = partial(job.create_or_full, told=tools.full_instead) if or_full and not parent else job.create
+    take = partial(job.create_or_full, told=tools.full_instead) if or_full else job.create
     settings, began = tools.SETTINGS | tools.QUICK_START, time.monotonic()
     with tools.told(tools.go_on(pin_minutes)), tools.Bar() as progress:
         manifest = in_session(
@@ -146,7 +146,9 @@ def list_(
     if max_age_hours is not None:
         newest = max((complete_until_ms(readable[row["id"]]) for row in rows if row["state"] == "usable"), default=0)
         age_h = (time.time() - newest / 1000) / 3600
-        if not -CLOCKS_APART_H <= age_h <= max_age_hours:
+        if age_h < -CLOCKS_APART_H:
+            raise InvalidRequest(f"the newest usable snapshot in {where} is from {-age_h:.1f} h ahead of this clock")
+        if age_h > max_age_hours:
             told = f"is {age_h:.1f} h old" if newest else "does not exist"
             raise InvalidRequest(f"the newest usable snapshot in {where} {told}, want at most {max_age_hours:g} h")
 
@@ -227,7 +229,7 @@ def restore(
     tools.need_spark("pyarrow")
     from kvstore.spark.snapshots import restore, verify
 
-    store, chain, cut = tools.chosen(where, wanted, at, position)
+    store, chain, cut = tools.chosen(where, wanted, at, position, of_one_cluster=True)
     cluster, _ = tools.cluster_of(data_dir, zookeeper, server)
     began = time.monotonic()
     with tools.told("run it again, with --merge"), tools.Bar() as progress:

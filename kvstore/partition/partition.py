@@ -145,8 +145,9 @@ class Partition:
         """Whether a state at a pinned position is kept here."""
         return bool(self._pinning.held())
 
-    async def end_given_back_pins(self) -> None:
-        """After `stop`, now and then: keep no longer what nobody wants any more."""
+    async def follow_pins(self) -> None:
+        """After `stop`, now and then: keep what is wanted, for as long as it is."""
+        await self._pinning.follow_renewals()
         await self._pinning.end_given_back()
 
     def let_go(self) -> None:

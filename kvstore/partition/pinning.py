@@ -100,6 +100,19 @@ class Pinning:
                 except MetadataError as error:
                     log.info("partition=%s pins past their deadline are left: %r", self._partition, error)
 
+    async def follow_renewals(self) -> None:
+        """Of a replica that has left: no MARK tells it of a renewal. What holds the log for a pin is renewed before the
+        pin."""
+        for held in self._state.held.all:
+            try:
+                deadline_ms = await self._pins.deadline(self._partition, held.pin)
+            except MetadataError as error:
+                log.info(
+                    "partition=%s pin=%s: whether it was renewed is not known: %r", self._partition, held.pin, error
+                )
+            else:
+                held.deadline_ms = max(held.deadline_ms, deadline_ms)
+
     async def _end_given_back_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(GIVEN_BACK_S)
@@ -127,21 +140,18 @@ class Pinning:
         return self._state.held.all
 
     async def end_given_back(self) -> None:
-        """Drop what nobody wants any more although no MARK says so, and keep what is wanted longer: it was given back
-        while nobody led, or this replica has left. What holds the log for a pin was there before the pin's MARK, and
-        moves before it."""
+        """Drop what nobody wants any more although no MARK says so: it was given back while nobody led, or this replica
+        has left. What holds the log for a pin was there before the pin's MARK, and is gone."""
         kept = self.held()
         if not kept:
             return
         try:
-            wanted = await self._pins.latest(self._partition)
+            wanted = await self._pins.names(self._partition)
         except MetadataError as error:
             log.info("partition=%s pins that were given back are not known: %r", self._partition, error)
             return
         for held in kept:
-            if held.pin in wanted:
-                held.deadline_ms = max(held.deadline_ms, wanted[held.pin].deadline_ms)
-            elif held in self._state.held.all:  # else it has been taken anew meanwhile
+            if held.pin not in wanted and held in self._state.held.all:  # else it has been taken anew meanwhile
                 self._state.held.drop(held.pin)
 
     def _lead(self) -> Leader:

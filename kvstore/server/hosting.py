@@ -149,7 +149,7 @@ class Hosting:
         while True:
             await asyncio.sleep(LEFT_S)
             for _, replica in sorted(self._leaving.items()):
-                await replica.end_given_back_pins()
+                await replica.follow_pins()
             self._drop_left()
 
     def _drop_left(self) -> None:

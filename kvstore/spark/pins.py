@@ -59,7 +59,7 @@ def hold(where: Mapping[str, str], *, ttl_s: float = 600.0, split_bytes: int = 6
     store = pin(config, ttl_s=ttl_s, split_bytes=split_bytes)
     try:
         with kept_alive(config, store.id, ttl_s, pinned_at=time.time()):
-            yield Held(store, {**where, "pin": encode(store), "pinTtl": f"{ttl_s:g}s"})
+            yield Held(store, {**where, "pin": encode(store), "pinTtl": f"{max(10.0, ttl_s):g}s"})
     finally:
         release(config, store.id)
 

@@ -120,10 +120,14 @@ class Pins:
                     found.append((name, _pin_of(data, path)))
         return found
 
-    async def latest(self, partition: PartitionId) -> dict[str, Pin]:
-        """Every pin that is there, by name, none missing that was there before the call."""
-        await self._store.sync(paths.partition_pins(partition))
-        return dict(await self.all(partition))
+    async def deadline(self, partition: PartitionId, name: str) -> int:
+        """Of a pin, as far as this server has heard; 0 if it is gone, or has none."""
+        path = paths.partition_pin(partition, name)
+        try:
+            data, _ = await self._store.get(path)
+        except NoSuchNode:
+            return 0
+        return _pin_of(data, path).deadline_ms
 
     async def names(self, partition: PartitionId) -> set[str]:
         """Of the pins that are there, none missing that was there before the call."""

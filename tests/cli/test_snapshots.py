@@ -152,8 +152,10 @@ def test_a_snapshot_that_cannot_be_used_is_one_line_for_every_command(
         assert err.count("\n") == 1
 
 
-def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore) -> None:
+def test_nothing_continues_a_broken_chain(run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was taken, and could not be restored; the nightly job did not take a full one."""
+    instance = store.load("b").cluster
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, instance))
     rmtree(store.root / "a")
     code, _, err = run("create", "--to", store.root, "--incremental", "--server", NOBODY)
     assert code == 1
@@ -187,8 +189,30 @@ def test_a_full_snapshot_is_taken_instead_if_that_is_wanted(
     assert (code, out.startswith(f"{root}/z: full snapshot")) == (0, True)
     assert err.startswith("kvstore: a full snapshot instead: ")
     assert tried == [*(["b"] if here.startswith("what") else []), None]
-    if here.startswith("what"):
-        assert run(*words, "--or-full", "--parent", "b", "--server", NOBODY)[0] == 1, "that one, or none"
+
+
+def test_a_restored_cluster_goes_on_in_the_old_ones_directory(
+    run: Run, store: SnapshotStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Night after night it was refused."""
+    taken = list[str | None]()
+
+    def job(_: object, wanted: Wanted, *rest: object, **more: object) -> Manifest:
+        taken.append(wanted.parent_id)
+        return store.load("b")
+
+    monkeypatch.setattr("kvstore.spark.snapshots.create.create", job)
+    monkeypatch.setattr("kvstore.cli.snapshots.in_session", lambda work, *_: work(None))
+    monkeypatch.setattr("kvstore.cli.snapshot_tools.cluster_of", lambda *_: (None, "another"))
+    words = ("create", "--to", store.root, "--incremental", "--server", NOBODY)
+    code, _, err = run(*words)
+    assert (code, "there is no snapshot of this cluster in" in err) == (1, True)
+    assert "is of another cluster" in run(*words, "--parent", "b")[2]
+    assert run(*words, "--or-full")[0] == 0
+    made = full(store, "z", LOG, hour=5)
+    (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
+    assert run(*words, "--or-full")[0] == 0
+    assert taken == [None, "z"]
 
 
 def test_a_damaged_manifest_leaves_the_snapshots_that_do_not_stand_on_it(run: Run, store: SnapshotStore) -> None:
@@ -216,8 +240,6 @@ def test_a_directory_that_holds_no_snapshot_is_one_line(run: Run, tmp_path: Path
     [
         (("--server", NOBODY), "no server of the cluster answers at 127.0.0.1:1"),
         (("--data-dir", "/nonexistent"), "no cluster at /nonexistent/cluster.json: start one"),
-        (("--server", NOBODY, "--incremental"), "there is no snapshot in"),
-        (("--server", NOBODY, "--parent", "x"), "no snapshot x in"),
     ],
 )
 def test_what_cannot_be_taken_is_one_line_and_leaves_nothing(
@@ -252,6 +274,8 @@ def test_a_cut_that_cannot_be_had_is_one_line(
         ("create --to {} --compression rar", "'--compression'"),
         ("create --to {} --rate nan", "'--rate'"),
         ("create --to {} --hold-hours 169", "'--hold-hours'"),
+        ("create --to {} --or-full", "--or-full: it goes with --incremental"),
+        ("create --to {} --incremental --or-full --parent b", "--or-full: it goes with --incremental, and without"),
         ("create --to {} --conf x", "'--conf': want NAME=VALUE, got 'x'"),
         ("list {} --max-age-hours nan", "'--max-age-hours'"),
         ("verify {} --at yesterday", "'--at': want a moment like 2026-11-20T20:15:00Z, got 'yesterday'"),
@@ -304,13 +328,10 @@ def test_snapshots_of_two_clusters_are_not_taken_for_each_other(run: Run, store:
     """The newest of one was restored as the other's; the retention of one removed all of the other."""
     made = full(store, "z", LOG, hour=5)
     (store.root / "z" / NAME).write_bytes(encode(replace(made, cluster="another")))
-    for command in (("verify", store.root), ("restore", store.root, "--server", NOBODY)):
-        code, _, err = run(*command)
-        assert (code, "there are snapshots of 2 clusters here, say which: b, z" in err) == (
-            3 - 2 * (command[0] != "verify"),
-            True,
-        )
-    assert run("verify", store.root, "z")[0] == 0
+    code, _, err = run("restore", store.root, "--server", NOBODY)
+    assert (code, "there are snapshots of 2 clusters here, say which: b, z" in err) == (1, True)
+    assert "no server of the cluster" in run("restore", store.root, "b", "--server", NOBODY)[2]
+    assert run("verify", store.root)[1].startswith("whole: z; ")
     assert run("prune", store.root, "--keep", 1)[1] == "nothing to do\n"
 
 
@@ -332,4 +353,4 @@ def test_prune_keeps_chains_whole_and_takes_what_nobody_goes_on_with(run: Run, s
     os.utime(stale, (age, age))
     assert run("prune", store.root, "--keep", 2, "--dry-run")[1] == "would remove .work-old\n"
     assert run("prune", store.root, "--keep", 1)[1] == "removed b\nremoved a\nremoved .work-old\n"
-    assert sorted(os.listdir(store.root)) == [".work-new", "z"]
+    assert sorted(os.listdir(store.root)) == [".lock", ".work-new", "z"]

@@ -247,6 +247,10 @@ async def a_partition_owns_nothing(world: World, users: Users) -> None:
     assert list(found[emptied].first_tokens) == []
     assert found[emptied].sequence > 0
     await world.shift(Span(0, TOKENS // 2), emptied)
+    await world.moved()
+    again = await Reader(world.cluster, world.cluster.world.fork("again")).pin("again")
+    assert again is not None
+    assert {each.partition: list(each.first_tokens) != [] for each in again.partitions} == {emptied: True, target: True}
 
 
 async def a_pin_is_given_back_while_nobody_leads(world: World, users: Users) -> None:

@@ -163,7 +163,7 @@ def test_a_moment_that_is_not_kept_any_more_is_an_error(
         frame = spark.read.format("kvstore").options(**pin.options, prefix="s-", pageBytes="4096", timeout="3s").load()
         url, id = cluster.url, pin.store.id
         for job in (interrupted(frame, tmp_path / "lost", lambda: unpin(url, id)), frame):
-            with pytest.raises(Exception, match=r"NoSuchPin: .* call load\(\) again, or raise the option pinTtl"):
+            with pytest.raises(Exception, match=r"NoSuchPin: .* call load\(\) again, with a new pin"):
                 job.count()
 
 

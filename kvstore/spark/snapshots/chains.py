@@ -99,7 +99,6 @@ def covering(catalogue: Catalogue, wanted: str | None, cut: Cut) -> list[Manifes
     the cut; without `wanted`, the shortest that reaches it. Raises InvalidRequest or Corrupted if there is none."""
     if wanted is not None:
         return _cut_chain(chain_of(catalogue, wanted), cut)
-    check_one_cluster(catalogue)
     refusal: StoreError | None = None
     for manifest in reversed(in_order(catalogue)):
         try:

@@ -161,13 +161,12 @@ def _make(
         with kept(wanted, plan, session, look):
             winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
-    manifest = work.publish(store, plan, winners, _now_ms())
-    if plan.parent is not None and plan.parent not in store.ids():  # looked behind: whoever prunes looks for children
-        store.remove(plan.id)
-        raise NotContinuable(
-            f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
-        )
-    return manifest
+    with store.coming_and_going():
+        if plan.parent is not None and plan.parent not in store.ids():
+            raise NotContinuable(
+                f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
+            )
+        return work.publish(store, plan, winners, _now_ms())
 
 
 def wake(session: SparkSession) -> None:

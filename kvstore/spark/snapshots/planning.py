@@ -110,8 +110,12 @@ def _pin(wanted: Wanted, name: str, feed: FeedReader) -> tuple[PinnedStore, list
         if not silent:
             return pinned, before
         if time.monotonic() >= until:
-            raise Unavailable(f"partition {silent[0]} is not led just now (`kvstore partition list`): try again")
+            raise _not_led(silent[0])
         time.sleep(AGAIN_S)
+
+
+def _not_led(partition: str) -> Unavailable:
+    return Unavailable(f"partition {partition} is not led just now (`kvstore partition list`): try again")
 
 
 def place_of(pinned: PinnedPartition) -> Place:
@@ -208,7 +212,8 @@ def left_places(
     parent: Manifest, pinned: Sequence[PinnedPartition], feeds: Mapping[str, PartitionFeed]
 ) -> Iterator[Place]:
     """Where the logs of partitions end that have left the ring. Raises NotContinuable if such a log is gone and the
-    parent does not have it to its end, or if the parent does not name it."""
+    parent does not have it to its end, or if the parent does not name it; Unavailable if one that is in
+    the ring was not pinned."""
     here = {each.partition for each in pinned}
     ended = {each for each, feed in feeds.items() if feed.ended and (feed.gone or feed.latest)}
     strangers = sorted(ended - here - parent.places().keys())
@@ -224,7 +229,9 @@ def left_places(
             yield before  # the parent has it up to its end, and whoever goes on from here must know that
             continue
         after = feeds.get(before.partition)
-        if after is None or not after.ended or after.gone:
+        if after is not None and not after.ended:
+            raise _not_led(after.partition)
+        if after is None or after.gone:
             raise NotContinuable(
                 f"partition {before.partition} has left the ring and its log is gone, so what changed there since "
                 f"snapshot {parent.id} is not known: take a full snapshot"

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.sync import Client
-from kvstore.errors import InvalidRequest, StoreError
+from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import Progress, failure_of
 from kvstore.spark.snapshots.fold import folded
@@ -70,6 +70,8 @@ def restore(
             counts = records.mapInArrow(write, COUNTS).collect()
         except Exception as error:  # whatever Spark and its JVM raise
             failure = failure_of(error)
+            if isinstance(failure, Corrupted):
+                raise failure from error
             raise type(failure)(f"{failure}; what is written stays: run it again with --merge") from error
     return Restored(sum(row["written"] for row in counts), sum(row["expired"] for row in counts))
 

@@ -3,6 +3,7 @@
     <id>/            a snapshot: it came here by one rename, whole
     .work-<id>/      one that is being made, or that a killed job has left
     .gone-<id>/      one that is being removed
+    .lock            held by whoever gives a snapshot a child, or takes one away
 
 The directory may be on any file system that driver and executors see under the same path and that renames atomically.
 """
@@ -13,17 +14,21 @@ import errno
 import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from kvstore.errors import ConfigError, Corrupted, InvalidRequest
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import manifest as manifests
-from kvstore.spark.snapshots.chains import check_one_cluster, newest_or_none
+from kvstore.spark.snapshots.chains import newest_or_none
 from kvstore.spark.snapshots.manifest import Manifest
 
 WORK = ".work-"
 GONE = ".gone-"
+LOCK = ".lock"
+LOCK_S, LOCK_AGAIN_S = 60.0, 0.05
+"""It is held for as long as a rename and its sync take."""
 RESUMABLE_S = 86_400.0
 """Pins live no longer."""
 
@@ -42,7 +47,11 @@ class SnapshotStore:
             return cls(path.parent), path.name
         if not path.is_dir():
             raise ConfigError(f"{path} is no directory of snapshots: `kvstore snapshot create --to {path}` makes one")
-        if not any(cls(path).ids()) and not any(path.glob(f"{WORK}*")) and any(path.iterdir()):
+        if (
+            not any(cls(path).ids())
+            and not any(path.glob(f"{WORK}*"))
+            and {each.name for each in path.iterdir()} - {LOCK}
+        ):
             raise ConfigError(f"{path} holds no snapshot: none of its folders has a {manifests.NAME}")
         return cls(path), None
 
@@ -122,12 +131,17 @@ class SnapshotStore:
         return found, problems
 
     def newest(self) -> Manifest:
-        """Raises InvalidRequest if there is none, or if there are those of several clusters."""
-        catalogue = self.load_all()
-        check_one_cluster(catalogue)
-        found = newest_or_none(catalogue)
+        """Raises InvalidRequest if there is none."""
+        found = newest_or_none(self.load_all())
         if found is None:
             raise InvalidRequest(f"there is no snapshot in {self.root}")
+        return found
+
+    def newest_of(self, cluster: str) -> Manifest:
+        """The newest that can be read and is of this cluster. Raises InvalidRequest."""
+        found = newest_or_none({each.id: each for each in self.load_readable()[0].values() if each.cluster == cluster})
+        if found is None:
+            raise InvalidRequest(f"there is no snapshot of this cluster in {self.root}: take a full one")
         return found
 
     # ── coming and going ──
@@ -141,16 +155,30 @@ class SnapshotStore:
         os.rename(ready, self.folder(manifest.id))
         sync_directory(self.root)
 
+    @contextmanager
+    def coming_and_going(self) -> Iterator[None]:
+        """Nobody else gives a snapshot a child, or takes one away, meanwhile. Raises Unavailable."""
+        until = time.monotonic() + LOCK_S
+        with open(self.root / LOCK, "ab") as file:
+            while True:
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= until:
+                        raise Unavailable(f"{file.name} is locked by another `kvstore snapshot`: try again") from None
+                    time.sleep(LOCK_AGAIN_S)
+            yield
+
     def remove(self, snapshot: str) -> bool:
         """Take a snapshot away: from one moment to the next it is none, then its files go. Two may do it at once. False
-        if another continues it, perhaps since a moment ago: then it stays."""
+        if another continues it, perhaps since a moment ago: then it stays. Raises Unavailable."""
         gone = self.root / f"{GONE}{snapshot}"
         shutil.rmtree(gone, ignore_errors=True)
-        with suppress(FileNotFoundError):
-            os.rename(self.folder(snapshot), gone)
+        with suppress(FileNotFoundError), self.coming_and_going():
             if any(each.parent == snapshot for each in self.load_readable()[0].values()):
-                os.rename(gone, self.folder(snapshot))
                 return False
+            os.rename(self.folder(snapshot), gone)
             sync_directory(self.root)
         shutil.rmtree(gone, onerror=_raise_unless_gone)
         return True

@@ -2,6 +2,7 @@
 
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from uuid import uuid4
 import pytest
 
 from kvstore.client.config import ClientConfig
-from kvstore.errors import ConfigError, Corrupted, InvalidRequest
+from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import store as stores
 from kvstore.spark.snapshots import tasks
 from kvstore.spark.snapshots import work as works
@@ -224,22 +225,27 @@ def test_removing_takes_the_snapshot_away_before_its_files(
     assert store.ids() == []
     monkeypatch.undo()
     store.remove_remains(store.stale_remains(0))
-    assert os.listdir(store.root) == []
+    assert os.listdir(store.root) == [".lock"]
 
 
-def test_two_may_remove_the_same_at_once(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    full(store, "a", some_log(9))
-    other, rename = SnapshotStore(store.root), os.rename
+def test_two_may_remove_the_same_at_once(store: SnapshotStore) -> None:
+    for number in range(20):
+        full(store, f"a{number}", some_log(9))
+        with ThreadPoolExecutor(2) as threads:
+            assert all(threads.map(SnapshotStore.remove, (store, SnapshotStore(store.root)), [f"a{number}"] * 2))
+        assert os.listdir(store.root) == [".lock"]
 
-    def both(old: Path, new: Path) -> None:
-        monkeypatch.undo()
-        rename(old, new)
-        other.remove("a")
-        rename(old, new)
 
-    monkeypatch.setattr(stores.os, "rename", both)
-    store.remove("a")
-    assert os.listdir(store.root) == []
+def test_who_removes_waits_for_who_gives_it_a_child(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was gone under a snapshot that was published meanwhile, and which nobody could restore."""
+    parent = full(store, "a", some_log(9))
+    monkeypatch.setattr(stores, "LOCK_S", 0.0)
+    with store.coming_and_going():
+        with pytest.raises(Unavailable, match="is locked by another `kvstore snapshot`: try again"):
+            SnapshotStore(store.root).remove("a")
+        incremental(store, "b", parent, some_log(12))
+    assert not store.remove("a")
+    assert store.ids() == ["a", "b"]
 
 
 def test_what_is_removed_while_all_are_read_is_left_out(store: SnapshotStore, monkeypatch: pytest.MonkeyPatch) -> None:
