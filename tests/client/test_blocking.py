@@ -75,6 +75,7 @@ def test_after_a_caller_was_interrupted_while_it_sent_others_send() -> None:
 def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
     def both_wait(frame: kv_pb2.Frame) -> kv_pb2.Answers:
         """The first one's frame: the two others queue meanwhile."""
+        sends.set()
         for _ in range(3):
             assert queued.acquire(timeout=PATIENCE_S)
         return answers(frame)
@@ -84,11 +85,13 @@ def test_whoever_waits_for_a_sender_that_is_interrupted_may_try_again() -> None:
             super().append(operation)
             queued.release()
 
-    queued = threading.Semaphore(0)
+    queued, sends = threading.Semaphore(0), threading.Event()
     link = link_to(Stub(both_wait, interrupted))
     link._pending = Queue()
     with ThreadPoolExecutor(3) as threads:
-        told = [threads.submit(link.run, read(), 1) for _ in range(3)]
+        told = [threads.submit(link.run, read(), 1)]
+        assert sends.wait(PATIENCE_S), "or its frame would have another's operation too"
+        told += [threads.submit(link.run, read(), 1) for _ in range(2)]
         errors = [each.exception(PATIENCE_S) for each in told]
         found = [each.result()[0] for each in told if each.exception() is None]
     assert [type(each) for each in errors if each] == [KeyboardInterrupt]
