@@ -140,7 +140,7 @@ def test_an_attempt_that_wakes_up_when_a_copy_was_first_changes_nothing_in_the_s
                 each.resume()
     wait_until_blocking(lambda: is_idle(spark), timeout_s=60, what="the end of the attempt that woke up")
     assert_right(cluster, store, manifest)
-    assert os.listdir(store.root) == [manifest.id]
+    assert sorted(os.listdir(store.root)) == [".lock", manifest.id]
 
 
 def test_a_snapshot_outlives_an_executor(
