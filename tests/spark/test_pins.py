@@ -6,8 +6,10 @@ import time
 import pytest
 
 from kvstore.client.config import ClientConfig
+from kvstore.client.pinned import PinnedStore
 from kvstore.errors import NoSuchPin, Unavailable
 from kvstore.spark import pins
+from kvstore.spark.options import read_options
 from kvstore.spark.pins import kept_alive
 
 CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
@@ -69,3 +71,32 @@ def test_a_pin_that_cannot_be_renewed_is_tried_again(monkeypatch: pytest.MonkeyP
 def test_a_clock_that_is_set_back_delays_no_renewal(renewals: Renewals) -> None:
     with kept_alive(CONFIG, "c", TTL_S, pinned_at=time.time() + 3600):
         assert renewals.happened.acquire(timeout=10)
+
+
+def test_a_pin_that_some_servers_may_have_taken_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody else knows its name: it stayed for its whole time, one of 32."""
+    taken: set[str] = set()
+
+    def pin_store(_: ClientConfig, *, id: str, **__: object) -> None:
+        taken.add(id)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(pins, "pin_store", pin_store)
+    monkeypatch.setattr(pins, "unpin", lambda _, id, **__: taken.discard(id))
+    with pytest.raises(KeyboardInterrupt):
+        pins.pin(CONFIG, ttl_s=600, split_bytes=1)
+    assert taken == set()
+
+
+@pytest.mark.parametrize(("ttl_s", "told"), [(7200, "7200s"), (5, "10s")])
+def test_who_shares_a_pin_renews_it_for_as_long_as_its_holder(
+    monkeypatch: pytest.MonkeyPatch, renewals: Renewals, ttl_s: float, told: str
+) -> None:
+    """For ten minutes only, after which it was gone while it was held."""
+    store = PinnedStore("a", 1, 1, ())
+    monkeypatch.setattr(pins, "find", lambda _: CONFIG)
+    monkeypatch.setattr(pins, "pin_store", lambda *_, **__: store)
+    monkeypatch.setattr(pins, "unpin", lambda *_, **__: [])
+    with pins.hold({"servers": "127.0.0.1:1"}, ttl_s=ttl_s) as held:
+        assert held.options["pinTtl"] == told
+        assert read_options(held.options, ("key",)).pin_ttl_s == max(10.0, ttl_s)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from contextlib import nullcontext
@@ -168,3 +169,15 @@ def test_work_of_the_dead_is_gone_on_with_only_while_its_logs_are_held_too(monke
 
     monkeypatch.setattr(found, "hold", gone)
     assert not create._renewed(PLAN, wanted(parent=parent))
+
+
+def test_a_directory_that_cannot_be_listed_ends_no_renewal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shared file system has its moments; the pin ended while the job ran."""
+
+    def look() -> None:
+        raise OSError(errno.ESTALE, "stale file handle")
+
+    found = servers(monkeypatch, None)
+    with create.kept(wanted(), PLAN, found.session, look):
+        for _ in range(2):
+            assert found.renewed.acquire(timeout=WAIT_S)
