@@ -240,10 +240,12 @@ def chosen(
 
     cut = cut_of(at, upto)
     store, here = SnapshotStore.at(where)
-    if of_one_cluster and wanted is None and here is None:
-        chains.check_one_cluster(store.load_all())
-    if wanted is None and here is None and cut != chains.Cut():
-        return store, chains.covering(store.load_all(), None, cut), cut
+    if wanted is None and here is None:
+        catalogue = store.load_all()
+        if of_one_cluster:
+            chains.check_one_cluster(catalogue)
+        if cut != chains.Cut():
+            return store, chains.covering(catalogue, None, cut), cut
     store, manifest = one(where, wanted)
     return store, chains.covering(store.load_chain(manifest.id), manifest.id, cut), cut
 

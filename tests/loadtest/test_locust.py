@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,19 +13,13 @@ import psutil
 import pytest
 
 from kvstore.client import Client
-from loadtest.peers import free_ports
 from loadtest.workloads import Keyspace
 from tests.cluster.harness import Cluster, running_cluster
 from tests.conftest import ROOT
+from tests.loadtest.headless import COMMAND, LOCUSTFILE, run_locust
 
 pytestmark = [pytest.mark.cluster]
 KEYS = 200
-MASTER = str(free_ports(1)[0])
-COMMAND = (
-    *(sys.executable, "-m", "locust", "--headless", "--only-summary"),
-    *("--master-port", MASTER, "--master-bind-port", MASTER),  # others may lead workers at the usual one
-)
-LOCUSTFILE = ROOT / "loadtest" / "locustfile.py"
 BROKEN = ROOT / "tests" / "loadtest" / "broken_users.py"
 
 
@@ -38,24 +31,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 def run(cluster: Cluster, folder: Path, *options: str, file: Path = LOCUSTFILE) -> tuple[int, dict[str, Any], str, str]:
     """Exit code, document, page, and what was said."""
-    report = folder / "report.html"
-    answer = subprocess.run(
-        [
-            *COMMAND,
-            *("-f", str(file)),
-            *("--data-dir", str(cluster.local.data_dir), "--report", str(report)),
-            *("--keys", str(KEYS), "--rate", "100", "--warmup", "1"),
-            *options,
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    said = f"{answer.stdout}\n{answer.stderr}"
-    assert report.exists(), said
-    return answer.returncode, json.loads(report.with_suffix(".json").read_text()), report.read_text(), said
+    words = ("--data-dir", str(cluster.local.data_dir), "--keys", str(KEYS), "--rate", "100", "--warmup", "1")
+    return run_locust(folder, *words, *options, file=file)
 
 
 def test_a_kill_is_marked_in_the_report_of_two_workers_and_no_value_is_wrong(cluster: Cluster, tmp_path: Path) -> None:

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadtest.peers import free_ports
 from loadtest.values import decode, run_of
-from tests.conftest import ROOT
+from tests.loadtest.headless import run_locust
 from tests.loadtest.small_redis import SmallRedis, small_redis
 
 pytestmark = [pytest.mark.slow]
@@ -20,25 +16,9 @@ pytestmark = [pytest.mark.slow]
 
 def run(redis: SmallRedis, folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
     """Exit code, document, and what was said."""
-    report = folder / "report.html"
-    port = str(free_ports(1)[0])
-    answer = subprocess.run(
-        [
-            *(sys.executable, "-m", "locust", "-f", str(ROOT / "loadtest" / "locustfile.py")),
-            *("--headless", "--only-summary", "--master-port", port, "--master-bind-port", port),
-            *("--resp", redis.address, "--report", str(report), "--keys", "20", "--warmup", "1"),
-            *options,
-            "RespUser",
-        ],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    said = f"{answer.stdout}\n{answer.stderr}"
-    assert report.exists(), said
-    return answer.returncode, json.loads(report.with_suffix(".json").read_text()), said
+    words = ("--resp", redis.address, "--keys", "20", "--warmup", "1")
+    code, made, _, said = run_locust(folder, *words, *options, "RespUser")
+    return code, made, said
 
 
 @pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
