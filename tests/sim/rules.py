@@ -1,5 +1,5 @@
 """What no write to the metadata store may ever do, checked at each write (docs/protocol.md: ledgers L1 to L9, the list
-G1 to G3, the end of a partition T5)."""
+G1 to G3, the end of a partition H5)."""
 
 from __future__ import annotations
 
@@ -118,17 +118,17 @@ class MetadataRules:
             was = before.partitions[partition].state if before is not None else None
             if partition not in after.partitions:
                 retired = was is PartitionState.RETIRED and partition in after.retired
-                self._expect(retired, "T5 only who has retired leaves the ring, and its id stays", (partition, was))
-                self._expect(not self.lists.get(partition), "T5 its list goes first", partition)
+                self._expect(retired, "H5 only who has retired leaves the ring, and its id stays", (partition, was))
+                self._expect(not self.lists.get(partition), "H5 its list goes first", partition)
                 mine = [ledger for ledger, owner in self.partition_of.items() if owner == partition]
                 left = [ledger for ledger in mine if ledger in self.ledgers and ledger not in self.kept]
-                self._expect(not left, "T5 its ledgers go first", (partition, left))
+                self._expect(not left, "H5 its ledgers go first", (partition, left))
         for partition, member in after.partitions.items():
             if member.state is PartitionState.RETIRED:
                 busy = partition in after.tokens.values() or any(
                     partition in (m.source, m.target) for m in after.moves.values()
                 )
-                self._expect(not busy, "T5 who retires owns nothing and has no open move", partition)
+                self._expect(not busy, "H5 who retires owns nothing and has no open move", partition)
 
     def _has_retired(self, partition: PartitionId) -> bool:
         member = self.ring.partitions.get(partition) if self.ring is not None else None
@@ -141,8 +141,8 @@ class MetadataRules:
         after = [_line(each) for each in orjson.loads(data)["ledgers"]] if data is not None else []
         self.lists[partition] = after
         if data is None or (before and not after):
-            self._expect(self._has_retired(partition), "T5 only who has retired loses its list", (partition, before))
-            self._expect(data is not None or not before, "T5 a list is emptied before it goes", (partition, before))
+            self._expect(self._has_retired(partition), "H5 only who has retired loses its list", (partition, before))
+            self._expect(data is not None or not before, "H5 a list is emptied before it goes", (partition, before))
             return
         ids = [line.id for line in after]
         self._expect(ids == sorted(set(ids)), "G1 ids in a list are unique and rise", ids)

@@ -46,7 +46,7 @@ def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(mo
         return True
 
     monkeypatch.setattr(steward, "remove_log", remove_nothing)
-    with pytest.raises(RuleBroken, match="T5 its list goes first"):
+    with pytest.raises(RuleBroken, match="H5 its list goes first"):
         play(1, leave_one, TWO)
 
 
@@ -56,7 +56,7 @@ def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch
         await world.store.set(paths.partition_log(P2), b'{"ledgers":[]}', -1)
         await asyncio.sleep(1.0)
 
-    with pytest.raises(RuleBroken, match="T5 only who has retired loses its list"):
+    with pytest.raises(RuleBroken, match="H5 only who has retired loses its list"):
         play(1, remove_early, TWO)
 
 
