@@ -74,7 +74,7 @@ def test_a_range_goes_on_and_comes_back() -> None:
 
 @pytest.mark.slow
 def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
-    """H1 to T10 of the document that asked for this: B joins and takes keys of A; C joins and takes keys of B before B
+    """T1 to T10 of the document that asked for this: B joins and takes keys of A; C joins and takes keys of B before B
     has them all. No key is left behind, answered by two, or by nobody."""
 
     async def joins(world: World, users: Users) -> None:
