@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim mutants drill bench loadtest snapshot-demo proto lock format
+.PHONY: help setup up down static check test sim sims mutants drill bench loadtest snapshot-demo proto lock format
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
@@ -30,8 +30,11 @@ test: static ## everything; what CI runs
 sim: setup ## replay one simulated run: make sim SEED=4711
 	@$(BIN)/python -m tests.sim.run $(SEED)
 
-mutants: setup ## break the code on purpose and see that a test notices
-	@$(BIN)/python -m tests.sim.mutants
+sims: setup ## thousands of simulated runs, and what struck them: make sims SEEDS=5000 FIRST=0
+	@$(BIN)/python -m tests.sim.many $(or $(SEEDS),5000) $(or $(FIRST),0)
+
+mutants: setup ## break the code on purpose and see that a test notices; NAME=… for a part of the names
+	@$(BIN)/python -m tests.mutants $(NAME)
 
 drill: setup ## long runs with faults against a real cluster
 	@$(BIN)/python -m loadtest.drill

@@ -1,6 +1,4 @@
-"""Ways to break the bookie, each of which its tests must notice.
-
-    python -m tests.bookie.mutants [name ...]
+"""Ways to break the bookie, each of which its tests must notice; `make mutants` tries them all.
 
 Every breakage is a patch that lasts for one run of the tests; nothing in kvstore/ knows of it.
 """
@@ -356,8 +354,8 @@ def _never_full() -> None:
     replace(journal.Journal, "is_full", lambda _original: property(lambda self: False))
 
 
-def survives(name: str) -> bool:
-    """Whether the tests pass in spite of the breakage."""
+def caught_by(name: str) -> str | None:
+    """The first test that fails with the breakage; None if all pass in spite of it."""
     command = [
         sys.executable,
         "-m",
@@ -373,17 +371,6 @@ def survives(name: str) -> bool:
     done = subprocess.run(command, env={**os.environ, VARIABLE: name}, capture_output=True, text=True, check=False)
     if done.returncode > 1:
         raise RuntimeError(done.stdout + done.stderr)
-    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    sys.stdout.write(f"{'SURVIVES' if done.returncode == 0 else 'caught  '}  {name}  {''.join(failed)[:150]}\n")
-    sys.stdout.flush()
-    return done.returncode == 0
-
-
-def main() -> None:
-    names = sys.argv[1:] or list(MUTANTS)
-    alive = [name for name in names if survives(name)]
-    sys.exit(f"{len(alive)} of {len(names)} survive: {alive}" if alive else 0)
-
-
-if __name__ == "__main__":
-    main()
+    if done.returncode == 0:
+        return None
+    return next(line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR")))

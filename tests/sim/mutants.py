@@ -1,17 +1,13 @@
-"""Ways to break the store, each of which the simulated cluster must notice: `python -m tests.sim.mutants [part of a
-name]`, or `make mutants`.
+"""Ways to break the store, each of which the simulated cluster must notice; `make mutants` tries them all.
 
 Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. With each come the faults and knobs
 under which it shows soonest: the question is whether the judges notice, and how many seeds they need. What whole
-clusters show too rarely is left to narrower suites: breakages of the ledger client are in mutants_wal.py (its table
-follows the one of this file), of a leader in tests/partition/test_mutants.py, of a bookie in tests/bookie/mutants.py.
+clusters show too rarely is left to narrower suites: breakages of the ledger client are in mutants_wal.py, of a leader
+in tests/partition/test_mutants.py, of a bookie in tests/bookie/mutants.py.
 """
 
 from __future__ import annotations
 
-import logging
-import sys
-from collections.abc import Callable
 from math import inf
 from typing import Any
 
@@ -34,8 +30,7 @@ from kvstore.types import BookieId, Position, Seq
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
-from tests.sim import mutants_wal
-from tests.sim.catalogue import MUTANTS, from_wal, mutant, noticed
+from tests.sim.catalogue import from_wal, mutant
 from tests.sim.stories import (
     acks_under_way,
     holder_that_does_not_answer,
@@ -63,7 +58,6 @@ ELEVEN = (
     "empty directory accepted under the old id",
 )
 """Those without which nobody should believe this simulation; `make test` plays them. The others: `make mutants`."""
-SEEDS = range(60)
 
 
 # ── bookies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -235,30 +229,3 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
         return decided
 
     patch.setattr(evaluate.Evaluator, "evaluate", tear)
-
-
-def main(wanted: str) -> None:
-    """Try each breakage until something notices, the eleven first, and print the tables."""
-    logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
-    clusters = [*ELEVEN, *sorted(MUTANTS.keys() - set(ELEVEN))]
-    missed = table("whole clusters", clusters, wanted, noticed)
-    missed += table("ledgers and logs", sorted(mutants_wal.MUTANTS), wanted, mutants_wal.caught_by)
-    if missed:
-        raise SystemExit(f"missed: {', '.join(missed)}")
-
-
-def table(suite: str, names: list[str], wanted: str, find: Callable[[str, range], object]) -> list[str]:
-    """Print how each breakage is noticed; returns those that are not."""
-    chosen = [name for name in names if wanted in name]
-    width = max(map(len, chosen), default=0)
-    missed = []
-    for name in chosen:
-        found = find(name, SEEDS)
-        print(f"{name:{width}}  {f'{found}'[:140] if found else 'MISSED'}", flush=True)
-        missed += [] if found else [name]
-    print(f"{suite}: {len(chosen) - len(missed)} of {len(chosen)} breakages were noticed\n", flush=True)
-    return missed
-
-
-if __name__ == "__main__":
-    main(" ".join(sys.argv[1:]))

@@ -1,12 +1,10 @@
-"""Ways to break the ledger client and the log, each of which must be noticed. Run: python -m tests.sim.mutants_wal
-[name]
+"""Ways to break the ledger client and the log, each of which must be noticed; `make mutants` tries them all.
 
 Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it.
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from inspect import signature
@@ -369,10 +367,3 @@ def _cases() -> list[Callable[[], None]]:
         for name, case in sorted(vars(module).items())
         if name.startswith("test_") and not signature(case).parameters
     ]
-
-
-if __name__ == "__main__":
-    chosen = [name for name in MUTANTS if not sys.argv[1:] or sys.argv[1] in name]
-    for name in chosen:
-        sys.stdout.write(f"{name}: {caught_by(name, range(100)) or 'MISSED'}\n")
-        sys.stdout.flush()

@@ -1,0 +1,119 @@
+"""Ways to break the store, of every layer, each of which a test must notice: `make mutants`, or
+`python -m tests.mutants [PART OF A NAME]…`.
+
+A breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. Ends with 1 if one was missed, with 2 if
+a name fits none of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from multiprocessing import get_context
+
+from tests.bookie import mutants as bookies
+from tests.sim import catalogue, mutants_wal
+from tests.sim import mutants as clusters
+
+SEEDS = range(60)
+BY_PYTEST = ("tests/partition/test_mutants.py", "tests/models")
+"""Suites whose tests break something themselves: a leader's code, or a model by one of its rules."""
+BREAKS = ("test_a_broken_", "test_without_")
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """The breakages of one part of the store."""
+
+    title: str
+    names: Callable[[], list[str]]
+    find: Callable[[str], str | None]
+    """How a breakage is noticed; None if it is not."""
+
+
+def _names_of_clusters() -> list[str]:
+    first = clusters.ELEVEN
+    return [*first, *sorted(catalogue.MUTANTS.keys() - set(first))]
+
+
+def _by_cluster(name: str) -> str | None:
+    found = catalogue.noticed(name, SEEDS)
+    return str(found) if found else None
+
+
+def _by_ledgers(name: str) -> str | None:
+    return mutants_wal.caught_by(name, SEEDS)
+
+
+def _pytest(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def _names_by_pytest() -> list[str]:
+    collected = _pytest("--collect-only", *BY_PYTEST).stdout.splitlines()
+    return [line for line in collected if line.partition("::")[2].startswith(BREAKS)]
+
+
+def _by_pytest(name: str) -> str | None:
+    done = _pytest(name)
+    if done.returncode > 1:
+        raise RuntimeError(done.stdout + done.stderr)
+    return done.stdout.splitlines()[-1] if done.returncode == 0 else None
+
+
+LAYERS = (
+    Layer("whole clusters", _names_of_clusters, _by_cluster),
+    Layer("ledgers and logs", lambda: sorted(mutants_wal.MUTANTS), _by_ledgers),
+    Layer("bookies", lambda: sorted(bookies.MUTANTS), bookies.caught_by),
+    Layer("leaders and models", _names_by_pytest, _by_pytest),
+)
+
+
+def chosen(wanted: list[str]) -> list[tuple[Layer, list[str]]]:
+    """The breakages whose names contain one of `wanted`; all if nothing is wanted. Raises LookupError for a word that
+    is in no name."""
+    every = [(layer, layer.names()) for layer in LAYERS]
+    unknown = [word for word in wanted if not any(word in name for _, names in every for name in names)]
+    if unknown:
+        raise LookupError(f"no breakage has {' or '.join(map(repr, unknown))} in its name")
+    words = wanted or [""]
+    return [(layer, [name for name in names if any(word in name for word in words)]) for layer, names in every]
+
+
+def find(title: str, name: str) -> str | None:
+    """How the breakage is noticed, found in a process that may be a new one."""
+    logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
+    return next(layer for layer in LAYERS if layer.title == title).find(name)
+
+
+def main(wanted: list[str]) -> int:
+    """Try each breakage until something notices it, and print a table for each layer."""
+    try:
+        tables = chosen(wanted)
+    except LookupError as error:
+        print(error, file=sys.stderr)
+        return 2
+    missed: list[str] = []
+    with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("spawn")) as pool:
+        for layer, names in tables:
+            width = max(map(len, names), default=0)
+            noticed = 0
+            for name, how in zip(names, pool.map(find, [layer.title] * len(names), names), strict=True):
+                print(f"{name:{width}}  {how[:140] if how else 'MISSED'}", flush=True)
+                noticed += how is not None
+                missed += [] if how else [name]
+            if names:
+                print(f"{layer.title}: {noticed} of {len(names)} breakages were noticed\n", flush=True)
+    if missed:
+        print(f"missed: {', '.join(missed)}", file=sys.stderr)
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,106 @@
+"""Plays many seeds of the whole cluster and counts what struck them: `python -m tests.sim.many [SEEDS] [FIRST]`, or
+`make sims`.
+
+Ends with 1 if a promise was broken; each line of a failure names the seed for `make sim`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, field
+from multiprocessing import get_context
+
+from tests.sim.faults import FAULTS
+from tests.sim.operations import Status
+from tests.sim.run import run
+
+SEEDS_PER_TASK = 5
+TASKS_AHEAD = 4
+"""For each process: so that a run that is interrupted has not queued everything."""
+REPORT_EVERY_S = 60.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """What many runs were like."""
+
+    seeds: int = 0
+    virtual_s: float = 0.0
+    struck: Counter[str] = field(default_factory=Counter)
+    """Seeds in which a fault struck at least once."""
+    strikes: Counter[str] = field(default_factory=Counter)
+    statuses: Counter[Status] = field(default_factory=Counter)
+    failures: list[str] = field(default_factory=list)
+
+    def add(self, other: Tally) -> None:
+        self.seeds += other.seeds
+        self.virtual_s += other.virtual_s
+        self.struck += other.struck
+        self.strikes += other.strikes
+        self.statuses += other.statuses
+        self.failures += other.failures
+
+
+def play(seeds: range) -> Tally:
+    """Play each seed; a failure is a line of the tally."""
+    logging.getLogger("kvstore").setLevel(logging.CRITICAL + 1)
+    tally = Tally()
+    for seed in seeds:
+        tally.seeds += 1
+        try:
+            outcome = run(seed)
+        except Exception as error:  # noqa: BLE001 - whatever is wrong is counted
+            first = f"{type(error).__name__}: {error}".partition("\n")[0]
+            tally.failures.append(f"make sim SEED={seed}  {first[:300]}")
+            continue
+        tally.virtual_s += outcome.virtual_s
+        tally.struck.update(outcome.struck.keys())
+        tally.strikes += outcome.struck
+        tally.statuses += outcome.statuses
+    return tally
+
+
+def tallies(seeds: range) -> Iterator[Tally]:
+    """Those of a few seeds each, in order, played by all processors."""
+    chunks = iter(seeds[at : at + SEEDS_PER_TASK] for at in range(0, len(seeds), SEEDS_PER_TASK))
+    processes = os.cpu_count() or 1
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        waiting = [pool.submit(play, chunk) for chunk, _ in zip(chunks, range(processes * TASKS_AHEAD), strict=False)]
+        while waiting:
+            yield waiting.pop(0).result()
+            waiting += [pool.submit(play, chunk) for chunk in [next(chunks, None)] if chunk is not None]
+
+
+def table(tally: Tally) -> str:
+    """Each fault with the seeds that it struck, and how often in all."""
+    width = max(map(len, FAULTS))
+    lines = [f"{name:{width}}  {tally.struck[name]:6} seeds  {tally.strikes[name]:7} times" for name in sorted(FAULTS)]
+    counts = ", ".join(f"{status.value} {count}" for status, count in sorted(tally.statuses.items()))
+    return "\n".join([*lines, f"operations: {counts}; {tally.virtual_s / 3600:.1f} simulated hours"])
+
+
+def main(count: int, first: int) -> int:
+    """Play `count` seeds from `first` on and print what they were like."""
+    total, began = Tally(), time.monotonic()
+    reported = began
+    for tally in tallies(range(first, first + count)):
+        total.add(tally)
+        for failure in tally.failures:
+            print(failure, flush=True)
+        if time.monotonic() - reported > REPORT_EVERY_S:
+            reported = time.monotonic()
+            print(f"{total.seeds} seeds in {reported - began:.0f} s, {len(total.failures)} violations", flush=True)
+    print(table(total))
+    print(f"{total.seeds} seeds from {first} on: {len(total.failures)} violations in {time.monotonic() - began:.0f} s")
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    given = [int(each) for each in sys.argv[1:]]
+    sys.exit(main(*(*given, *(5_000, 0)[len(given) :])))
