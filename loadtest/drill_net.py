@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore import config as toml
+from kvstore.env.secret import make_secret
 from kvstore.server import layout, zookeeper
 from kvstore.server.layout import ClusterFile, Wish
 from kvstore.server.local import LocalCluster
@@ -185,6 +186,7 @@ class WiredCluster(Cluster):
             there = {what: self._moved(getattr(node, what), node.id) for what in layout.PORTS}
             nodes.append(replace(node, **there))
         cluster = replace(planned, nodes=tuple(nodes))
+        make_secret(Path(cluster.secret_file))
         for node in cluster.nodes:
             home = Path(node.data_dir)
             home.mkdir(parents=True)

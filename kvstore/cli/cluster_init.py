@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -39,16 +40,19 @@ def init(
     ],
     partitions: Annotated[int, typer.Option(help="How many partitions.", min=1, max=1024)] = 3,
     replicas: Annotated[int, typer.Option(help="Replicas of each partition.", min=1)] = 3,
+    secret_file: Annotated[
+        Path, typer.Option(help="The cluster's secret, made if there is no such file; each node needs a copy.")
+    ] = Path("cluster.secret"),
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
     json: Json = False,
 ) -> None:
-    """Found a cluster: BookKeeper's layout and the first ring, in a ZooKeeper that has none below this chroot.
+    """Found a cluster: BookKeeper's layout and the first ring, in a ZooKeeper that has none below this chroot, and the
+    secret by which its nodes know each other.
 
-    Called again with the same cluster there it changes nothing and says so. Then start each node with
-    `kvstore node run`; their ids must be those that are named here.
+    Called again with the same cluster there it changes nothing and says so. Copy the secret to each node, then start it
+    with `kvstore node run`; their ids must be those that are named here.
     """
-    from pathlib import Path
-
+    from kvstore.env.secret import make_secret
     from kvstore.ring import Ring
     from kvstore.server.founding import found
 
@@ -67,6 +71,8 @@ def init(
         )
         return ring, is_new
 
+    path = secret_file.absolute()
+    make_secret(path)
     ring, is_new = with_tools(Path(), zookeeper, work)
     there = {replica for each in ring.partitions.values() for replica in each.replicas}
     if not is_new and not there <= set(servers):
@@ -75,10 +81,15 @@ def init(
         {"partition": each.id, "replicas": list(each.replicas)} for _, each in sorted(ring.partitions.items())
     ]
     if json:
-        print(as_json({"founded": is_new, "version": ring.version, "partitions": rows}))
+        document = {"founded": is_new, "version": ring.version, "secret_file": str(path), "partitions": rows}
+        print(as_json(document))
         return
     print(as_table(rows))
-    print("\nfounded; start its nodes: kvstore node run --config node.toml" if is_new else "\nit was there already")
+    print("\nfounded" if is_new else "\nit was there already")
+    print(
+        f"Its secret is in {path}. Copy that file to each node, readable by the node alone (mode 0600), name it there\n"
+        "as secret_file, and keep one copy elsewhere. Then start each node: kvstore node run --config node.toml"
+    )
 
 
 async def _is_absent(tools: Tools) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
+from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.entry import is_release
@@ -59,8 +60,8 @@ class NodePeers:
 class Node:
     """One running node, made by `serve`."""
 
-    def __init__(self, config: NodeConfig, env: Env, store: MetadataStore) -> None:
-        self.config, self.env, self.store = config, env, store
+    def __init__(self, config: NodeConfig, env: Env, store: MetadataStore, secret: ClusterSecret) -> None:
+        self.config, self.env, self.store, self.secret = config, env, store, secret
         self.id = ServerId(config.id)
         self.version = VERSION
         self.zookeeper = config.zookeeper
@@ -217,6 +218,7 @@ async def serve(
     *,
     env: Env,
     store: MetadataStore,
+    secret: ClusterSecret,
     open_engine: OpenEngine,
     drop_engine: DropEngine | None = None,
     find_engines: FindEngines | None = None,
@@ -228,7 +230,7 @@ async def serve(
     `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an address is
     taken), MetadataUnavailable.
     """
-    node = Node(config, env, store)
+    node = Node(config, env, store, secret)
     async with AsyncExitStack() as stack:
         logs = await _open_log(node, stack)
         if Role.SERVER in config.roles:

@@ -66,6 +66,8 @@ class NodeConfig:
     zookeeper: str
     """`host:port,host:port/chroot`."""
     data_dir: Path
+    secret_file: Path
+    """The cluster's secret, the same on all nodes (kvstore/env/secret.py). Nobody but the node may read it."""
     roles: tuple[Role, ...] = (Role.BOOKIE, Role.SERVER)
     zone: str = ""
     """Where the machine stands; replicas go to distinct zones where there are any."""

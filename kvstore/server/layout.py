@@ -17,6 +17,7 @@ ZOOKEEPER_PORT = 2181
 PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
 """Node i of the local cluster listens on these plus i."""
 NODES_MAX = 99
+SECRET_NAME = "cluster.secret"
 SAFE_NODES_MIN = 3
 """Fewer bookies cannot lose one and go on: an entry is acknowledged by two."""
 OFFSET_SMALL_MAX = 99
@@ -53,6 +54,8 @@ class ClusterFile:
     own_zookeeper: bool = True
     """Whether `up` starts the ZooKeeper."""
     unsafe: bool = False
+    secret_file: str = ""
+    """Empty only until `up` has made it, which it does once."""
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -128,6 +131,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
         port_offset=offset,
         own_zookeeper=wish.zookeeper is None,
         unsafe=wish.unsafe,
+        secret_file=str(wish.data_dir / SECRET_NAME),
     )
 
 
@@ -139,6 +143,7 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
         id=node.id,
         zookeeper=cluster.zookeeper,
         data_dir=Path(node.data_dir),
+        secret_file=Path(cluster.secret_file),
         bookie=node.bookie,
         resp=node.resp,
         grpc=node.grpc,

@@ -7,6 +7,7 @@ import asyncio
 import fcntl
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -26,6 +27,7 @@ from urllib.request import urlopen
 import psutil
 
 from kvstore import config as toml
+from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.ring.ring import Ring
@@ -64,10 +66,10 @@ class LocalCluster:
         """Start what is down, and return when every partition serves. Raises ConfigError, Unavailable."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
         with self._lock():
-            cluster = self._with_those_that_run(
-                layout.plan(replace(wish, data_dir=self.data_dir), self._load_or_none())
-            )
+            found = self._load_or_none()
+            cluster = self._with_those_that_run(layout.plan(replace(wish, data_dir=self.data_dir), found))
             self._refuse_taken_ports(cluster)
+            cluster = self._with_secret(cluster, is_new=found is None)
             ring = self._start(cluster)
         self.wait_ready()
         self._probe(cluster, probe_keys(ring))
@@ -114,7 +116,9 @@ class LocalCluster:
         node = cluster.node(name)
         config = Path(node.config)
         config.parent.mkdir(parents=True, exist_ok=True)
-        if not config.exists():
+        if config.exists():
+            self._name_secret(config, cluster)
+        else:
             config.write_text(toml.to_toml(layout.node_config(cluster, node, self.data_dir)), encoding="utf-8")
         pid = self._spawn(name, [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config])
         self._save(cluster.with_pid(name, pid))
@@ -165,6 +169,21 @@ class LocalCluster:
                 self._progress(f"starting node {node.id}")
                 self.start_node(node.id)
         return ring
+
+    def _with_secret(self, cluster: ClusterFile, *, is_new: bool) -> ClusterFile:
+        """With a secret that is there. It is made once: another one would be another cluster's. Raises ConfigError."""
+        if cluster.secret_file and not is_new:
+            read_secret(Path(cluster.secret_file))
+            return cluster
+        path = self.data_dir / layout.SECRET_NAME
+        make_secret(path)
+        return replace(cluster, secret_file=str(path))
+
+    def _name_secret(self, config: Path, cluster: ClusterFile) -> None:
+        """In a file from before there were secrets."""
+        text = config.read_text(encoding="utf-8")
+        if cluster.secret_file and not re.search(r"^\s*secret_file\s*=", text, re.MULTILINE):
+            config.write_text(f"secret_file = {json.dumps(cluster.secret_file)}\n{text}", encoding="utf-8")
 
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
         """A write and a read of each partition, by each node."""

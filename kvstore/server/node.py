@@ -21,6 +21,7 @@ from kvstore.env.disk import lock_dir
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
+from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.server.app import Node, serve
@@ -47,12 +48,13 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
     """Run the node of a configuration file until SIGTERM or SIGINT. Raises ConfigError, OSError."""
     config = toml.read(path, NodeConfig, {"insecure": True} if insecure else {})
     config = replace(config, data_dir=config.data_dir.absolute())
+    secret = read_secret(config.secret_file)
     config.data_dir.mkdir(parents=True, exist_ok=True)
     _log_to(config)
     lock = lock_dir(config.data_dir)
     files = raise_file_limit()
     try:
-        run(_run(replace(config, limits=config.limits.within(files))))
+        run(_run(replace(config, limits=config.limits.within(files)), secret))
     except BaseException as error:
         log.critical("node=%s ends: %r", config.id, error)
         raise
@@ -92,7 +94,7 @@ class Process:
         return found | {part: {**table, **histograms.get(part, {})} for part, table in self.node.statistics().items()}
 
 
-async def _run(config: NodeConfig) -> None:
+async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     loop.set_exception_handler(_callback_failed)
@@ -105,7 +107,7 @@ async def _run(config: NodeConfig) -> None:
     try:
         while not stop.is_set():
             try:
-                await _serve(config, env, process, stop)
+                await _serve(config, secret, env, process, stop)
             except (MetadataUnavailable, MetadataUnknown) as error:
                 log.warning("the metadata store went away while the node started; trying again: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
@@ -120,7 +122,7 @@ async def _run(config: NodeConfig) -> None:
         await env.nursery.close()
 
 
-async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.Event) -> None:
+async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: Process, stop: asyncio.Event) -> None:
     store = await _connect(config, stop)
     if store is None:
         return
@@ -131,6 +133,7 @@ async def _serve(config: NodeConfig, env: Env, process: Process, stop: asyncio.E
             config,
             env=env,
             store=store,
+            secret=secret,
             open_engine=engines.open,
             drop_engine=engines.drop,
             find_engines=engines.find,

@@ -11,10 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from kvstore import config as toml
+from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.ring.ring import Ring
 from kvstore.server import layout
 from kvstore.server.app import VERSION
-from kvstore.server.layout import Wish
+from kvstore.server.config import NodeConfig
+from kvstore.server.layout import ClusterFile, Wish
 from kvstore.server.local import LocalCluster, http_ok
 
 
@@ -170,3 +174,57 @@ def test_a_port_that_speaks_something_else_is_no_node_that_is_ready() -> None:
         spoken = other.submit(speak)
         assert not http_ok(f"127.0.0.1:{listener.getsockname()[1]}", "/readyz")
         spoken.result(60)
+
+
+class Started(LocalCluster):
+    """Whose processes are only counted."""
+
+    def __init__(self, data_dir: Path) -> None:
+        super().__init__(data_dir)
+        self.spawned: list[str] = []
+
+    def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
+        pass
+
+    def _spawn(self, name: str, command: list[str]) -> int:
+        self.spawned.append(name)
+        return 1 << 30
+
+    def _start(self, cluster: ClusterFile) -> Ring:
+        self._save(cluster)
+        for node in cluster.nodes:
+            self.start_node(node.id)
+        raise Unavailable("there are no processes")
+
+
+def secrets_of(cluster: Started) -> list[Path]:
+    with pytest.raises(Unavailable):
+        cluster.up(Wish(data_dir=cluster.data_dir))
+    return [toml.read(Path(node.config), NodeConfig).secret_file for node in cluster.load().nodes]
+
+
+def test_the_nodes_of_a_local_cluster_have_one_secret_that_is_made_once(tmp_path: Path) -> None:
+    cluster, path = Started(tmp_path), tmp_path / "cluster.secret"
+    assert secrets_of(cluster) == [path] * 3
+    made = read_secret(path)
+    assert secrets_of(cluster) == [path] * 3
+    assert read_secret(path) == made
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"cluster\.secret: the cluster's secret is missing"):
+        cluster.up(Wish(data_dir=tmp_path))
+
+
+def test_a_local_cluster_from_before_there_were_secrets_gets_one(tmp_path: Path) -> None:
+    cluster, path = Started(tmp_path), tmp_path / "cluster.secret"
+    secrets_of(cluster)
+    path.unlink()
+    document = json.loads((tmp_path / "cluster.json").read_text())
+    del document["secret_file"]
+    (tmp_path / "cluster.json").write_text(json.dumps(document))
+    for node in cluster.load().nodes:
+        config = Path(node.config)
+        lines = config.read_text().splitlines(keepends=True)
+        config.write_text("".join(line for line in lines if "secret_file" not in line) + "[limits]\nwaiting_max = 7\n")
+    assert secrets_of(cluster) == [path] * 3
+    assert path.exists()
+    assert toml.read(Path(cluster.load().nodes[0].config), NodeConfig).limits.waiting_max == 7

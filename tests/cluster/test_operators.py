@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -46,16 +47,19 @@ def bookie_of(cluster: Cluster, node: str) -> str:
     return next(str(each) for each in found if each.startswith(f"{node}-"))
 
 
-def test_a_cluster_is_founded_once_by_hand(cluster: Cluster) -> None:
+def test_a_cluster_is_founded_once_by_hand(cluster: Cluster, tmp_path: Path) -> None:
     zookeeper = cluster.file.zookeeper.partition("/")[0] + "/by-hand"
     nodes = ["--node", "a=rack-1", "--node", "b=rack-2", "--node", "c=rack-3"]
-    init = ["cluster", "init", "--zookeeper", zookeeper, "--partitions", "2", "--json"]
+    secret = tmp_path / "cluster.secret"
+    init = ["cluster", "init", "--zookeeper", zookeeper, "--partitions", "2", "--secret-file", str(secret), "--json"]
     assert call(*init, "--node", "a").returncode == 1, "one node cannot lose one"
     first, again = call(*init, *nodes), call(*init, *nodes)
     assert first.returncode == 0, first.stderr
     assert json.loads(first.stdout)["founded"] is True
     assert [sorted(each["replicas"]) for each in json.loads(first.stdout)["partitions"]] == [["a", "b", "c"]] * 2
     assert again.returncode == 0
+    assert json.loads(again.stdout)["secret_file"] == str(secret)
+    assert stat.S_IMODE(secret.stat().st_mode) == 0o600
     assert json.loads(again.stdout)["founded"] is False
     other = call(*init, "--node", "x", "--node", "y", "--node", "z")
     assert other.returncode == 1

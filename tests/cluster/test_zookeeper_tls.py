@@ -34,11 +34,14 @@ def test_a_node_joins_by_its_advertised_host_and_commands_read_by_the_files_that
             capture_output=True, text=True, timeout=60, check=True, env=environ,
         ).stdout  # fmt: skip
 
-    assert json.loads(command("cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1"))["founded"]
+    secret = tmp_path / "cluster.secret"
+    init = ("cluster", "init", "--unsafe", "--node", "n1", "--replicas", "1", "--secret-file", str(secret))
+    assert json.loads(command(*init))["founded"]
     ports = dict(zip(("bookie", "resp", "grpc", "http"), free_ports(4), strict=True))
     config = tmp_path / "node.toml"
     config.write_text(
         f'id = "n1"\nzookeeper = "{secured.address}"\ndata_dir = "{tmp_path / "n1"}"\nadvertise = "localhost"\n'
+        f'secret_file = "{secret}"\n'
         + "".join(f'{name} = "127.0.0.1:{port}"\n' for name, port in ports.items())
         + "[zookeeper_tls]\n"
         + "".join(f'{name.lower()} = "{path}"\n' for name, path in files.items())

@@ -16,7 +16,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.server.config import Limits, NodeConfig, Role, is_loopback
 from kvstore.server.node import FILES_MIN, raise_file_limit
 
-GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "data/n1"}
+GOOD: dict[str, Any] = {"id": "n1", "zookeeper": "127.0.0.1:2181/kvstore", "data_dir": "data/n1", "secret_file": "s"}
 
 
 def test_a_few_lines_are_a_node() -> None:
@@ -34,6 +34,7 @@ def test_every_fault_is_named_at_once() -> None:
     for fault in (
         "id: want str, got 5",
         "zookeeper: missing",
+        "secret_file: missing",
         "rols: unknown",
         "roles[0]: want one of bookie, server, got 'cook'",
         "limits.waiting_max: want int, got 'x'",
@@ -94,6 +95,7 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
     config = NodeConfig(
         id="n1",
         zookeeper="a:1,b:2/x",
+        secret_file=tmp_path / "cluster.secret",
         data_dir=tmp_path / 'with "quotes" and \\',
         roles=(Role.SERVER,),
         log_dir=tmp_path,
@@ -109,7 +111,7 @@ def test_a_configuration_survives_its_file(tmp_path: Path) -> None:
 def test_what_equals_its_default_is_not_written() -> None:
     config = toml.from_table(GOOD, NodeConfig)
     assert set(toml.to_toml(config).split()) == {
-        *("id", "=", '"n1"', "zookeeper", '"127.0.0.1:2181/kvstore"', "data_dir", '"data/n1"')
+        *("id", "=", '"n1"', "zookeeper", '"127.0.0.1:2181/kvstore"', "data_dir", '"data/n1"', "secret_file", '"s"')
     }
 
 
@@ -126,7 +128,7 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, text: str | None, f
 
 def test_overrides_take_the_place_of_what_the_file_says(tmp_path: Path) -> None:
     path = tmp_path / "node.toml"
-    path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nresp = "10.0.0.1:1"\n')
+    path.write_text('id = "n1"\nzookeeper = "z:1"\ndata_dir = "d"\nsecret_file = "s"\nresp = "10.0.0.1:1"\n')
     assert toml.read(path, NodeConfig, {"insecure": True}).insecure
 
 

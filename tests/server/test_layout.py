@@ -106,5 +106,5 @@ def test_a_node_is_told_what_the_cluster_file_says() -> None:
     assert not made.own_zookeeper
     config = node_config(made, made.nodes[2], DATA)
     assert (config.id, config.zookeeper, config.resp) == ("n3", "zk:2181/x", "127.0.0.1:6403")
-    assert config.log_dir == Path("/data/logs")
+    assert (config.log_dir, config.secret_file) == (Path("/data/logs"), Path("/data/cluster.secret"))
     assert node_config(replace(made, unsafe=True), made.nodes[0], DATA).unsafe

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore.env import Env
+from kvstore.env.secret import ClusterSecret
 from kvstore.errors import MetadataError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
@@ -29,6 +30,8 @@ declare("node.start_failed")
 
 Connect = Callable[[], Awaitable[MetadataStore]]
 """A new session for the process that asks."""
+SECRET = ClusterSecret((bytes(range(32)),))
+"""Of every simulated cluster."""
 RESTART_S = 0.2
 STOP_S_MAX = 20.0
 
@@ -49,6 +52,7 @@ class Node:
             id=name,
             zookeeper="zk:2181",
             data_dir=Path("simulated"),
+            secret_file=Path("simulated"),
             bookie=f"{name}:3181",
             resp=f"{name}:6401",
             grpc=f"{name}:7401",
@@ -146,7 +150,9 @@ class Node:
         try:
             self.store = store = await self._connect()
             engines = {"open_engine": self.engines.open, "drop_engine": self.engines.drop}
-            context = app.serve(self._config, env=env, store=store, find_engines=self.engines.find, **engines)
+            context = app.serve(
+                self._config, env=env, store=store, secret=SECRET, find_engines=self.engines.find, **engines
+            )
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()
             await self._stopping.wait()
