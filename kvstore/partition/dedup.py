@@ -4,7 +4,7 @@ The table is a function of the log: (client, sequence, hash of the key) -> resul
 to where it has had answers; results below are dropped, and a request below is a late duplicate, refused. A client
 without requests for a window of record time is forgotten, and a request that carries a leader time older than record
 time less the window is refused: whatever was forgotten carried such a time, so it is never applied again
-(docs/protocol.md, Retries).
+(docs/protocol.md, Retries). Its bounds hold whatever a client sends (P33).
 
 In the engine an entry's request ids are one row, kept while a result in it is remembered or it is the last that a
 client sent; the table is rebuilt from these rows at start.
@@ -18,7 +18,7 @@ from typing import Any
 import mmh3
 from google.protobuf.message import DecodeError
 
-from kvstore.errors import Corrupted, Overloaded, RequestExpired
+from kvstore.errors import Corrupted, InvalidRequest, Overloaded, RequestExpired
 from kvstore.partition.commands import RequestId
 from kvstore.partition.entry import Requests, requests_message, requests_of
 from kvstore.proto import entry_pb2
@@ -36,8 +36,8 @@ ROW_FORMAT = 1
 
 Remembered = int | bytes
 """The sequence of a mutation whose result it is, or an encoded result."""
-_Chain = tuple[int, Remembered, int, Any]
-"""Key hash, result, row, and the next one of the same sequence or None."""
+_Chain = tuple[int, Remembered, int, int, Any]
+"""Key hash, result, row, what it costs, and the next one of the same sequence or None."""
 
 
 def key_hash(key: bytes) -> int:
@@ -58,7 +58,7 @@ def touched_tokens(row_keys: list[bytes]) -> bytes:
 class _Client:
     """What is known of one client."""
 
-    __slots__ = ("active_ms", "first_unacked", "results", "row", "seen_ms")
+    __slots__ = ("active_ms", "count", "first_unacked", "results", "row", "seen_ms")
 
     def __init__(self) -> None:
         self.first_unacked = 0
@@ -66,6 +66,8 @@ class _Client:
         """No request of this client that was logged carried a later time."""
         self.active_ms = 0
         self.row = 0
+        self.count = 0
+        """Results remembered. One sequence may have many: one for each key."""
         self.results: dict[int, _Chain] = {}
 
 
@@ -87,39 +89,51 @@ class RetryTable:
     # ── what the leader asks ──────────────────────────────────────────────────────────────────────────────────────────
 
     def find(self, request: RequestId, hash_of_key: int, now_ms: int) -> Remembered | None:
-        """What the request ended with if it was applied before; None if it may be applied now.
+        """What the request ended with if it was applied before; None if it is new: see `admit`.
 
-        Raises RequestExpired for what may have been forgotten or answered, Overloaded when it could not be remembered.
+        Raises RequestExpired for what may have been forgotten or answered.
         """
-        client_id, sequence, first_unacked, carried_ms = request
+        client_id, sequence, _, carried_ms = request
         if carried_ms < now_ms - self._window_ms:
             raise RequestExpired(f"the request carries leader time {carried_ms}, now is {now_ms}")
         client = self._clients.get(client_id)
         if client is None:
-            if self.bytes >= self._bytes_max:
-                raise Overloaded(f"results of {len(self._clients)} clients take {self.bytes} bytes")
             return None
         link: _Chain | None = client.results.get(sequence)
         while link is not None:
             if link[0] == hash_of_key:
                 return link[1]
-            link = link[3]
+            link = link[4]
         if sequence < client.first_unacked:
             raise RequestExpired(
                 f"request {sequence} was answered: the client has acknowledged all below {client.first_unacked}"
             )
-        if first_unacked <= client.first_unacked:
-            if len(client.results) >= self._results_max:
-                raise Overloaded(f"{len(client.results)} results of this client are not acknowledged")
-            if self.bytes >= 2 * self._bytes_max:
-                raise Overloaded(f"remembered results take {self.bytes} bytes")
         return None
+
+    def admit(self, request: RequestId, now_ms: int, pending: int, pending_bytes: int) -> None:
+        """Raise Overloaded unless the result of a new request can be remembered, InvalidRequest if its client could
+        hardly be forgotten again. `pending`: results of this client that are on their way into the table;
+        `pending_bytes`: what all that are cost."""
+        client_id, _, first_unacked, carried_ms = request
+        if carried_ms > now_ms + self._window_ms:
+            raise InvalidRequest(f"the request carries leader time {carried_ms}, now is only {now_ms}")
+        client, size = self._clients.get(client_id), self.bytes + pending_bytes
+        if client is None and size >= self._bytes_max:
+            raise Overloaded(f"results of {len(self._clients)} clients take {size} bytes")
+        count = pending + (0 if client is None else client.count)
+        if count < self._results_max and size < 2 * self._bytes_max:
+            return
+        left = pending + (0 if client is None else _left(client, first_unacked))
+        if left >= self._results_max:
+            raise Overloaded(f"{left} results of this client are not acknowledged")
+        if left and size >= 2 * self._bytes_max:
+            raise Overloaded(f"remembered results take {size} bytes")
 
     # ── what the log changes ──────────────────────────────────────────────────────────────────────────────────────────
 
-    def apply(self, first_seq: int, time_ms: int, requests: Requests) -> list[int]:
+    def apply(self, first_seq: int, time_ms: int, requests: Requests, *, is_reload: bool = False) -> list[int]:
         """Take in the request ids of the entry that begins with `first_seq`, as row `first_seq`. Returns the rows that
-        are needed no more."""
+        are needed no more. `is_reload`: it is a row of this table's own, whose bounds were kept when it was written."""
         self._rows[first_seq] = 1
         clients = [
             self._touch(client_id, first_seq, time_ms, first_unacked, seen_ms)
@@ -127,10 +141,11 @@ class RetryTable:
                 requests.clients, requests.first_unacked, requests.seen_ms, strict=True
             )
         ]
-        results = requests.results or [b""] * len(requests.sequences)
+        nothing = [b""] * len(requests.sequences)
+        results, touched = requests.results or nothing, requests.touched or nothing
         kept = size = 0
-        for number, sequence, hash_of_key, mutation, result in zip(
-            requests.client, requests.sequences, requests.hashes, requests.mutations, results, strict=True
+        for number, sequence, hash_of_key, mutation, result, tokens in zip(
+            requests.client, requests.sequences, requests.hashes, requests.mutations, results, touched, strict=True
         ):
             client = clients[number]
             if sequence >= client.first_unacked:
@@ -138,13 +153,28 @@ class RetryTable:
                 if known is not None and _holds(known, hash_of_key):
                     continue  # imported once more
                 remembered: Remembered = result or first_seq + mutation
-                client.results[sequence] = (hash_of_key, remembered, first_seq, known)
+                cost = BYTES_PER_RESULT + len(result) + len(tokens)
+                client.results[sequence] = (hash_of_key, remembered, first_seq, cost, known)
+                client.count += 1
                 kept += 1
-                size += len(result)
-        self.bytes += kept * BYTES_PER_RESULT + size
+                size += cost
+        self.bytes += size
         self._rows[first_seq] += kept
+        for client in () if is_reload else clients:
+            self._bound(client)
         self._release(first_seq)
         return self._take_dropped()
+
+    def _bound(self, client: _Client) -> None:
+        """Whatever the log says, no more than the bounds is remembered: the client's lowest sequences go, as if it had
+        acknowledged them. Their duplicates are refused then, never applied (docs/protocol.md, P33)."""
+        if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
+            return
+        for sequence in sorted(client.results):
+            if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
+                return
+            client.first_unacked = sequence + 1
+            self._drop(client, sequence)
 
     def row(self, time_ms: int, requests: Requests) -> bytes:
         """The engine row of request ids just applied. It holds each client's largest values so far: the rows that
@@ -206,8 +236,9 @@ class RetryTable:
     def _drop(self, client: _Client, sequence: int) -> None:
         link: _Chain | None = client.results.pop(sequence)
         while link is not None:
-            _, remembered, row, link = link
-            self.bytes -= BYTES_PER_RESULT + (len(remembered) if isinstance(remembered, bytes) else 0)
+            _, _, row, cost, link = link
+            client.count -= 1
+            self.bytes -= cost
             self._release(row)
 
     def _release(self, row: int) -> None:
@@ -231,13 +262,15 @@ class RetryTable:
         for client in self._clients.values():
             needed[client.row] = needed.get(client.row, 0) + 1
             size += BYTES_PER_CLIENT
+            count = 0
             for sequence, first in client.results.items():
                 assert sequence >= client.first_unacked, f"{sequence} is remembered below {client.first_unacked}"
                 link: _Chain | None = first
                 while link is not None:
-                    _, remembered, row, link = link
+                    _, _, row, cost, link = link
                     needed[row] = needed.get(row, 0) + 1
-                    size += BYTES_PER_RESULT + (len(remembered) if isinstance(remembered, bytes) else 0)
+                    count, size = count + 1, size + cost
+            assert count == client.count, f"counted {client.count} results, hold {count}"
         assert needed == self._rows, f"rows {self._rows}, needed {needed}"
         assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
 
@@ -246,11 +279,23 @@ class RetryTable:
         return sorted(self._rows)
 
 
+def _left(client: _Client, first_unacked: int) -> int:
+    """How many results stay once the client has acknowledged all below `first_unacked`."""
+    if first_unacked <= client.first_unacked:
+        return client.count
+    left = 0
+    for sequence, first in client.results.items():
+        link: _Chain | None = first if sequence >= first_unacked else None
+        while link is not None:
+            left, link = left + 1, link[4]
+    return left
+
+
 def _holds(link: _Chain | None, hash_of_key: int) -> bool:
     while link is not None:
         if link[0] == hash_of_key:
             return True
-        link = link[3]
+        link = link[4]
     return False
 
 

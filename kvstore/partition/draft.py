@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from kvstore.partition.commands import RequestId, Result
+from kvstore.partition.dedup import BYTES_PER_CLIENT, BYTES_PER_RESULT
 from kvstore.partition.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
 from kvstore.partition.overlay import UNTOUCHED, Layer, Row
 from kvstore.partition.results import encode_result
@@ -124,6 +125,7 @@ class Draft:
             columns.first_unacked.append(first_unacked)
             columns.seen_ms.append(seen_ms)
             self.layer.first_unacked[client] = first_unacked
+            self.layer.results_bytes += BYTES_PER_CLIENT
         else:
             if first_unacked > columns.first_unacked[number]:
                 columns.first_unacked[number] = self.layer.first_unacked[client] = first_unacked
@@ -138,10 +140,14 @@ class Draft:
         if result.__class__ is not int or result != self.first_seq + mutation:
             encoded = encode_result(result)
             self.bytes += len(encoded)
+            self.layer.results_bytes += len(encoded)
             _set_at(columns.results, count, encoded)
         if touched:
             _set_at(columns.touched, count, touched)
-        self.layer.requests[client, sequence, hash_of_key] = result
+        layer = self.layer
+        layer.requests[client, sequence, hash_of_key] = result
+        layer.counts[client] = layer.counts.get(client, 0) + 1
+        layer.results_bytes += BYTES_PER_RESULT + len(touched)
 
     # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from kvstore.errors import InvalidRequest, Moved, Overloaded, RequestExpired, StoreError
+from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition import entry as entries
 from kvstore.partition.commands import Code, Op, RequestId, Result
@@ -25,7 +25,7 @@ from kvstore.partition.overlay import UNTOUCHED, Layer, Overlay, Row
 from kvstore.partition.plain_puts import LOOKED_UP_MAX, put_all
 from kvstore.partition.queries import keys_in
 from kvstore.partition.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
-from kvstore.partition.results import decode_result, fits
+from kvstore.partition.results import decode_result, fits, misused
 from kvstore.partition.rows import AGED, EXPIRES, data_key, record_of
 from kvstore.partition.scope import ELSEWHERE
 from kvstore.partition.state import State
@@ -249,7 +249,7 @@ class Evaluator:
         except StoreError as error:
             return error
         if known is not UNTOUCHED:
-            return known if known.__class__ is int else _misused(request)
+            return known if known.__class__ is int else misused(request)
         result = self._put(draft, key, row_key, value, row)
         if result.__class__ is int:
             draft.answer(request, hash_of_key, result)
@@ -300,7 +300,7 @@ class Evaluator:
             if request is not None:
                 known = self._known(request, hash_of_key)
                 if known is not UNTOUCHED:
-                    return known if fits(op, known) else _misused(request)
+                    return known if fits(op, known) else misused(request)
             row_keys = [data_key(each[1]) for each in op[2]] if is_batch else [row_key]
             if not self._is_kept(item, row_keys):
                 return UNTOUCHED
@@ -317,7 +317,7 @@ class Evaluator:
         return result
 
     def _known(self, request: RequestId, hash_of_key: int) -> Result:
-        """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused."""
+        """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused, Overloaded."""
         draft = self.draft
         check_request(request)
         client, sequence, _, _ = request
@@ -333,6 +333,7 @@ class Evaluator:
             return result
         remembered = self._state.retries.find(request, hash_of_key, draft.time_ms)
         if remembered is None:
+            self._state.retries.admit(request, draft.time_ms, *self._overlay.results_under_way(client, draft.layer))
             return UNTOUCHED
         return remembered if isinstance(remembered, int) else decode_result(remembered)
 
@@ -350,7 +351,7 @@ class Evaluator:
         except StoreError as error:
             return error
         if known is not UNTOUCHED:
-            return known if fits(op, known) else _misused(request)
+            return known if fits(op, known) else misused(request)
         custody = self._custody
         if custody.is_freezing:
             self._frozen.append(item)
@@ -394,7 +395,3 @@ class Evaluator:
         own = self.draft.layer.rows.items()
         changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
         return changed
-
-
-def _misused(request: RequestId) -> InvalidRequest:
-    return InvalidRequest(f"request {request[1]} was another operation on this key")

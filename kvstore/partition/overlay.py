@@ -22,7 +22,7 @@ UNTOUCHED: Any = object()
 class Layer:
     """The effects of one entry."""
 
-    __slots__ = ("first_unacked", "requests", "rows")
+    __slots__ = ("counts", "first_unacked", "requests", "results_bytes", "rows")
 
     def __init__(self) -> None:
         self.rows: dict[bytes, Row | None] = {}
@@ -30,6 +30,10 @@ class Layer:
         self.requests: dict[tuple[bytes, int, int], Result] = {}
         """(client, sequence, key hash) -> result."""
         self.first_unacked: dict[bytes, int] = {}
+        self.counts: dict[bytes, int] = {}
+        """Client -> how many results of its are in `requests`."""
+        self.results_bytes = 0
+        """What the results and their clients will cost in the retry table, at most."""
 
 
 class Overlay:
@@ -78,3 +82,11 @@ class Overlay:
         if sequence < acknowledged:
             raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
         return UNTOUCHED
+
+    def results_under_way(self, client: bytes, draft: Layer) -> tuple[int, int]:
+        """How many results of the client are in the layers and in `draft`, and what those of all clients cost."""
+        count, size = draft.counts.get(client, 0), draft.results_bytes
+        for layer in self.layers:
+            count += layer.counts.get(client, 0)
+            size += layer.results_bytes
+        return count, size

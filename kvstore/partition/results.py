@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from kvstore import errors
-from kvstore.errors import Corrupted, StoreError
-from kvstore.partition.commands import Code, Flag, Op, Record, Result
+from kvstore.errors import Corrupted, InvalidRequest, StoreError
+from kvstore.partition.commands import Code, Flag, Op, Record, RequestId, Result
 
 _LIST, _TUPLE, _RECORD, _ERROR = range(4)
 
@@ -55,6 +55,11 @@ def fits(op: Op, result: Result | StoreError) -> bool:
                 )
             )
     return False
+
+
+def misused(request: RequestId) -> InvalidRequest:
+    """What to answer when what is remembered under a request id is another operation's."""
+    return InvalidRequest(f"request {request[1]} was another operation on this key")
 
 
 def _is_tuple(result: Result, *kinds: Any) -> bool:

@@ -221,7 +221,7 @@ class State:
         dropped: list[int] = []
         for key, row in self.engine.iterate(*rows.ALL_RETRY):
             time_ms, requests = decode_row(row)
-            dropped += self.retries.apply(int.from_bytes(key[1:], "big"), time_ms, requests)
+            dropped += self.retries.apply(int.from_bytes(key[1:], "big"), time_ms, requests, is_reload=True)
         dropped += self.retries.forget(self.record_time_ms, most=len(self.retries))
         batch = self.engine.batch()
         for each in dropped:

@@ -103,8 +103,8 @@ def test_a_full_table_refuses_new_clients_and_serves_those_it_knows() -> None:
     retries = table(bytes_max=2 * BYTES_PER_CLIENT)
     retries.apply(70, 5000, one(X, 1, 1, 5000, b"r" * BYTES_PER_CLIENT))
     with pytest.raises(Overloaded):
-        retries.find(RequestId(Y, 1, 1, 5000), KEY, 5000)
-    assert retries.find(RequestId(X, 2, 1, 5000), KEY, 5000) is None
+        retries.admit(RequestId(Y, 1, 1, 5000), 5000, 0, 0)
+    retries.admit(RequestId(X, 2, 1, 5000), 5000, 0, 0)
 
 
 def test_a_client_that_acknowledges_nothing_is_refused_at_its_bound() -> None:
@@ -112,8 +112,10 @@ def test_a_client_that_acknowledges_nothing_is_refused_at_its_bound() -> None:
     for sequence in (1, 2):
         retries.apply(69 + sequence, 5000, one(X, sequence, 1, 5000))
     with pytest.raises(Overloaded, match="2 results"):
-        retries.find(RequestId(X, 3, 1, 5000), KEY, 5000)
-    assert retries.find(RequestId(X, 3, 2, 5000), KEY, 5000) is None
+        retries.admit(RequestId(X, 3, 1, 5000), 5000, 0, 0)
+    retries.admit(RequestId(X, 3, 2, 5000), 5000, 0, 0)
+    with pytest.raises(Overloaded, match="2 results"):
+        retries.admit(RequestId(X, 3, 2, 5000), 5000, 1, 0)
     assert retries.find(RequestId(X, 2, 1, 5000), KEY, 5000) == 71
 
 
