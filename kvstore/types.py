@@ -22,6 +22,7 @@ NO_ENTRY = EntryId(-1)
 """The id before the first."""
 
 
+# docs/protocol.md G7
 class Position(NamedTuple):
     """Where an entry stands in a partition's log. Compares in log order (ledger ids of one log rise)."""
 
@@ -47,6 +48,7 @@ class Quorum:
         return self.write - self.ack + 1
 
 
+# docs/protocol.md L2
 @dataclass(frozen=True, slots=True)
 class Fragment:
     """The entries from `first` up to the next fragment, kept by one ensemble."""
@@ -79,6 +81,7 @@ class DigestType(IntEnum):
     DUMMY = 4
 
 
+# docs/protocol.md L1
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
     """What the metadata store keeps about a ledger. Changed only by compare-and-set."""

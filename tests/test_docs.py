@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import re
+import tokenize
+from collections import Counter
 from pathlib import PurePosixPath
 
 from tests.source import ROOT, tracked_texts
@@ -44,6 +47,33 @@ def test_rules_that_are_cited_are_in_the_protocol() -> None:
         if rule not in rules
     ]
     assert missing == []
+
+
+def in_words(path: str) -> str:
+    """The comments and strings of a Python file: where rules are cited."""
+    words = (tokenize.COMMENT, tokenize.STRING)
+    tokens = tokenize.generate_tokens(io.StringIO(TEXTS[path]).readline)
+    return "\n".join(token.string for token in tokens if token.type in words)
+
+
+def cited_below(folder: str) -> set[str]:
+    """The rules that files below `folder` name, alone or as a row: B9, R1-R7, K1 to K5."""
+    found: set[str] = set()
+    for path in TEXTS:
+        if path.startswith(folder) and path.endswith(".py") and "_pb2" not in path and path != "tests/test_docs.py":
+            text = in_words(path)
+            found.update(re.findall(r"\b[A-Z]\d+\b", text))
+            for prefix, first, last in re.findall(r"\b([A-Z])(\d+)(?:-|–| to )\1(\d+)\b", text):
+                found.update(f"{prefix}{number}" for number in range(int(first), int(last) + 1))
+    return found
+
+
+def test_every_rule_stands_once_and_is_cited_by_the_code_that_keeps_it_and_by_a_test() -> None:
+    rules = re.findall(r"^\*\*([A-Z]\d+)\*\*", TEXTS["docs/protocol.md"], re.MULTILINE)
+    assert [rule for rule, times in Counter(rules).items() if times > 1] == []
+    kept, tested = cited_below("kvstore/"), cited_below("tests/")
+    assert [rule for rule in rules if rule not in kept] == [], "cite each in the code that keeps it"
+    assert [rule for rule in rules if rule not in tested] == [], "cite each in a test that fails without it"
 
 
 def test_the_architecture_names_every_package() -> None:

@@ -61,7 +61,7 @@ ADAPTERS = (
 # Simulations sleep in virtual time; waiting.py is how tests of real processes wait; what is measured there stalls.
 SLEEPERS = ("tests/sim/", "tests/waiting.py", "tests/loadtest/stalled_users.py")
 
-FILE_LINES_MAX = 400
+FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 # Ratchets: what was longer when the limit came, and how long. The numbers only shrink.
 LONG_FILES: dict[str, int] = {}

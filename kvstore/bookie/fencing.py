@@ -24,6 +24,7 @@ class Verdict(Enum):
     """Neither yes nor no: the sender must turn to somebody else."""
 
 
+# docs/protocol.md L6
 def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstoned: bool) -> Verdict:
     """May this add be stored, as far as this bookie knows by itself? Recovery's own adds pass a fence."""
     if is_tombstoned:
@@ -47,6 +48,7 @@ def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId) -> Verd
     return Verdict.ADMIT if names(metadata, bookie) else Verdict.UNKNOWN
 
 
+# docs/protocol.md B5
 def may_deny(metadata: LedgerMetadata | None, bookie: BookieId) -> bool:
     """May this bookie say "no such entry" to somebody who did not name the bookie that it means?
 

@@ -34,6 +34,7 @@ STARTS = "STARTS"
 _ASIDE = ".new"
 
 
+# docs/protocol.md L13
 @dataclass(frozen=True, slots=True)
 class Identity:
     bookie: BookieId
@@ -43,6 +44,7 @@ class Identity:
     """Why records may be missing."""
 
 
+# docs/protocol.md B8
 async def establish(env: Env, config: BookieConfig, cookies: CookieStore, instance_id: str) -> Identity:
     """Find out, or decide, who this bookie is. Raises ConfigError that names the directory at fault, MetadataError."""
     return await _Identification(env, config, cookies, instance_id).run()

@@ -55,6 +55,7 @@ class Inventory:
         elif (older := self.segments.get(file)) is not None:
             older.live[ledger.id] = older.live.get(ledger.id, 0) - size
 
+    # docs/protocol.md B4
     def drop(self, ledger: int, *, tombstone: bool) -> None:
         """Forget a ledger that was deleted. Who waits for it is woken."""
         if tombstone:

@@ -134,6 +134,7 @@ class Journal:
         """Only the reserve is left, or not even that."""
         return self._spare is None or self._is_blocked
 
+    # docs/protocol.md B9
     @property
     def room(self) -> int:
         """Bytes left in the present segment."""
@@ -203,6 +204,7 @@ class Journal:
 
     # Groups
 
+    # docs/protocol.md B1
     def _flush(self) -> None:
         self._is_scheduled = False
         if self._syncing is not None or self._is_stopped:
@@ -246,6 +248,7 @@ class Journal:
         self._on_full(True)
         self._later("retry", RETRY_S, self._flush)
 
+    # docs/protocol.md L12
     def _on_sync(self, error: OSError | None) -> None:
         group, self._syncing = self._syncing, None
         if self._is_stopped or group is None:

@@ -25,6 +25,7 @@ from kvstore.types import BookieId
 log = logging.getLogger(__name__)
 
 
+# docs/protocol.md B11
 class Bookie:
     """Stores ledger entries for the cluster that the metadata store describes.
 

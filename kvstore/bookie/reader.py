@@ -20,6 +20,7 @@ ReadDone = Callable[[Status, int, bytes | None, int], Any]
 """Status, entry, packet, highest LAC known here."""
 
 
+# docs/protocol.md B2
 class Reader:
     """Answers from the inventory, after the journal's next sync where something is under way."""
 

@@ -31,6 +31,7 @@ FULL_RETRY_S = 5.0
 """Between two looks while the disk is full."""
 
 
+# docs/protocol.md B10
 class Reclaimer:
     """Runs in the background of one bookie."""
 

@@ -207,6 +207,7 @@ class _Replay:
         for start, stop in result.damage:
             self._result.damage.append(f"{segment.path} is damaged from byte {start} to {stop}")
 
+    # docs/protocol.md B6
     def _repeat(self, segment: Segment, record: Found) -> None:
         """What only concerns the segments themselves counts at once; the rest is written again."""
         if record.head.kind in (Kind.NEXT, Kind.REMOVED):

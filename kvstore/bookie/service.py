@@ -163,6 +163,7 @@ class BookieConnection:
                 self._flush()
         self._update_reading()
 
+    # docs/protocol.md B12
     def _lacks_room(self) -> bool:
         """Whether adds wait at the door; what comes behind them does too, and so keeps its place."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:

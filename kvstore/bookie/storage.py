@@ -299,6 +299,7 @@ class BookieStorage:
             return
         self.reader.read(ledger, entry, done, after_all=fence)
 
+    # docs/protocol.md L5
     def _fence(self, ledger: int, key: bytes | None) -> Status | None:
         """Fence, or say why not. The fence is on the disk once the ledger's `last_group` is."""
         if ledger in self.inventory.tombstones:

@@ -274,6 +274,7 @@ class Carried:
             found = self._import()
             await leader.append_record(ImportRows(self.move, [], [], b"", found.tail))
 
+    # docs/protocol.md M10
     async def _flip(self, move: Move) -> None:
         """Tell the ring, and at once all who have replicas of source or target: operations wait there."""
         seq = self._m.state.seq
@@ -305,6 +306,7 @@ class Carried:
         except StoreError as error:
             log.debug("server=%s is not told of the flip of move %d: %r", server, self.move, error)
 
+    # docs/protocol.md M11
     async def _give_up(self, leader: Leader, move: Move) -> None:
         """Cancelled, unless the source has released the range."""
         verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=Verdict)

@@ -80,6 +80,7 @@ class Logged:
         return self.after > seq or self.before >= seq
 
 
+# docs/protocol.md F1
 def logged(found: LogEntry) -> Logged:
     """The entry as the feed has it. Raises Corrupted."""
     entry = entries.decode(found.payload)
@@ -94,6 +95,7 @@ def logged(found: LogEntry) -> Logged:
     return made
 
 
+# docs/protocol.md F2
 def first_seq_of(payload: bytes) -> int:
     """The sequence of an entry's first mutation, or of the next one. Raises Corrupted."""
     return entries.decode(payload).first_seq

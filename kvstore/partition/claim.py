@@ -67,6 +67,7 @@ class Claims:
         _, term = await self._store.get(self._term)
         return term.version
 
+    # docs/protocol.md P24
     async def claim(self, record: LeaderRecord) -> bool:
         """Create the leader's znode, or make this process's own one new in the present session. False if another was
         first. True too if a claim of unknown outcome turns out to be one's own."""

@@ -54,6 +54,7 @@ class Custody:
 
     # ── what is asked per operation ───────────────────────────────────────────────────────────────────────────────────
 
+    # docs/protocol.md M1
     def may_read(self, row_key: bytes) -> bool:
         slice_ = self.readable.slices[row_key[1]]
         return slice_ == WHOLE or (slice_ == PART and self.readable.holds_row(row_key))

@@ -71,6 +71,7 @@ class _Client:
         self.results: dict[int, _Chain] = {}
 
 
+# docs/protocol.md P16
 class RetryTable:
     """Changed by the records of the log alone; read by the leader."""
 
@@ -88,6 +89,7 @@ class RetryTable:
 
     # ── what the leader asks ──────────────────────────────────────────────────────────────────────────────────────────
 
+    # docs/protocol.md P12, P14, P15
     def find(self, request: RequestId, hash_of_key: int, now_ms: int) -> Remembered | None:
         """What the request ended with if it was applied before; None if it is new: see `admit`.
 

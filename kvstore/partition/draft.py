@@ -91,6 +91,7 @@ class Draft:
         self._set(key, None)
         return self.last_seq
 
+    # docs/protocol.md P13
     def note(self, key: bytes) -> int:
         """Take a sequence without changing anything. Returns it."""
         self._add(NOTE, key, None)

@@ -93,6 +93,7 @@ class Evaluator:
         """DELETE_RANGEs that have begun and not ended."""
         self._unchecked = 0
 
+    # docs/protocol.md P4
     @property
     def time_ms(self) -> int:
         """Record time of the last entry."""
@@ -125,6 +126,7 @@ class Evaluator:
         """The oldest entry in flight is now in the state."""
         self._overlay.layers.popleft()
 
+    # docs/protocol.md P7
     def evaluate(self, items: list[Item], wall_ms: int) -> Decided:
         """Decide on `items`, as the next entry."""
         time_ms = max(self._time_ms, wall_ms)

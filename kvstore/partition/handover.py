@@ -39,6 +39,7 @@ AGAIN_S = 2.0
 STEADY_MAX_S = 600.0
 
 
+# docs/protocol.md P26
 @dataclass(frozen=True, slots=True)
 class Prepare:
     """The leader's first word: be ready to take the lead over."""

@@ -60,6 +60,7 @@ class HeldStates:
         """By pin."""
         return [self._held[pin] for pin in sorted(self._held)]
 
+    # docs/protocol.md K1
     def apply(self, mark: Mark, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int) -> None:
         """The MARK is in the state, which stands as told."""
         self.expire(time_ms)
@@ -106,6 +107,7 @@ class HeldStates:
             raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} is not kept here")
         return found
 
+    # docs/protocol.md K2
     def expire(self, now_ms: int) -> None:
         """Drop what has reached its deadline."""
         for pin in [pin for pin, held in self._held.items() if held.deadline_ms <= now_ms]:

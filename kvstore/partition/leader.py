@@ -165,6 +165,7 @@ class Leader:
         self._answers.give_refusals()
         self._answers.flush()
 
+    # docs/protocol.md P9
     def _lose(self, reason: StoreError) -> None:
         if self._stopped is None:
             served = self.serving
@@ -257,6 +258,7 @@ class Leader:
             self._reads.stop(NotLeader(self._state.partition))
         self._answers.flush()
 
+    # docs/protocol.md P6
     def _fill(self) -> None:
         """Send as much as may be in flight."""
         room, sent, now = self._config.entries_in_flight_max, self._gate.sent, self._env.clock.now()
@@ -330,6 +332,7 @@ class Leader:
         self._mutations += len(made.entry.keys)
         self._log.append(made.payload, Seq(made.entry.first_seq), self._done)
 
+    # docs/protocol.md P2
     def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         """The oldest entry in flight is acknowledged, or is not."""
         if self._stopped is not None or not self._flights:
@@ -350,6 +353,7 @@ class Leader:
         except OSError as failure:
             self._break(f"the engine cannot be read: {failure}", failure)
 
+    # docs/protocol.md P8
     def _answer(self, flight: Flight, sent_at: float) -> None:
         """It is applied. Raises OSError if what waited for it cannot be read."""
         self._evaluator.applied()

@@ -87,6 +87,7 @@ class LeaderReads:
     def is_waiting(self) -> bool:
         return bool(self._strict or self._leaseless or self._guarded)
 
+    # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
         if len(self) - self._under_way + len(self._guarded) >= self._most:

@@ -184,6 +184,7 @@ def _expire(d: Deciding, op: Op) -> Result:
     return True
 
 
+# docs/protocol.md P11
 def _batch(d: Deciding, op: Op) -> Result:
     """All or nothing, or with INDEPENDENT each for itself; in one entry in either case."""
     _, _, ops, flags, request = op

@@ -153,6 +153,7 @@ class Owner:
             return [Claim()] if is_passing else []  # before it vanishes: nobody else need see that
         return [] if self.role in (Role.CLAIMING, Role.YIELDING) else [GiveBack()]
 
+    # docs/protocol.md P23
     def _no_leader(self, now: float) -> list[Command]:
         if self.role in (Role.SERVING, Role.OPENING):
             return [Claim()]  # the session was lost, the lead was not
@@ -179,6 +180,7 @@ class Owner:
         self._gone, self._record = self._record, None
         return [*self._follow(None), ReadLeader()]
 
+    # docs/protocol.md P25
     def _tick(self, now: float) -> list[Command]:
         if self.role is Role.STANDING:
             if now < self._stand_at:  # the timer's clock is not ours: it may run ahead by a little

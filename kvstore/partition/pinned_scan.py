@@ -27,6 +27,7 @@ SPLITS_MAX = 4096
 _HEADERS = pinned_page.HEADER_BYTES
 
 
+# docs/protocol.md K6
 class PinnedScan:
     """One read. `step` until it says that a page is full or everything has been read, then `page`."""
 

@@ -100,6 +100,7 @@ class Pinning:
                 except MetadataError as error:
                     log.info("partition=%s pins past their deadline are left: %r", self._partition, error)
 
+    # docs/protocol.md K5
     async def follow_renewals(self) -> None:
         """Of a replica that has left: no MARK tells it of a renewal. What holds the log for a pin is renewed before the
         pin."""
@@ -197,6 +198,7 @@ class Pinning:
             raise NoSuchPin(f"partition {self._partition}: pin {held.pin!r} has ended while it was taken") from None
         return found
 
+    # docs/protocol.md K3
     async def _hold_log(self, pin: str, deadline_ms: int) -> None:
         """From where the state stands, which is at or before the MARK that follows."""
         position = self._state.position

@@ -18,6 +18,7 @@ ENTRY_ITEMS_MAX = 1000
 _PUT = int(Code.PUT)
 
 
+# docs/protocol.md P10
 class Queue:
     """First come, first served."""
 

@@ -33,20 +33,24 @@ class ReadGate:
         """An append leaves."""
         self.sent += 1
 
+    # docs/protocol.md P17
     def acknowledge(self, sent_at: float) -> None:
         """The oldest append that is not acknowledged is now; its first byte was first sent at `sent_at`."""
         self.acknowledged += 1
         if not self._closed:
             self.lease_until = max(self.lease_until, sent_at + self._lease_s)
 
+    # docs/protocol.md P18
     def has_lease(self, now: float) -> bool:
         """Whether the state may be read at `now`. To be asked in the same step as the read."""
         return now < self.lease_until
 
+    # docs/protocol.md P19
     def proves(self, ticket: int) -> bool:
         """Whether an append sent after a read with this ticket had arrived is acknowledged."""
         return self.acknowledged > ticket and not self._closed
 
+    # docs/protocol.md P20
     def wants_renewal(self, now: float) -> bool:
         """Whether a read at `now` should send an empty append to keep the lease; not while any append is under way."""
         if self._lease_s == 0 or self._closed or self.sent != self.acknowledged:
@@ -58,6 +62,7 @@ class ReadGate:
         """Whether no append is under way that may bring a lease."""
         return self._lease_s == 0 or self.sent == self.acknowledged
 
+    # docs/protocol.md P21
     def close(self) -> None:
         """Answer no more. Later acknowledgements change nothing."""
         self._closed = True

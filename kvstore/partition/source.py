@@ -145,6 +145,7 @@ class Source:
             self._counts_for = leader
         return leader
 
+    # docs/protocol.md M12
     async def _freeze(self, asked: Asked) -> Position:
         """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
         leader = self._lead()

@@ -68,6 +68,7 @@ class State:
 
     # ── the log's entries ─────────────────────────────────────────────────────────────────────────────────────────────
 
+    # docs/protocol.md P1
     def apply(self, entry: LogEntry) -> None:
         """Apply the next entry of the log; one at or below `position` is ignored. Raises Corrupted if it does not
         continue this state, or if its check record says that this state is not its writer's."""
@@ -129,6 +130,7 @@ class State:
         for (digest, keys), old in zip(concerned, before, strict=True):
             digest.change(keys, old, self.engine.multi_get(keys))
 
+    # docs/protocol.md P3
     def _admit(self, position: Position, entry: Entry) -> None:
         """Raise Corrupted unless `entry` continues this state."""
         if entry.partition != self.partition:
@@ -145,6 +147,7 @@ class State:
         if entry.check_seq:
             self._compare(entry.check_seq, entry.check_crc)
 
+    # docs/protocol.md P5
     def _compare(self, seq: int, crc: int) -> None:
         """Raise Corrupted if this state differed from the log writer's at `seq`."""
         for known_seq, known_crc in reversed(self._crcs):

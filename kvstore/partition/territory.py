@@ -87,6 +87,7 @@ def _find(parts: Iterable[_Part], move: int) -> _Part | None:
     return next((each for each in parts if each.move == move), None)
 
 
+# docs/protocol.md M2
 @dataclass(frozen=True)
 class Territory:
     """At one position of the log."""

@@ -45,6 +45,7 @@ def master_key(password: bytes) -> bytes:
     return sha1(b"ledger" + password).digest()
 
 
+# docs/protocol.md L14
 class EntryDigest:
     """Makes and checks the packets of ledgers with one digest type and password."""
 

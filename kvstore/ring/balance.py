@@ -25,6 +25,7 @@ _Heap = list[tuple[int, int]]
 """Of (-size, end) of ranges."""
 
 
+# docs/protocol.md H4
 class Balance:
     """A worksheet of shares. `owners` of what has changed, by the end of the range, in the order of the changes."""
 

@@ -114,6 +114,7 @@ def settled(ring: Ring) -> Ring:
     return replace(ring, partitions=partitions)
 
 
+# docs/protocol.md H2
 def planned(
     ring: Ring, partitions: Mapping[PartitionId, Member], future: Mapping[int, PartitionId], *, now_ms: int
 ) -> Ring:

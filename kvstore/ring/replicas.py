@@ -13,6 +13,7 @@ from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
 
+# docs/protocol.md H6
 def begin_replacing(ring: Ring, partition: PartitionId, newcomer: ServerId, leaving: ServerId) -> Ring:
     """The partition's replica on `leaving` shall go, once one on `newcomer` has caught up. Raises ValueError if that is
     not there, or the other is already."""

@@ -59,6 +59,7 @@ class Member:
             raise ValueError(f"partition {self.id}: want distinct replicas of its own replaced, got {self.replacing}")
 
 
+# docs/protocol.md H1
 class TokenRange(NamedTuple):
     """The tokens t with start < t <= end; for start >= end they wrap round."""
 

@@ -16,6 +16,7 @@ from kvstore.types import PartitionId
 _COPYING, _CANCELLING, _FLIPPED = MoveState.COPYING, MoveState.CANCELLING, MoveState.FLIPPED
 
 
+# docs/protocol.md H3
 def begin(ring: Ring, id: MoveId, attempt: int) -> Ring:
     """The target may log its import as `attempt`. Raises ValueError if the move is gone, given up, or further."""
     move = _open(ring, id, MoveState.PLANNED, _COPYING)

@@ -65,6 +65,7 @@ def end_of(found: Found) -> tuple[Position, Seq, int]:
     return last.position, last.after, last.time_ms
 
 
+# docs/protocol.md F7
 class LiveTail:
     """The window of one partition. `run` until cancelled."""
 

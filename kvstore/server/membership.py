@@ -128,6 +128,7 @@ class Membership:
         ring, version = self.topology.ring, self._stored
         return (ring, version[1]) if version[0] == ring.version else None
 
+    # docs/protocol.md H7
     def learn_ring(self, ring: Ring, stored: int | None = None) -> None:
         """This server has written a later ring, which made its znode's version `stored`; or was given one."""
         if stored is not None and ring.version > self._stored[0]:

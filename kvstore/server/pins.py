@@ -270,6 +270,7 @@ def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
     return sorted(up, key=lambda server: (server == leader, up.index(server)))
 
 
+# docs/protocol.md K4
 def _flaw_of(
     taken: dict[PartitionId, Taken], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:

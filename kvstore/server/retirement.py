@@ -22,6 +22,7 @@ from kvstore.wal.pins import Pins
 log = logging.getLogger(__name__)
 
 
+# docs/protocol.md H5
 async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
     """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
     False, and nothing done, while a replica is up or a pin holds its log, or where the ring has forgotten it. Raises

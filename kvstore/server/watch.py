@@ -62,6 +62,7 @@ async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes)
         await watch.close()
 
 
+# docs/protocol.md F5
 class Watch:
     """`messages` until it is closed; then `close`."""
 

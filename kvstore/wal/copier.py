@@ -28,6 +28,7 @@ RETRY_S = 20.0
 ADD_TIMEOUT_S = 5.0
 
 
+# docs/protocol.md W8
 class Copier:
     """Of one leader's log. `wanted` gives the ledgers to look after, and the last entry of the one that is open."""
 

@@ -219,6 +219,7 @@ class LedgerHandle:
         if self._drained is not None and not self._drained.done():
             self._drained.set_result(None)
 
+    # docs/protocol.md W7
     def _tell_lac(self, last_added: EntryId) -> None:
         """If nothing was appended since: the last entry's packet says that the one before is confirmed, nobody says it
         of the last."""

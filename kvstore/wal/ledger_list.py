@@ -28,6 +28,7 @@ class Listed:
     lease_ms: int
 
 
+# docs/protocol.md G16
 @dataclass(frozen=True, slots=True)
 class TrimmedEnd:
     """The last entry of all that was trimmed."""

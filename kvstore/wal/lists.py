@@ -46,6 +46,7 @@ class LedgerLists:
             await until_known(lambda: self._store.create(path, codec.encode(listed)))
         return await self.read(partition)
 
+    # docs/protocol.md G12
     async def write(
         self,
         partition: PartitionId,

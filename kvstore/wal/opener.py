@@ -88,6 +88,7 @@ class LedgerTakeover:
                 raise NotRecoverable(f"ledger {self.ledger}: its last entry cannot be read: {error}") from error
         return self._last_packet
 
+    # docs/protocol.md L9
     async def close(self) -> LedgerMetadata:
         """Record the end; if another recovery has, its end holds. Raises VersionConflict if the ledger has changed
         otherwise since, MetadataError, NoSuchLedger."""

@@ -130,6 +130,7 @@ class TailReader:
         self._after = Position(reader.metadata.ledger, packet.entry)
         return [LogEntry(self._after, packet.payload)]
 
+    # docs/protocol.md L10
     async def _available(self) -> list[LogEntry]:
         """What can be read without waiting for the writer."""
         if self._reader is None and not await self._seek():
@@ -184,6 +185,7 @@ class TailReader:
             self._watches.append(self._ports.ledgers.watch(ledger, self.nudge))
             self._is_stale = True  # it may have changed before the watch was set
 
+    # docs/protocol.md T2
     async def _move_on(self, reader: EntryReader) -> bool:
         """From the end of a closed ledger to the next one; False if none is listed yet."""
         ledger = reader.metadata.ledger
@@ -341,6 +343,7 @@ class TailReader:
             other = bookies[(self._polls + 1) % len(bookies)]
             self._nursery.spawn(self._ask_other(reader, other), name="is the near bookie behind")
 
+    # docs/protocol.md T3
     async def _ask_other(self, reader: EntryReader, other: BookieId) -> None:
         try:
             heard = await self._ports.bookies.read_lac(other, reader.metadata.ledger, reader.digest)

@@ -117,6 +117,7 @@ class LogTakeover:
         except MetadataError as error:
             log.info("ledger=%d was not listed and stays for the sweep: %r", metadata.ledger, error)
 
+    # docs/protocol.md G2
     async def _end(self, listed: LedgerList, closed: list[LedgerMetadata]) -> Position:
         """The last entry of the log before the new ledger; all of its ledgers are closed, and the last ones at hand."""
         for metadata in reversed(closed):

@@ -100,6 +100,7 @@ def hide_a_record(world: SimWorld) -> SimDisk:
     return disk
 
 
+# docs/protocol.md B7
 def test_what_a_damaged_head_hides_is_unknown_and_never_absent(world: SimWorld) -> None:
     hide_a_record(world)
 
@@ -340,6 +341,7 @@ def test_recovery_on_a_full_disk_is_refused_when_the_reserve_is_used_up_and_noth
     run(world, again())
 
 
+# docs/protocol.md B9
 def test_the_reserve_is_kept_free_for_what_must_not_fail(world: SimWorld) -> None:
     async def fill() -> None:
         shelf = await opened(world, reserve_bytes=100_000)

@@ -55,6 +55,7 @@ def test_bytes_under_way_of_a_connection_are_limited_too(world: SimWorld) -> Non
     serve(world, scenario, connection_bytes_max=50_000)
 
 
+# docs/protocol.md B12
 def test_all_connections_together_leave_no_more_than_the_limit_waiting_for_a_sync(world: SimWorld) -> None:
     async def scenario(served: Served, peer: Peer) -> None:
         peers = [peer, *[await served.connect() for _ in range(4)]]

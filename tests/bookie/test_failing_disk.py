@@ -19,6 +19,7 @@ async def opened(world: SimWorld, **config: int) -> Shelf:
     return await Shelf(world.env("b1"), tiny(**config)).start()
 
 
+# docs/protocol.md L12
 def test_a_failed_sync_ends_the_process_and_acknowledges_nothing(world: SimWorld) -> None:
     told: list[Status] = []
 

@@ -65,6 +65,7 @@ def test_the_cookie_is_in_every_directory_and_in_the_metadata_store(world: SimWo
     assert decode_cookie(tree.get(f"/ledgers/cookies/{bookie}")[0], what="") == expected
 
 
+# docs/protocol.md L13
 def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: MemoryTree) -> None:
     first = start(world, tree)
     for directory in ("bookie/journal", "bookie/index"):
@@ -75,6 +76,7 @@ def test_a_bookie_that_lost_all_its_disks_is_another_one(world: SimWorld, tree: 
     assert tree.get(f"/ledgers/cookies/{first.bookie}"), "the old one stays known, as lost"
 
 
+# docs/protocol.md B8
 @pytest.mark.parametrize("directory", ["bookie/journal", "bookie/index"])
 def test_one_empty_directory_among_full_ones_is_refused_by_name(
     world: SimWorld, tree: MemoryTree, directory: str

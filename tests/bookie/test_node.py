@@ -95,6 +95,7 @@ def test_a_bookie_comes_back_as_the_same_one_after_a_crash(world: SimWorld, tree
     run(world, second())
 
 
+# docs/protocol.md B11
 def test_a_lost_session_does_not_stop_a_bookie_and_it_registers_again_as_itself(
     world: SimWorld, tree: MemoryTree
 ) -> None:

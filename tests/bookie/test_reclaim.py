@@ -125,6 +125,7 @@ def test_a_listing_that_is_empty_or_fails_deletes_nothing(world: SimWorld, meta:
     run(world, scenario())
 
 
+# docs/protocol.md B10
 def test_a_lookup_that_fails_deletes_nothing(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)

@@ -77,6 +77,7 @@ def test_an_empty_segment_has_nothing() -> None:
     assert (result.records, result.damage, result.end) == ([], [], FILE_HEADER_SIZE)
 
 
+# docs/protocol.md B6
 @pytest.mark.parametrize("which", [0, 1, 2])
 @pytest.mark.parametrize("where", [0, 8, 26, RECORD_HEADER_SIZE])
 def test_a_bad_record_of_the_last_group_is_the_torn_tail(which: int, where: int) -> None:

@@ -76,6 +76,7 @@ def test_a_client_that_means_this_bookie_gets_definite_answers(world: SimWorld) 
     serve(world, scenario)
 
 
+# docs/protocol.md B5
 @pytest.mark.parametrize("state", [LedgerState.OPEN, LedgerState.IN_RECOVERY])
 def test_a_client_that_names_nobody_gets_no_denial_about_a_ledger_that_is_elsewhere(
     world: SimWorld, state: LedgerState

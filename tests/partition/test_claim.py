@@ -56,6 +56,7 @@ async def test_a_stale_leader_is_removed_but_never_its_successor(tree: MemoryTre
     assert store.session
 
 
+# docs/protocol.md P24
 async def test_a_remover_that_read_the_term_before_the_succession_removes_nothing(
     tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -53,6 +53,7 @@ def test_one_sequence_may_stand_for_several_keys() -> None:
     retries.check()
 
 
+# docs/protocol.md P14
 def test_what_the_client_has_acknowledged_is_dropped_and_its_late_duplicates_are_refused() -> None:
     retries = table()
     for sequence in range(1, 6):
@@ -63,6 +64,7 @@ def test_what_the_client_has_acknowledged_is_dropped_and_its_late_duplicates_are
     retries.check()
 
 
+# docs/protocol.md P15
 def test_a_request_that_carries_a_time_before_the_window_is_refused() -> None:
     retries = table()
     assert outcome(retries, RequestId(X, 1, 1, 4000), KEY, 5000) is None
@@ -99,6 +101,7 @@ def test_one_client_ahead_of_time_keeps_no_other_from_being_forgotten() -> None:
     assert len(retries) == 1
 
 
+# docs/protocol.md P16
 def test_a_full_table_refuses_new_clients_and_serves_those_it_knows() -> None:
     retries = table(bytes_max=2 * BYTES_PER_CLIENT)
     retries.apply(70, 5000, one(X, 1, 1, 5000, b"r" * BYTES_PER_CLIENT))

@@ -58,6 +58,7 @@ def test_the_bytes_of_a_mark_are_these() -> None:
     assert Kind.MARK == 28
 
 
+# docs/protocol.md K1
 def test_a_state_is_kept_as_it_was_at_its_mark(replica: Replica) -> None:
     replica.writer.put(a="1", b="1")
     position = replica.mark("pin")
@@ -159,6 +160,7 @@ def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Rep
         replica.state.held.get("pin", position)
 
 
+# docs/protocol.md K6
 def test_it_is_known_whether_expired_records_are_in_the_way(replica: Replica) -> None:
     writer, state = replica.writer, replica.state
     writer.put(a="1")

@@ -171,6 +171,7 @@ def fill(p: Partition) -> tuple[list[int], list[int]]:
     return flying, p.submit(put(b"q", b"v"), delete(b"k0"))
 
 
+# docs/protocol.md P9
 @pytest.mark.parametrize("error", [UNKNOWN, LedgerFenced("x"), Unavailable("y")])
 def test_what_was_in_flight_is_unknown_and_what_was_queued_is_not_done(p: Partition, error: Any) -> None:
     flying, queued = fill(p)
@@ -265,6 +266,7 @@ def test_while_the_engine_is_behind_its_disk_nothing_more_is_sent_and_reads_go_o
     assert p.result(held) == 2
 
 
+# docs/protocol.md P10
 def test_what_has_waited_for_too_long_is_refused_and_not_appended() -> None:
     p = Partition(PartitionConfig(entries_in_flight_max=1, queue_wait_max_s=5)).start()
     flying = p.submit(put(b"a", b"1"))[0]

@@ -82,6 +82,7 @@ def request(sequence: int) -> RequestId:
 # ── what is owned ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# docs/protocol.md M2
 def test_the_first_record_of_a_log_says_what_is_owned() -> None:
     p = founded(STAYING)
     assert p.state.territory.is_founded
@@ -90,6 +91,7 @@ def test_the_first_record_of_a_log_says_what_is_owned() -> None:
     assert again.territory == p.state.territory, "it is durable with the state"
 
 
+# docs/protocol.md M1
 def test_nobody_answers_for_a_key_that_is_not_owned() -> None:
     p = founded(STAYING)
     reads = [get(M1), get(M1, Level.STRICT), get(M1, Level.STALE)]

@@ -124,6 +124,7 @@ def test_independent_operations_of_a_batch_fail_each_for_itself(p: Partition) ->
     assert (results[2].value, results[3][0]) == (b"1", 1)
 
 
+# docs/protocol.md P11
 def test_a_batch_stands_in_one_entry(p: Partition) -> None:
     p.do(batch(b"a", tuple(put(b"k%d" % number, b"v" * 50_000) for number in range(20))))
     assert len(decode(p.log.acknowledged[-1].payload).keys) == 20

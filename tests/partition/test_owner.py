@@ -99,6 +99,7 @@ def asked_for(owner: Owner, incumbent: Incumbent, rank: int = 0) -> float:
                 assert commands == [PublishAndRank()]
 
 
+# docs/protocol.md P25
 def test_an_incumbent_that_serves_is_asked_again_for_as_long_as_its_grace_lasts() -> None:
     assert INCUMBENT_GRACE_S <= asked_for(owner_after(), SERVES) <= INCUMBENT_GRACE_S + ASK_AGAIN_S
 
@@ -162,6 +163,7 @@ def test_a_leader_makes_its_znode_new_before_the_one_of_its_lost_session_vanishe
     assert owner.role is Role.SERVING
 
 
+# docs/protocol.md P23
 def test_anothers_znode_does_not_stop_a_leader_that_is_not_fenced() -> None:
     owner = owner_after(*SERVING)
     assert owner.handle(LeaderRead(OTHERS), 1) == [Prove()], "whether it is fenced, an append will tell"

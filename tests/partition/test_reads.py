@@ -30,6 +30,7 @@ def value(record: Any) -> Any:
 # ── the gate ──────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# docs/protocol.md P17
 def test_a_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
     gate = ReadGate(0.5)
     gate.send()
@@ -60,6 +61,7 @@ def test_only_an_append_sent_after_the_read_had_arrived_proves_it() -> None:
     assert not gate.proves(gate.sent)
 
 
+# docs/protocol.md P21
 def test_a_closed_gate_stays_closed() -> None:
     gate = ReadGate(0.5)
     gate.send()
@@ -113,6 +115,7 @@ def test_without_a_lease_a_read_waits_for_one_and_an_empty_append_brings_it(p: P
     assert p.under_way() == []
 
 
+# docs/protocol.md P18
 def test_the_lease_is_asked_anew_for_each_read(p: Partition) -> None:
     assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
     p.wait(0.499)
@@ -121,6 +124,7 @@ def test_the_lease_is_asked_anew_for_each_read(p: Partition) -> None:
     assert p.result(p.submit(get(b"a"))[0]) == "waits"
 
 
+# docs/protocol.md P20
 def test_reads_without_writes_renew_the_lease_before_it_runs_out(p: Partition) -> None:
     renewals = 0
     for _ in range(100):
@@ -200,6 +204,7 @@ def test_strict_reads_of_one_turn_share_an_append_and_a_write_serves_as_one(p: P
     assert value(p.result(read)) == b"2"
 
 
+# docs/protocol.md P19
 def test_a_proof_is_never_used_for_a_later_read(p: Partition) -> None:
     (first,) = p.submit(get(b"a", STRICT))
     (second,) = p.submit(get(b"a", STRICT))
@@ -228,6 +233,7 @@ def test_with_all_slots_taken_strict_reads_wait_for_the_next_append(p: Partition
 # ── levels and sequences ──────────────────────────────────────────────────────────────────────────────────────────────
 
 
+# docs/protocol.md P22
 @pytest.mark.parametrize("op", [get(b"a", seq=2), meta(b"a", seq=2), scan(b"", b"", 9, seq=2), get(b"a", SESSION, 2)])
 def test_a_leader_below_what_the_request_has_seen_refuses(p: Partition, op: Any) -> None:
     assert isinstance(p.do(op), NotCaughtUp)

@@ -62,6 +62,7 @@ OPS = [
 ]
 
 
+# docs/protocol.md P12
 @pytest.mark.parametrize("op", OPS)
 @pytest.mark.parametrize("other_leader", [False, True])
 def test_a_retry_gets_the_first_answer_and_changes_nothing(p: Partition, op: Any, other_leader: bool) -> None:
@@ -120,6 +121,7 @@ def test_a_retry_hit_needs_the_lease(p: Partition) -> None:
     assert p.result(again) == 3
 
 
+# docs/protocol.md P13
 def test_a_refused_request_is_not_remembered(p: Partition) -> None:
     op = put(b"a", b"2", flags=Flag.IF_ABSENT, request=request(1))
     assert isinstance(p.do(op), ConditionFailed)

@@ -67,6 +67,7 @@ def test_an_entry_applied_before_is_ignored() -> None:
     assert state.seq == 2
 
 
+# docs/protocol.md P3
 def test_a_gap_in_the_sequences_is_refused_and_changes_nothing() -> None:
     writer, state = Writer(0), state_over(MemoryEngine())
     state.apply(writer.put(a="1"))

@@ -44,6 +44,7 @@ def test_master_keys_are_apaches(password: bytes, key: str) -> None:
     assert master_key(password).hex() == key
 
 
+# docs/protocol.md L14
 @pytest.mark.parametrize("kind", [DigestType.CRC32C, DigestType.CRC32, DigestType.HMAC])
 def test_no_flipped_bit_passes(kind: DigestType) -> None:
     digest = EntryDigest(kind, b"secret")

@@ -8,6 +8,7 @@ from kvstore.ring.hashing import TOKENS
 LAST = TOKENS - 1
 
 
+# docs/protocol.md K4
 @pytest.mark.parametrize(
     ("owned", "wrong"),
     [

@@ -31,6 +31,7 @@ def test_a_join_moves_no_more_than_the_newcomers_share() -> None:
     assert {move.target for move in ring.moves.values()} == {"p10"}
 
 
+# docs/protocol.md H4
 @pytest.mark.parametrize(("count", "more"), [(1, 2), (3, 5), (3, 1), (10, 10), (17, 2), (40, 1), (100, 4)])
 def test_after_a_join_no_partition_owns_more_than_a_twentieth_above_the_mean(count: int, more: int) -> None:
     ring = settle(grown(count, more))
@@ -39,6 +40,7 @@ def test_after_a_join_no_partition_owns_more_than_a_twentieth_above_the_mean(cou
     assert {member.state for member in ring.partitions.values()} == {PartitionState.SERVING}
 
 
+# docs/protocol.md H2
 def test_many_that_join_at_once_get_their_ranges_straight_from_those_who_own_them() -> None:
     ring = grown(3, 5)
     assert {move.source for move in ring.moves.values()} <= set(ids(1, 3))
@@ -154,6 +156,7 @@ def test_a_range_moves_whoever_owns_its_parts() -> None:
     assert differences(ring_of(3), after) == sum(move.size for move in ring.moves.values())
 
 
+# docs/protocol.md M12
 def test_a_range_that_is_under_way_cannot_move_again() -> None:
     ring = grown(3, 1)
     move = ring.moves[min(ring.moves)]
@@ -199,12 +202,14 @@ def test_moves_that_are_given_up_do_not_count_as_progress() -> None:
     assert ring.journey.tokens >= sum(move.size for move in planned)
 
 
+# docs/protocol.md H3
 def test_a_flip_of_a_move_that_nobody_began_is_refused() -> None:
     ring = grown(3, 1)
     with pytest.raises(ValueError, match="want it copying or cancelling or flipped, is planned"):
         steps.flip(ring, min(ring.moves))
 
 
+# docs/protocol.md H7
 def test_only_what_routes_keys_elsewhere_makes_others_look_again() -> None:
     ring = grown(3, 1)
     id = min(ring.moves)

@@ -11,6 +11,7 @@ P1 = PartitionId("p1")
 N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
 
 
+# docs/protocol.md H6
 def test_the_newcomer_takes_the_place_of_the_one_that_it_replaces() -> None:
     before = ring_of(3)
     ring = begin_replacing(before, P1, N4, N1)

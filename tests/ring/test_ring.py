@@ -22,6 +22,7 @@ def ring_of(tokens: dict[int, str]) -> Ring:
     return Ring(1, {owner: Member(owner, ()) for owner in owners}, SortedDict(tokens))
 
 
+# docs/protocol.md H1
 @pytest.mark.parametrize(
     ("token", "owner"),
     [(0, "a"), (9, "a"), (10, "a"), (11, "b"), (20, "b"), (21, "a"), (TOKENS - 1, "a")],

@@ -88,6 +88,7 @@ async def served(world: World) -> AsyncIterator[str]:
         service.close()
 
 
+# docs/protocol.md F1
 async def test_a_page_has_every_change_in_columns(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     log.put((b"a", b"1"), (b"b", b"22"))
@@ -209,6 +210,7 @@ async def test_a_page_names_what_came_and_went(reading: Reading) -> None:
     assert list(come.sequences) == [1, 3], "sequences go on behind the old owner's"
 
 
+# docs/protocol.md F6
 async def test_a_trimmed_position_is_an_error_of_its_own(reading: Reading) -> None:
     log = reading.world.logs["p1"]
     for _ in range(2):

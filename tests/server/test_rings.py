@@ -177,6 +177,7 @@ async def test_a_change_that_is_cancelled_before_its_turn_is_not_made(
     assert set((await stored(store)).partitions) == {P1, P2}
 
 
+# docs/protocol.md M10
 async def test_a_change_that_is_wanted_soon_is_written_without_reading_what_is_known(
     store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,6 +57,7 @@ async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
     assert following.position == {"p1": 6, "p2": 0}
 
 
+# docs/protocol.md F5
 async def test_a_watch_begins_now_and_not_before(world: World) -> None:
     world.logs["p1"].put((b"a", b"old"))
     following = await world.watch()
@@ -127,6 +128,7 @@ async def test_a_reader_who_is_overtaken_by_trimming_is_told(world: World, monke
     assert isinstance(await following.failure(), PositionTrimmed)
 
 
+# docs/protocol.md F7
 async def test_a_slow_reader_holds_one_batch_and_reads_the_rest_from_the_log(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,6 +229,7 @@ async def test_what_the_new_owner_logs_waits_for_what_the_old_one_logged(world: 
     assert [(each.partition, each.version) for each in await following.take(2)] == [("p1", 1), ("p2", 2)]
 
 
+# docs/protocol.md F4
 async def test_one_key_is_followed_from_the_old_owner_to_the_new_one(world: World) -> None:
     key = owned_by(world.ring, P1)
     following = await world.watch(Interest(key, key + b"\0"), of=key)
@@ -263,6 +266,7 @@ async def test_one_key_is_found_again_by_who_was_away_while_it_moved(world: Worl
     assert [each.version for each in await following.take(3 - after)] == list(range(after + 1, 4))
 
 
+# docs/protocol.md F2
 async def test_a_release_right_at_the_position_is_seen_again(world: World) -> None:
     """Its sequence is that of the write before it: whoever has had that may not have had the release."""
     key = owned_by(world.ring, P1)

@@ -32,6 +32,7 @@ class SlowEngine(SimEngine):
         super().write(batch)
 
 
+# docs/protocol.md P27
 def test_a_replica_that_is_made_anew_answers_stale_reads_once_it_has_what_the_others_had() -> None:
     async def story(stage: Stage) -> None:
         await stage.until(lambda: stage.cluster.leader(P) is not None)

@@ -159,6 +159,7 @@ def test_a_killed_bookie_fails_all_that_is_outstanding_at_once() -> None:
     run(case)
 
 
+# docs/protocol.md W2
 def test_a_silent_bookie_fails_adds_after_two_seconds_without_progress() -> None:
     async def case(wire: Wire) -> None:
         wire.add(0)

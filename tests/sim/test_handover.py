@@ -141,6 +141,7 @@ def test_the_lead_is_not_handed_to_a_process_that_is_gone_or_has_just_started() 
         play(story, handing_back(), seed)
 
 
+# docs/protocol.md P26
 def test_the_lead_is_not_handed_to_another_process_than_was_seen() -> None:
     async def story(stage: Stage) -> None:
         leads, back = await led_by_another(stage)

@@ -42,6 +42,7 @@ def test_a_partition_joins_under_load(seed: int) -> None:
     play(seed, join_one)
 
 
+# docs/protocol.md M13
 @pytest.mark.parametrize(
     "parties",
     [pytest.param(("p1",), marks=pytest.mark.slow), pytest.param(("p2",), marks=pytest.mark.slow), ("p1", "p2")],
@@ -91,6 +92,7 @@ def test_joins_in_a_chain_end_with_every_key_at_its_owner() -> None:
     play(4, joins)
 
 
+# docs/protocol.md M11
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "step", [each for each in ON_THE_WAY if each.endswith(("begin", "copy", "follow", "freeze", "ask", "release"))]
@@ -170,6 +172,7 @@ def test_a_paused_move_waits_and_goes_on() -> None:
     play(7, pause, TWO, users=4, keys=KEYS, counters=COUNTERS)
 
 
+# docs/protocol.md M14
 @pytest.mark.slow
 def test_scans_that_cross_moves_find_every_key_once() -> None:
     """By token, in pages of several sizes, while partitions join and ranges flip."""

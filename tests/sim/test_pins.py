@@ -283,14 +283,17 @@ async def a_pin_ends_everywhere(world: World, users: Users) -> None:
     assert isinstance(await reader.renew("pin", 4_000), NoSuchPin)
 
 
+# docs/protocol.md K2
 def test_a_pin_that_is_given_back_while_nobody_leads_ends() -> None:
     play(1, a_pin_is_given_back_while_nobody_leads, Knobs(partitions=1), users=1)
 
 
+# docs/protocol.md K3
 def test_a_pin_that_nobody_keeps_any_more_is_not_renewed() -> None:
     play(1, a_pin_ends_everywhere, Knobs(partitions=2), users=1)
 
 
+# docs/protocol.md K5
 def test_a_partition_that_has_retired_is_read_at_its_pinned_position_until_that_ends() -> None:
     play(1, a_partition_retires_under_a_pin, Knobs(partitions=2), users=2)
 

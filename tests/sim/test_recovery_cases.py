@@ -191,6 +191,7 @@ def test_a_recovery_that_can_read_but_not_write_leaves_the_ledger_in_recovery() 
     run(case)
 
 
+# docs/protocol.md R6
 def test_a_recovery_adopts_the_end_of_another_that_was_first() -> None:
     """testMetadataClosedDuringRecovery."""
 
@@ -212,6 +213,7 @@ def test_a_recovery_adopts_the_end_of_another_that_was_first() -> None:
     run(case)
 
 
+# docs/protocol.md R5
 def test_an_ensemble_change_of_a_recovery_is_seen_by_nobody_before_the_end() -> None:
     """testNewEnsembleAddedDuringRecovery: published early, the second recovery would look for entry 2 at a bookie that
     is new."""
@@ -305,6 +307,7 @@ def test_two_recoveries_at_once_agree() -> None:
     run(case)
 
 
+# docs/protocol.md R7
 @pytest.mark.parametrize("moment", [0.0, 0.0006, 0.0012, 0.0018, 0.0024, 0.003, 0.004, 0.006])
 def test_a_recovery_that_dies_anywhere_is_finished_by_the_next(moment: float) -> None:
     async def case(bench: Bench) -> None:
@@ -324,6 +327,7 @@ def test_a_recovery_that_dies_anywhere_is_finished_by_the_next(moment: float) ->
     run(case)
 
 
+# docs/protocol.md R4
 def test_a_recovery_shows_readers_nothing_that_another_may_drop() -> None:
     """The last-add-confirmed of the write-back stands still: the recovery that found entry 3 may lose to one that did
     not."""
@@ -353,6 +357,7 @@ def test_a_ledger_of_one_entry_keeps_it() -> None:
     run(case)
 
 
+# docs/protocol.md G7
 def test_an_empty_ledger_closes_with_no_entry() -> None:
     async def case(bench: Bench) -> None:
         await bench.ledger()

@@ -22,6 +22,7 @@ from tests.sim.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 pytestmark = pytest.mark.sim
 
 
+# docs/protocol.md G10
 def test_a_full_ledger_is_rolled_and_nothing_is_lost_or_reordered() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))
@@ -92,6 +93,7 @@ def test_a_leader_that_finds_no_ack_quorum_while_it_rolls_gives_its_log_up_too()
     run(case)
 
 
+# docs/protocol.md G13
 def test_while_the_metadata_store_is_away_nothing_is_rolled_and_appends_go_on() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)
@@ -199,6 +201,7 @@ def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
     run(case)
 
 
+# docs/protocol.md W8
 def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))

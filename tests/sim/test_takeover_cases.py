@@ -54,6 +54,7 @@ def test_a_takeover_waits_out_the_lease_that_the_list_names() -> None:
     run(case)
 
 
+# docs/protocol.md G8
 def test_nothing_is_closed_or_listed_before_the_wait_is_over() -> None:
     async def case(bench: Bench) -> None:
         await Writer(await opened(bench.logs(), lease_ms=1000)).append(3)
@@ -69,6 +70,7 @@ def test_nothing_is_closed_or_listed_before_the_wait_is_over() -> None:
     run(case)
 
 
+# docs/protocol.md G9
 def test_a_release_record_at_the_end_saves_the_wait() -> None:
     async def case(bench: Bench) -> None:
         log = await opened(bench.logs(), lease_ms=5000)
@@ -173,6 +175,7 @@ def test_a_candidate_that_dies_after_any_write_is_followed_by_another(step: int)
     run(case)
 
 
+# docs/protocol.md G12
 def test_a_list_write_of_unknown_outcome_that_was_done_is_success() -> None:
     async def case(bench: Bench) -> None:
         store = FrozenStore(bench.tree)

@@ -126,6 +126,7 @@ def test_a_pin_on_a_ledger_that_was_trimmed_fails() -> None:
     run(case)
 
 
+# docs/protocol.md G14
 def test_a_pin_that_comes_between_list_and_delete_keeps_the_ledger() -> None:
     async def case(bench: Bench) -> None:
         writer = await four_ledgers(bench)
@@ -215,6 +216,7 @@ def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays() -> Non
     run(case)
 
 
+# docs/protocol.md G15
 def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
     async def case(bench: Bench) -> None:
         writer = Writer(await opened(bench.logs(SMALL)))

@@ -331,6 +331,7 @@ def test_closing_twice_is_fine_and_a_recovery_in_between_that_agrees_too() -> No
     run(case)
 
 
+# docs/protocol.md W9
 def test_a_writer_cannot_close_a_ledger_that_is_in_recovery() -> None:
     async def case(bench: Bench) -> None:
         handle = bench.handle(await bench.ledger())

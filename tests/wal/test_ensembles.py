@@ -25,6 +25,7 @@ def test_several_bookies_are_one_change() -> None:
     assert with_swaps(MINE, MINE, e(0), {B3: B4, B1: B5}).fragments[-1].ensemble == (B5, B2, B4)
 
 
+# docs/protocol.md W4
 def test_the_own_write_of_unknown_outcome_is_recognised() -> None:
     once = with_swaps(MINE, MINE, e(5), SWAP)
     assert with_swaps(once, MINE, e(5), SWAP) is once
@@ -62,6 +63,7 @@ def test_closing_twice_at_the_same_place_is_fine_and_at_another_is_not() -> None
         closed_by_writer(closed, MINE, e(4), 11)
 
 
+# docs/protocol.md R1
 def test_a_recovery_takes_an_open_ledger_and_leaves_others_as_they_are() -> None:
     assert in_recovery(MINE).state is LedgerState.IN_RECOVERY
     for recorded in (MINE.recovering(), MINE.closed(e(4), 10)):

@@ -36,6 +36,7 @@ def test_ledger_ids_rise() -> None:
         listed(1, 20).with_ledger(LedgerId(11), Seq(30), epoch=1, lease_ms=0)
 
 
+# docs/protocol.md G11
 def test_the_exact_first_sequence_replaces_the_bound() -> None:
     before = listed(1).with_ledger(LedgerId(11), Seq(1), epoch=1, lease_ms=0)
     assert before.with_exact(LedgerId(11), Seq(9)).ledgers[-1] == Listed(LedgerId(11), Seq(9), True, 1, 0)
@@ -85,6 +86,7 @@ def test_a_pin_holds_its_ledger_and_all_after_it() -> None:
     assert listed(1, 20, 30, 40, 50).trimmable(Seq(1000), LedgerId(10)) == []
 
 
+# docs/protocol.md G16
 def test_trimming_remembers_the_last_entry_that_went() -> None:
     after = listed(1, 20, 30, 40).without_first([EntryId(3), EntryId(5)])
     assert after.trimmed_end == TrimmedEnd(LedgerId(11), EntryId(5))

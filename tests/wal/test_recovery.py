@@ -81,6 +81,7 @@ def test_every_window_of_a_striped_ensemble_must_be_covered() -> None:
     assert asked(recovery.handle(LastAnswer(B4, None))) == list(range(READ_AHEAD))
 
 
+# docs/protocol.md R2
 def test_an_answer_whose_digest_is_wrong_does_not_count() -> None:
     recovery = recovery_of()
     recovery.handle(LastAnswer(B1, None))
@@ -186,6 +187,7 @@ def test_entries_are_found_in_order() -> None:
     assert [each.packet.entry for each in commands if isinstance(each, Found)] == [0, 1]
 
 
+# docs/protocol.md R3
 def test_the_first_gap_is_the_end_even_if_a_later_entry_is_there() -> None:
     recovery = reading()
     recovery.handle(EntryAnswer(B1, e(0), entry(0)))

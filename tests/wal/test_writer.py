@@ -102,6 +102,7 @@ def test_a_copy_outside_the_write_set_counts_for_nothing() -> None:
     assert confirmed(stored(writer, 0, B1, B2)) == [0]
 
 
+# docs/protocol.md W6
 def test_the_first_send_time_is_kept_when_an_entry_is_sent_again() -> None:
     writer = writer_with(spares="4")
     writer.handle(Append(b"a", 1.0))
@@ -154,6 +155,7 @@ def test_failures_during_a_change_are_taken_up_after_it() -> None:
     assert sent(change(writer, B1, B5, B4, replaced=(B2,))) == [(e(0), (B5,))]
 
 
+# docs/protocol.md W3
 def test_several_failures_can_be_one_change() -> None:
     writer = writer_with(b"a", spares="45")
     writer.handle(Failed(B3))
@@ -200,6 +202,7 @@ def test_entries_that_the_failed_place_does_not_hold_are_confirmed_after_the_cha
     assert (sent(commands), confirmed(commands)) == ([], [0])
 
 
+# docs/protocol.md W1
 def test_without_a_spare_entries_go_on_with_an_ack_quorum() -> None:
     writer = writer_with(b"a")
     assert writer.handle(Failed(B3)) == []
@@ -288,6 +291,7 @@ def test_what_all_have_is_kept_no_longer() -> None:
     assert writer.held_bytes == 0
 
 
+# docs/protocol.md W5
 @pytest.mark.parametrize(
     ("event", "error"), [(Fenced(), LedgerFenced), (Stop(LedgerClosed("by a recovery")), LedgerClosed)]
 )
