@@ -18,10 +18,12 @@ T = TypeVar("T")
 
 WHERE = ("servers", "zookeeper", "dataDir", "tlsCa", "tlsCert", "tlsKey", "timeout")
 RANGE = ("columns", "prefix", "start", "end", "keyEncoding")
-READ = (*WHERE, *RANGE, "pin", "pinTtl", "splitBytes", "pageBytes", "pushFilters")
+READ = (*WHERE, *RANGE, "keys", "partition", "pin", "pinTtl", "splitBytes", "pageBytes")
 STREAM_ONLY = ("startingPosition", "maxRowsPerTrigger", "maxBytesPerTrigger", "holdName", "holdTtl")
 STREAM = (*WHERE, *RANGE, *STREAM_ONLY)
 WRITE = (*WHERE, "keyColumn", "valueColumn", "expiresColumn", "onConflict", "onNull", "batchRows", "batchBytes")
+KEYS_MAX = 10_000
+"""In the option `keys`: each is looked for by itself."""
 SPARKS_OWN = {"checkpointlocation", "path", "querymaxresultcount"}
 """Options that Spark hands to every source and sink."""
 
@@ -54,14 +56,6 @@ class OnNull(StrEnum):
 
     error = "error"
     delete = "delete"
-
-
-class PushFilters(StrEnum):
-    """Whether the store applies the conditions of a query."""
-
-    never = "never"
-    once = "once"
-    """The data frame is read once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,12 +94,15 @@ class ReadOptions:
 
     columns: tuple[str, ...]
     keys: KeyRange
+    exactly: frozenset[bytes] | None
+    """Of that range only these keys; None: all."""
+    partition: str
+    """Of that the rows of this partition; empty: of all."""
     pin: str
     """Read at a pin that somebody else holds, as splits.encode tells it; empty: at one of our own."""
     pin_ttl_s: float
     split_bytes: int
     page_bytes: int
-    push_filters: PushFilters
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,11 +170,12 @@ def read_options(options: Mapping[str, str], known: tuple[str, ...]) -> ReadOpti
     return ReadOptions(
         _columns(options, known, known),
         key_range(options),
+        exact_keys(options),
+        options.get("partition", ""),
         options.get("pin", ""),
         _seconds(options, "pinTtl", 600.0, least=10.0, most=86_400.0),
         _size(options, "splitBytes", 64 << 20, 1 << 16, 1 << 40),
         _size(options, "pageBytes", 1 << 20, 1 << 12, 2 << 20),
-        _choice(options, "pushFilters", PushFilters.never),
     )
 
 
@@ -223,19 +221,26 @@ def is_for_a_stream(options: Mapping[str, str]) -> bool:
 
 def key_range(options: Mapping[str, str]) -> KeyRange:
     """What prefix, start and end leave. Raises ConfigError."""
-    encoding = options.get("keyEncoding", "utf8").lower()
-    if encoding not in ("utf8", "utf-8", "hex"):
-        raise ConfigError(f"keyEncoding: want utf8 or hex, got {options['keyEncoding']!r}")
-    found = {}
-    for name in ("prefix", "start", "end"):
-        text = options.get(name, "")
-        try:
-            found[name] = bytes.fromhex(text) if encoding == "hex" else text.encode()
-        except ValueError:
-            raise ConfigError(f"{name}: want hexadecimal digits, since keyEncoding is hex; got {text!r}") from None
+    found = {name: _key(options, name, options.get(name, "")) for name in ("prefix", "start", "end")}
     if found["end"] and found["start"] > found["end"]:
         raise ConfigError(f"start, end: want start below end, got {options['start']!r} and {options['end']!r}")
     return KeyRange(found["start"], found["end"]) & prefix_range(found["prefix"])
+
+
+def exact_keys(options: Mapping[str, str]) -> frozenset[bytes] | None:
+    """The keys that `keys` lists; None: it is not set. Raises ConfigError."""
+    text = options.get("keys")
+    if text is None:
+        return None
+    try:
+        listed = json.loads(text)
+    except ValueError:
+        listed = None
+    if not isinstance(listed, list) or not all(isinstance(each, str) for each in listed):
+        raise ConfigError(f'keys: want a list as JSON, for example ["user/1", "user/2"], got {text[:100]!r}')
+    if len(listed) > KEYS_MAX:
+        raise ConfigError(f"keys: want at most {KEYS_MAX}, got {len(listed)}: join with a data frame of them instead")
+    return frozenset(_key(options, "keys", each) for each in listed)
 
 
 def prefix_range(prefix: bytes) -> KeyRange:
@@ -248,6 +253,11 @@ def prefix_range(prefix: bytes) -> KeyRange:
 
 
 def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: str) -> None:
+    if any(name.lower() == "pushfilters" for name in options):
+        raise ConfigError(
+            "pushFilters: Spark applied the filters of one action to the next, which then missed rows, so there is no "
+            "such option: narrow what is read by prefix, start, end, keys and partition; Spark checks the conditions"
+        )
     names = {name.lower() for name in known} | SPARKS_OWN
     unknown = sorted(name for name in options if name.lower() not in names)
     if unknown:
@@ -256,6 +266,16 @@ def _refuse_unknown(options: Mapping[str, str], known: tuple[str, ...], doing: s
         raise ConfigError(f"unknown option {name!r} for {doing}; there are {', '.join(known)}")
     if options.get("path"):
         raise ConfigError(f"there are no paths in a store, got {options['path']!r}: call load() or save() without one")
+
+
+def _key(options: Mapping[str, str], name: str, text: str) -> bytes:
+    encoding = options.get("keyEncoding", "utf8").lower()
+    if encoding not in ("utf8", "utf-8", "hex"):
+        raise ConfigError(f"keyEncoding: want utf8 or hex, got {options['keyEncoding']!r}")
+    try:
+        return bytes.fromhex(text) if encoding == "hex" else text.encode()
+    except ValueError:
+        raise ConfigError(f"{name}: want hexadecimal digits, since keyEncoding is hex; got {text!r}") from None
 
 
 def _columns(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:

@@ -6,30 +6,34 @@ replica that keeps the moment will do; one that fails is replaced within the tas
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.pinned import PinnedStore
 from kvstore.errors import NoSuchPin
-from kvstore.spark.filters import Wanted, push
 from kvstore.spark.options import ReadOptions
 from kvstore.spark.pins import explained, kept_alive, renew_or_explain
-from kvstore.spark.splits import Piece, Work, plan
+from kvstore.spark.splits import Piece, Wanted, Work, plan
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
 
 
 class PinnedReader(DataSourceReader):
-    """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open."""
+    """`spark.read.format("kvstore")`. Pickled: it holds nothing that is open.
+
+    It has no `pushFilters`: Spark up to 4.3.0 keeps the plan that a reader made under the conditions of one scan for
+    all scans of the data frame, also for those without these conditions, which then miss rows. So what is read is
+    narrowed by options alone: they belong to the data frame, and its one plan is right for each of its scans.
+    """
 
     def __init__(self, config: ClientConfig, store: PinnedStore, options: ReadOptions, *, pinned_at: float) -> None:
         """`pinned_at`: when the pin was made, by the wall clock."""
         self._config, self._store, self._options = config, store, options
-        self._wanted = Wanted(options.keys)
+        self._wanted = Wanted(options.keys, options.exactly, options.partition or None)
         self._pinned_at = pinned_at
 
     def partitions(self) -> Sequence[InputPartition]:
@@ -65,12 +69,3 @@ class PinnedReader(DataSourceReader):
             batch = batch_of(page, piece.split.partition, options.columns)
             if batch.num_rows:
                 yield batch
-
-
-class FilteringReader(PinnedReader):
-    """The same for a data frame that is read once. Spark up to 4.3.0 keeps what a reader gave under the filters of one
-    scan for all later scans of the data frame, also for those without these filters, which then miss rows."""
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        self._wanted, left = push(self._wanted, filters)
-        return left

@@ -26,7 +26,6 @@ VECTOR = "jdk.incubator.vector"
 """A module that Spark's launcher asks for by name, only to compute faster. Small Java runtimes lack it, and do not
 start then."""
 SETTINGS = {
-    "spark.sql.python.filterPushdown.enabled": "true",  # for readers that are asked to take filters
     "spark.ui.showConsoleProgress": "false",
     "spark.ui.enabled": "false",
     "spark.sql.session.timeZone": "UTC",

@@ -13,14 +13,13 @@ from kvstore.errors import ConfigError, Overloaded, StoreError
 from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find
 from kvstore.spark.options import (
-    PushFilters,
     columns_of,
     is_for_a_stream,
     read_options,
     stream_options,
     write_options,
 )
-from kvstore.spark.reader import FilteringReader, PinnedReader
+from kvstore.spark.reader import PinnedReader
 from kvstore.spark.splits import decode
 from kvstore.spark.stream import ChangeReader, Refused
 from kvstore.spark.writer import BulkWriter, StreamWriter
@@ -79,8 +78,7 @@ class KvstoreSource(DataSource):
             raise self._failure
         if self._config is None or self._store is None:
             raise ConfigError(OWN_SCHEMA)
-        kind = FilteringReader if options.push_filters is PushFilters.once else PinnedReader
-        return kind(self._config, self._store, options, pinned_at=self._pinned_at)
+        return PinnedReader(self._config, self._store, options, pinned_at=self._pinned_at)
 
     def streamReader(self, schema: StructType) -> ChangeReader | Refused:
         if self._store is not None and self._config is not None and not self.options.get("pin"):

@@ -10,13 +10,38 @@ from kvstore.client.pinned import PinnedPartition, PinnedStore, Split
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.ring.hashing import token_of
-from kvstore.spark.filters import Wanted, after
 from kvstore.spark.options import KeyRange, prefix_range
 from kvstore.types import EntryId, LedgerId, Position
 
 POINTS = 100
 """Keys that one task looks for one by one."""
 FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Rows that are asked for."""
+
+    keys: KeyRange
+    exactly: frozenset[bytes] | None = None
+    """None: all keys of the range."""
+    partition: str | None = None
+    """None: all."""
+
+    def point_keys(self) -> list[bytes] | None:
+        """The keys to look for, sorted; None: a range of them."""
+        if self.exactly is None:
+            return None
+        return sorted(key for key in self.exactly if contains(self.keys, key))
+
+
+def contains(keys: KeyRange, key: bytes) -> bool:
+    return keys.start <= key and (not keys.end or key < keys.end)
+
+
+def after(key: bytes) -> bytes:
+    """The next possible key."""
+    return key + b"\0"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +57,11 @@ Work = tuple[Piece, ...]
 
 
 def plan(store: PinnedStore, wanted: Wanted) -> list[Work]:
-    """Every wanted row of the store is in exactly one piece."""
-    if wanted.is_nothing or wanted.keys.is_empty:
+    """Every wanted row of the store is in exactly one piece. Raises ConfigError if it has no such partition."""
+    names = [each.partition for each in store.partitions]
+    if wanted.partition is not None and wanted.partition not in names:
+        raise ConfigError(f"partition: there is no {wanted.partition!r}; there are {', '.join(sorted(names))}")
+    if wanted.keys.is_empty:
         return []
     points = wanted.point_keys()
     splits = [split for split in store.splits() if wanted.partition in (None, split.partition)]

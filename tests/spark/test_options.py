@@ -1,11 +1,13 @@
 """Options are checked before anything happens; a fault names the option, what was wanted and what came."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from kvstore.errors import ConfigError
 from kvstore.spark.options import (
+    KEYS_MAX,
     KeyRange,
     OnConflict,
     OnNull,
@@ -85,6 +87,10 @@ def test_reading_has_defaults_and_reads_what_is_set() -> None:
     assert found.columns == ("value", "key")
     assert found.keys == KeyRange(b"a/", b"a/m")
     assert found.split_bytes == 1 << 20
+    assert (found.exactly, found.partition) == (None, "")
+    found = read_options({"keys": '["00ff", "61"]', "keyEncoding": "hex", "partition": "p1"}, KNOWN)
+    assert (found.exactly, found.partition) == ({b"\0\xff", b"a"}, "p1")
+    assert read_options({"keys": "[]"}, KNOWN).exactly == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -96,6 +102,11 @@ def test_reading_has_defaults_and_reads_what_is_set() -> None:
         ({"keyEncoding": "hex", "prefix": "xy"}, "prefix: want hexadecimal digits"),
         ({"keyEncoding": "rot13"}, "keyEncoding: want utf8 or hex"),
         ({"batchRows": "1"}, "unknown option 'batchRows' for reading"),
+        ({"pushfilters": "once"}, "pushFilters: Spark applied the filters of one action to the next"),
+        ({"keys": "user/1"}, "keys: want a list as JSON"),
+        ({"keys": "[1]"}, "keys: want a list as JSON"),
+        ({"keys": '["zz"]', "keyEncoding": "hex"}, "keys: want hexadecimal digits"),
+        ({"keys": json.dumps([str(number) for number in range(KEYS_MAX + 1)])}, "keys: want at most 10000, got 10001"),
     ],
 )
 def test_a_wrong_option_of_a_read_is_named(options: dict[str, str], message: str) -> None:
@@ -119,6 +130,7 @@ def test_a_stream_begins_where_it_is_told() -> None:
         ({"holdName": "a b"}, "holdName: want 1 to 64 letters"),
         ({"holdTtl": "2d"}, "holdTtl: want a time like 30s"),
         ({"pinttl": "10s"}, "unknown option 'pinTtl' for reading a stream"),
+        ({"keys": "[]"}, "unknown option 'keys' for reading a stream"),
     ],
 )
 def test_a_wrong_option_of_a_stream_is_named(options: dict[str, str], message: str) -> None:

@@ -85,49 +85,6 @@ def test_a_partition_of_the_store_is_read_in_pieces(
     assert pairs(frame) == sorted(stored.items())
 
 
-CONDITIONS = (
-    "key = cast('s-17' as binary)",
-    "key in (cast('s-17' as binary), cast('s-1700' as binary), cast('none' as binary))",
-    "key > cast('s-2' as binary) and key <= cast('s-29' as binary)",
-    "key < cast('s-2' as binary) and partition = 'p2' and version > 0",
-    "key >= cast('s-29' as binary) and length(value) = 84 and expires_at is null",
-    "key = cast('s-1' as binary) and key = cast('s-2' as binary)",
-)
-
-
-@pytest.mark.parametrize("condition", CONDITIONS)
-def test_filters_give_what_spark_itself_would_keep(
-    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes], condition: str
-) -> None:
-    pushed = pairs(read(spark, cluster, prefix="s-", pushFilters="once").where(condition))
-    assert pushed == pairs(read(spark, cluster, prefix="s-").where(condition))
-    assert len(pushed) < len(stored)
-
-
-def test_a_filter_that_is_pushed_narrows_what_is_read(
-    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
-) -> None:
-    tasks = {
-        each: read(spark, cluster, pushFilters=each, **SMALL).where(CONDITIONS[0]).rdd.getNumPartitions()
-        for each in ("once", "never")
-    }
-    assert tasks["once"] == 1 < tasks["never"]
-
-
-def test_conditions_of_one_query_stay_out_of_the_next(
-    spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
-) -> None:
-    """Spark reuses the plan of a reader that took filters."""
-    frame = read(spark, cluster, prefix="s-")
-    one, some = (frame.where(CONDITIONS[place]) for place in (0, 4))
-    assert pairs(one) == [(b"s-17", stored[b"s-17"])]
-    assert frame.count() == len(stored)
-    assert pairs(one.union(some)) == sorted(
-        [(b"s-17", stored[b"s-17"])]
-        + [(key, value) for key, value in stored.items() if key >= b"s-29" and len(value) == 84]
-    )
-
-
 def test_columns_can_be_chosen_before_anything_is_read(
     spark: SparkSession, cluster: Cluster, stored: dict[bytes, bytes]
 ) -> None:

@@ -10,9 +10,8 @@ from kvstore.client.pinned import PinnedPartition, PinnedStore
 from kvstore.errors import ConfigError
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.spark import splits
-from kvstore.spark.filters import Wanted, contains
 from kvstore.spark.options import KeyRange, prefix_range
-from kvstore.spark.splits import POINTS, plan
+from kvstore.spark.splits import POINTS, Wanted, contains, plan
 from kvstore.types import EntryId, LedgerId, Position
 
 KEYS = [b"user/%d" % number for number in range(300)] + [b"order/{%d}/x" % number for number in range(50)]
@@ -96,8 +95,12 @@ def test_many_keys_are_shared_out_to_tasks() -> None:
 
 
 def test_nothing_wanted_is_no_task() -> None:
-    assert plan(STORE, Wanted(KeyRange(), is_nothing=True)) == []
     assert plan(STORE, Wanted(KeyRange(b"b", b"a"))) == []
+
+
+def test_a_partition_that_the_store_does_not_have_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="partition: there is no 'p9'; there are p1, p2, p3"):
+        plan(STORE, Wanted(KeyRange(), partition="p9"))
 
 
 def test_a_store_travels_as_text() -> None:
