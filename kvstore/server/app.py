@@ -88,16 +88,26 @@ class Node:
         """Memory that the process has; who called `serve` knows."""
 
     def not_ready(self) -> list[str]:
-        """Why clients should use another server; empty if this one will do. An absent metadata store is no reason."""
+        """Why clients should use another server; empty if this one answers for what it hosts and forwards the rest.
+        What no other does better, a partition without a leader or without the metadata store, is no reason: a load
+        balancer that finds nobody ready refuses all that could be served."""
         if not self.is_open:
             return ["starting"]
         if self.is_draining:
             return ["draining"]
         if Role.SERVER not in self.config.roles:
             return []
+        elsewhere = {leader for leader, _ in self.dispatcher.topology.leaders.values()} - {self.id}
+        return ["no other server can be reached"] if self.links.is_cut_off(elsewhere) else []
+
+    def leaderless(self) -> list[PartitionId]:
+        """The partitions that nobody is known to lead, as far as this server knows; those that it has the lead of and
+        does not serve yet among them."""
+        if not self.is_open or Role.SERVER not in self.config.roles:
+            return []
         partitions = self.dispatcher.topology.ring.partitions
         wanted = [each for each in sorted(partitions) if partitions[each].state is not PartitionState.RETIRED]
-        return [f"partition {each} has no leader" for each in wanted if not self._led(each)]
+        return [each for each in wanted if not self._led(each)]
 
     def statistics(self) -> dict[str, Mapping[str, Any]]:
         """Numbers by part."""
@@ -114,6 +124,7 @@ class Node:
                 **self.peers.statistics(),
                 **self.steward.statistics(),
                 **self.feeds.statistics(),
+                "partitions_without_leader": len(self.leaderless()),
             }
             heat = self.taps.numbers()
             found["partitions"] = {
@@ -192,6 +203,7 @@ class Node:
             topology = self.dispatcher.topology
             shown["ring_version"] = topology.ring.version
             shown["leaders"] = {each: leader[0] for each, leader in sorted(topology.leaders.items())}
+            shown["leaderless"] = self.leaderless()
             shown["servers"] = sorted(topology.servers)
         return {**shown, **self.statistics()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import orjson
@@ -39,6 +39,10 @@ class Shown(Protocol):
         """Why requests should not be sent here; empty if they may be."""
         ...
 
+    def leaderless(self) -> Sequence[str]:
+        """The partitions without a leader, as far as is known here."""
+        ...
+
     def statistics(self) -> Mapping[str, Statistics]:
         """Numbers by part; a part whose values are tables again is labelled by their names (for example partitions)."""
         ...
@@ -57,6 +61,7 @@ class HttpDoor:
             "/": self._status,
             "/healthz": self._healthz,
             "/readyz": self._readyz,
+            "/clusterz": self._clusterz,
             "/metrics": self._metrics,
         }
         self._runner: web.ServerRunner | None = None
@@ -95,11 +100,20 @@ class HttpDoor:
         return web.Response(text="ok\n")
 
     def _readyz(self, _: web.BaseRequest) -> web.Response:
-        faults = self._shown.not_ready()
-        return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
+        """For load balancers: of this server alone."""
+        return _ok_unless(self._shown.not_ready())
+
+    def _clusterz(self, _: web.BaseRequest) -> web.Response:
+        """For who waits until the whole cluster serves."""
+        leaderless = [f"partition {each} has no leader" for each in self._shown.leaderless()]
+        return _ok_unless([*self._shown.not_ready(), *leaderless])
 
     def _metrics(self, _: web.BaseRequest) -> web.Response:
         return web.Response(body=generate_latest(self._registry), content_type="text/plain", charset="utf-8")
+
+
+def _ok_unless(faults: Sequence[str]) -> web.Response:
+    return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
 
 
 class Connections(web.Server):

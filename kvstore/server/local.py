@@ -33,7 +33,7 @@ from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.ring.ring import Ring
 from kvstore.server import founding, layout, zookeeper
 from kvstore.server.layout import ClusterFile, NodePlace, Wish
-from kvstore.server.probe import probe, probe_keys
+from kvstore.server.probe import keys_to_ask, probe
 from kvstore.types import PartitionId, ServerId
 
 START_TIMEOUT_S = 60
@@ -72,7 +72,7 @@ class LocalCluster:
             cluster = self._with_secret(cluster, is_new=found is None)
             ring = self._start(cluster)
         self.wait_ready()
-        self._probe(cluster, probe_keys(ring))
+        self._probe(cluster, keys_to_ask(ring))
         return self.load()
 
     def down(self) -> list[str]:
@@ -133,12 +133,12 @@ class LocalCluster:
         return pid
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Return when every node of the cluster serves. Raises Unavailable, at once if one has ended: others may wait
-        for it."""
+        """Return when every node of the cluster serves and every partition has a leader. Raises Unavailable, at once if
+        a node has ended: others may wait for it."""
         nodes = self.load().nodes
         for node in nodes:
             self._progress(f"waiting for node {node.id} at http://{node.http}")
-            self._wait(partial(http_ok, node.http, "/readyz"), node, nodes, timeout_s)
+            self._wait(partial(http_ok, node.http, "/clusterz"), node, nodes, timeout_s)
 
     def _spawn(self, name: str, command: list[str]) -> int:
         """Start a process of the cluster that outlives this one."""
@@ -186,13 +186,13 @@ class LocalCluster:
             config.write_text(f"secret_file = {json.dumps(cluster.secret_file)}\n{text}", encoding="utf-8")
 
     def _probe(self, cluster: ClusterFile, keys: dict[PartitionId, bytes]) -> None:
-        """A write and a read of each partition, by each node."""
+        """An append to the log of each partition and a read of it, by each node."""
         deadline = time.monotonic() + PROBE_TIMEOUT_S
         for node in cluster.nodes:
-            self._progress(f"writing to and reading from every partition by node {node.id}")
+            self._progress(f"asking every partition by node {node.id}")
             while True:
                 try:
-                    probe(node.resp, keys)
+                    probe(node.grpc, node.resp, keys)
                     break
                 except Unavailable:
                     if time.monotonic() > deadline:

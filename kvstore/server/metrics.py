@@ -107,6 +107,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_astray": ("server_astray", "Operations of other servers that look for the new owner of their key now."),
     "server_astray_total": ("server_astray_total", "Operations that came to a server which did not own their key."),
     "server_steward_changes_total": ("server_steward_changes_total", "Replicas and moves that this node has directed."),
+    "server_partitions_without_leader": (
+        "server_partitions_without_leader",
+        "Partitions that nobody leads, as far as this server knows; / and /clusterz name them.",
+    ),
     "server_servers_missing": ("server_servers_missing", "Servers that hold replicas and are not up."),
     "server_watches": ("server_watches", "Watches that are open at this node."),
     "server_watches_total": ("server_watches_total", "Watches begun."),

@@ -30,6 +30,7 @@ from kvstore.server.engines import Engines
 from kvstore.server.grpc_door import GrpcDoor
 from kvstore.server.http import HttpDoor
 from kvstore.server.last_snapshot import LastSnapshot
+from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -77,6 +78,9 @@ class Process:
         if self.node is None:
             return [f"starting: waits for {self.waits_for}" if self.waits_for else "starting"]
         return self.node.not_ready()
+
+    def leaderless(self) -> list[PartitionId]:
+        return self.node.leaderless() if self.node is not None else []
 
     def status(self) -> dict[str, Any]:
         if self.node is None:

@@ -24,7 +24,8 @@ th{font-weight:600}td.n{text-align:right;font-variant-numeric:tabular-nums}
 .bad{color:#f77}small,.quiet{color:#999}a{color:#8bf}}
 """
 _FOOT = (
-    '<p><small><a href="/metrics">metrics</a> · <a href="/readyz">readyz</a> · <a href="/healthz">healthz</a> · '
+    '<p><small><a href="/metrics">metrics</a> · <a href="/readyz">readyz</a> · <a href="/clusterz">clusterz</a> · '
+    '<a href="/healthz">healthz</a> · '
     "this page as JSON: <code>curl -H 'Accept: application/json'</code></small></p>"
 )
 
@@ -49,9 +50,10 @@ def page_of(status: Status) -> str:
 
 def _readiness(status: Status) -> str:
     faults = status.get("not_ready") or []
-    if not faults:
-        return "<span class=good>ready</span>"
-    return f"<span class=bad>not ready: {_text('; '.join(map(str, faults)))}</span>"
+    leaderless = status.get("leaderless") or []
+    ready = f"<span class=bad>not ready: {_text('; '.join(map(str, faults)))}</span>" if faults else ""
+    led = f" <span class=bad>without a leader: {_text(', '.join(map(str, leaderless)))}</span>" if leaderless else ""
+    return (ready or "<span class=good>ready</span>") + led
 
 
 def _about(status: Status) -> str:

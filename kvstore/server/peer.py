@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
@@ -16,6 +16,8 @@ from kvstore.types import PartitionId, ServerId
 
 CONNECT_TIMEOUT_S = 2.0
 CONNECT_AGAIN_S = 0.1
+CUT_OFF_S = 5.0
+"""So long a failed attempt to connect says something about the network."""
 
 
 class PeerLinks:
@@ -57,6 +59,17 @@ class PeerLinks:
         """Whether no operation on the partition is under way to the server."""
         link = self._links.get(server)
         return link is None or not link.in_flight_of(partition)
+
+    def is_cut_off(self, servers: Collection[ServerId]) -> bool:
+        """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one
+        says more about it than about this server. Who is cut off tries again, since nobody will send it operations."""
+        since = self.now() - CUT_OFF_S
+        if len(servers) < 2 or not all(self._has_failed(server, since) for server in servers):
+            return False
+        for server in sorted(servers):
+            if server not in self._links:
+                self._open(server)
+        return True
 
     def flush(self) -> None:
         """Send what was submitted."""
@@ -116,6 +129,10 @@ class PeerLinks:
         for server in sorted(self._links):
             self._links[server].close()
         await self._nursery.close()
+
+    def _has_failed(self, server: ServerId, since: float) -> bool:
+        link = self._links.get(server)
+        return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
 
     def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
         """Begin to connect. None if no address is known, if the last attempt failed a moment ago, or after `close`."""

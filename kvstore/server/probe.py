@@ -1,50 +1,61 @@
-"""A write and a read of every partition through a server's Redis door: what `up` calls serving. Blocking."""
+"""Asks every partition by a server's doors whether it serves: what `up` calls serving. Blocking.
+
+It writes nothing that a client sees: a strict read has its leader append an entry without a change and answers when
+that is acknowledged (docs/protocol.md, P19), so it proves that the partition's log takes writes.
+"""
 
 from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
 
+import grpc
 import hiredis
 
-from kvstore.errors import Unavailable
+from kvstore.errors import StoreError, Unavailable
+from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.ring.ring import Ring
+from kvstore.rpc.channels import open_channel
+from kvstore.rpc.status import from_rpc_error
 from kvstore.types import PartitionId
 
-PREFIX = b"\x00kvstore-up-"
-"""No key that anybody would choose; it is deleted at once, and expires if that fails."""
-EXPIRES_S = 60
 _TIMEOUT_S = 5
 _KEYS_MAX = 100_000
 
 
-def probe_keys(ring: Ring) -> dict[PartitionId, bytes]:
-    """One key of each partition that owns anything."""
+def keys_to_ask(ring: Ring) -> dict[PartitionId, bytes]:
+    """A key of each partition that owns anything; whether it is there does not matter."""
     found: dict[PartitionId, bytes] = {}
     for number in range(_KEYS_MAX):
-        key = PREFIX + b"%d" % number
+        key = b"%d" % number
         found.setdefault(ring.partition_of(key), key)
         if len(found) == len(ring.owners):
             break
     return found
 
 
-def probe(address: str, keys: Mapping[PartitionId, bytes]) -> None:
-    """Write, read and delete each key. Raises Unavailable, naming the partition that did not answer as it should."""
+def probe(grpc_address: str, resp_address: str, keys: Mapping[PartitionId, bytes]) -> None:
+    """A strict read of each key by the gRPC door, then a read by the Redis door. Raises Unavailable, naming the
+    partition that did not answer."""
+    with open_channel(grpc_address, None) as channel:
+        door = kv_pb2_grpc.KVStub(channel)
+        for partition, key in keys.items():
+            try:
+                door.Get(kv_pb2.GetRequest(key=key, level=kv_pb2.STRICT), timeout=_TIMEOUT_S, wait_for_ready=True)
+            except grpc.RpcError as error:
+                raise _silent(partition, grpc_address, from_rpc_error(error)) from error
     try:
-        with _Connection(address) as connection:
+        with _Connection(resp_address) as connection:
             for partition, key in keys.items():
-                for command, wanted in (
-                    ((b"SET", key, b"up", b"EX", b"%d" % EXPIRES_S), b"OK"),
-                    ((b"GET", key), b"up"),
-                    ((b"DEL", key), 1),
-                ):
-                    found = connection.ask(*command)
-                    if found != wanted:
-                        name = command[0].decode()
-                        raise Unavailable(f"partition {partition}: {name} at {address} answered {found!r}")
+                found = connection.ask(b"EXISTS", key)
+                if not isinstance(found, int):
+                    raise _silent(partition, resp_address, found)
     except OSError as error:
-        raise Unavailable(f"{address}: {error}") from error
+        raise Unavailable(f"{resp_address}: {error}") from error
+
+
+def _silent(partition: PartitionId, address: str, found: StoreError | object) -> Unavailable:
+    return Unavailable(f"partition {partition}: a read at {address} was answered by {found!r}")
 
 
 class _Connection:

@@ -207,12 +207,12 @@ class Cluster:
 
     def is_ready(self, node: str) -> bool:
         try:
-            return self.http(node, "/readyz") == b"ok\n"
+            return self.http(node, "/clusterz") == b"ok\n"
         except (URLError, OSError):
             return False
 
     def wait_ready(self, *nodes: str, timeout_s: float = TIMEOUT_S) -> None:
-        """Return when these nodes (default: all) say that they are ready."""
+        """Return when these nodes (default: all) say that they are ready and that every partition has a leader."""
         for node in nodes or self.ids:
             self.wait_until(lambda node=node: self.is_ready(node), f"{node} is ready", timeout_s)
 

@@ -15,7 +15,11 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstore.client import Client
+from kvstore.client import Client, FeedReader
+from kvstore.errors import Unavailable
+from kvstore.ring import new_ring
+from kvstore.server.probe import keys_to_ask, probe
+from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, is_alive, running_cluster
 
 pytestmark = [pytest.mark.cluster]
@@ -32,6 +36,28 @@ def kvstore(cluster: Cluster, *arguments: str) -> subprocess.CompletedProcess[st
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
+def test_up_writes_nothing_that_those_who_watch_see(cluster: Cluster) -> None:
+    """Each `up` left a write and a delete of each partition by each node in the change feeds."""
+    with FeedReader(cluster.url) as feed:
+        before = feed.positions()
+        assert [(each.partition, each.latest) for each in before] == [("p1", 0), ("p2", 0), ("p3", 0)]
+        assert kvstore(cluster, "up", "--detach").returncode == 0
+        assert feed.positions() == before
+        assert [list(feed.changes(each.partition, 0).keys) for each in before] == [[]] * 3
+
+
+def test_what_up_asks_is_answered_only_by_a_partition_that_takes_writes(cluster: Cluster) -> None:
+    first = cluster.file.node("n1")
+    keys = keys_to_ask(new_ring([PartitionId("p1")], {ServerId("n1"): ""}, 1))
+    probe(first.grpc, first.resp, keys)
+    cluster.kill("n2")
+    cluster.kill("n3")
+    with pytest.raises(Unavailable, match="partition p1: a read at"):
+        probe(first.grpc, first.resp, keys)
+    assert kvstore(cluster, "up", "--detach").returncode == 0
+    probe(first.grpc, first.resp, keys)
+
+
 def test_every_node_serves_every_key(cluster: Cluster) -> None:
     for writer in cluster.ids:
         cluster.redis(writer).mset({f"{writer}-{i}": i for i in range(30)})
@@ -45,7 +71,7 @@ def test_each_node_answers_ping_and_says_that_it_is_healthy_and_ready(cluster: C
     for node in cluster.ids:
         assert cluster.redis(node).ping() is True
         assert cluster.http(node, "/healthz") == b"ok\n"
-        assert cluster.http(node, "/readyz") == b"ok\n"
+        assert cluster.http(node, "/readyz") == cluster.http(node, "/clusterz") == b"ok\n"
         assert b"kvstore_server_resp_commands_total" in cluster.http(node, "/metrics")
         assert cluster.status(node)["id"] == node
 

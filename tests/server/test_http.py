@@ -24,12 +24,16 @@ from tests.waiting import PATIENCE_S
 
 class Shown:
     faults: tuple[str, ...] = ()
+    without_leader: tuple[str, ...] = ()
 
     def status(self) -> dict[str, Any]:
         return {"id": "n1", "odd": object()}
 
     def not_ready(self) -> list[str]:
         return list(self.faults)
+
+    def leaderless(self) -> list[str]:
+        return list(self.without_leader)
 
     def statistics(self) -> dict[str, Any]:
         return {
@@ -55,13 +59,24 @@ async def fetch(url: str, **options: Any) -> tuple[int, bytes]:
 async def test_health_readiness_and_status(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert await fetch(f"{url}/healthz") == (200, b"ok\n")
     assert await fetch(f"{url}/readyz") == (200, b"ok\n")
-    monkeypatch.setattr(Shown, "faults", ("partition p1 has no leader", "draining"))
-    assert await fetch(f"{url}/readyz") == (503, b"partition p1 has no leader\ndraining\n")
+    monkeypatch.setattr(Shown, "faults", ("no other server can be reached", "draining"))
+    assert await fetch(f"{url}/readyz") == (503, b"no other server can be reached\ndraining\n")
     assert (await fetch(f"{url}/healthz"))[0] == 200
     status, page = await fetch(url)
     assert status == 200
     assert orjson.loads(page)["id"] == "n1"
     assert (await fetch(f"{url}/nothing"))[0] == 404
+
+
+async def test_a_partition_without_a_leader_is_said_and_empties_no_load_balancer(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await fetch(f"{url}/clusterz") == (200, b"ok\n")
+    monkeypatch.setattr(Shown, "without_leader", ("p7",))
+    assert await fetch(f"{url}/readyz") == (200, b"ok\n")
+    assert await fetch(f"{url}/clusterz") == (503, b"partition p7 has no leader\n")
+    monkeypatch.setattr(Shown, "faults", ("draining",))
+    assert await fetch(f"{url}/clusterz") == (503, b"draining\npartition p7 has no leader\n")
 
 
 async def test_metrics_can_be_read_and_partitions_are_a_label(url: str) -> None:
@@ -138,6 +153,7 @@ async def test_a_browser_gets_a_page_and_all_others_json(url: str, monkeypatch: 
         "leaders": {"p1": "n1"},
         "bookie": {"adds": 5, "sync_s_sum": 0.25},
         "not_ready": ["draining"],
+        "leaderless": ["p2"],
     }
     monkeypatch.setattr(Shown, "status", lambda _: shown)
     _, json = await fetch(url, headers={"Accept": "*/*"})
@@ -147,6 +163,7 @@ async def test_a_browser_gets_a_page_and_all_others_json(url: str, monkeypatch: 
     assert text.startswith("<!doctype html>")
     assert "<script>" not in text, "what a node says of itself is no markup"
     assert "not ready: draining" in text
+    assert "without a leader: p2" in text
     assert "1,234" in text
     for outside in ("http://", "https://", "src="):
         assert outside not in text, "the page asks for nothing else"

@@ -239,3 +239,24 @@ def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None
 class Owner:
     def __init__(self, dispatcher: Leader) -> None:
         self.dispatcher, self.operations, self.operations_max = dispatcher, 0, 100
+
+
+async def test_a_server_that_reaches_none_of_several_others_says_so_and_goes_on_trying(tmp_path: Path) -> None:
+    """It tries again by itself: once a load balancer has taken it out, nobody else makes it."""
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
+        links, others = cluster["n1"].links, [N2, ServerId("n3")]
+        assert not links.is_cut_off(others), "nothing is known yet"
+        for name in ("n2", "n3"):
+            await cluster[name].resp.close()
+        for other in others:
+            with pytest.raises(Unavailable):
+                await links.call(other, P1, "ask", b"", PATIENCE_S)
+        assert links.is_cut_off(others)
+        assert not links.is_cut_off(others[:1]), "one that is silent may itself be what is wrong"
+        await cluster["n2"].resp.open(cluster.addresses[N2])
+
+        async def is_back() -> bool:
+            return not links.is_cut_off(others)
+
+        await wait_until(is_back, what="n1 reaches n2 again")
+        assert links.statistics()["peer_links"] == 1

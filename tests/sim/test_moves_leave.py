@@ -71,7 +71,7 @@ def test_while_a_log_is_held_its_partition_stays_retired_and_nobody_misses_its_l
         await asyncio.sleep(5.0)
         ring = await world.read_ring()
         assert ring.partitions[P2].state is PartitionState.RETIRED
-        assert [node.served.not_ready() for node in world.cluster.nodes if node.served is not None] == [[], [], []]
+        assert [node.served.leaderless() for node in world.cluster.nodes if node.served is not None] == [[], [], []]
         await pins.release(P2, "reader")
         await world.retired()
 

@@ -1,0 +1,73 @@
+"""Which servers a load balancer finds when a partition cannot be led: all that answer for the others."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Unavailable
+from kvstore.partition import commands
+from kvstore.types import PartitionId
+from kvstore.wal.log import PartitionLogs
+from tests.sim.clients import Identity, Worker
+from tests.sim.moves import Users, World, play
+from tests.sim.nodes import Node
+from tests.sim.operations import Status
+from tests.sim.run import Only
+from tests.sim.test_moves import TWO
+
+pytestmark = pytest.mark.sim
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+def test_a_partition_that_cannot_be_led_makes_no_server_unready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All servers were unready, so that nobody could reach the other partitions either."""
+    open_as_leader = PartitionLogs.open_as_leader
+
+    async def stuck(logs: PartitionLogs, partition: PartitionId, *rest: Any) -> Any:
+        if partition == P2:
+            raise Unavailable("the log of p2 cannot be opened in this test")
+        return await open_as_leader(logs, partition, *rest)
+
+    async def lose_one(world: World, users: Users) -> None:
+        monkeypatch.setattr(PartitionLogs, "open_as_leader", stuck)
+        leader = world.leader_of(P2)
+        assert leader is not None
+        leader.crash()
+        await asyncio.sleep(10.0)
+        leader.start()
+        await asyncio.sleep(10.0)
+        nodes = world.cluster.nodes
+        assert [served(node).leaderless() for node in nodes] == [[P2]] * 3
+        assert [served(node).statistics()["server"]["partitions_without_leader"] for node in nodes] == [1] * 3
+        assert [served(node).not_ready() for node in nodes] == [[]] * 3
+        await all_keys_of_p1_answer(world)
+        monkeypatch.setattr(PartitionLogs, "open_as_leader", open_as_leader)
+
+    play(3, lose_one, TWO, users=0)
+
+
+async def all_keys_of_p1_answer(world: World) -> None:
+    random = world.cluster.world.fork("asked in p1")
+    for node in world.cluster.nodes:
+        worker = Worker(Only(world.cluster, node), f"asking {node.name}", random, Identity(random))
+        for key in [key for key in world.keys if world.ring.partition_of(key) == P1]:
+            assert (await worker.do(commands.get(key))).status is Status.OK
+
+
+def test_a_server_is_unready_while_it_starts_and_once_it_drains() -> None:
+    async def drain(world: World, users: Users) -> None:
+        node = world.cluster.nodes[0]
+        await served(node).begin_draining()
+        assert served(node).not_ready() == ["draining"]
+        assert served(world.cluster.nodes[1]).not_ready() == []
+
+    play(4, drain, TWO, users=0)
+
+
+def served(node: Node) -> Any:
+    assert node.served is not None
+    return node.served
