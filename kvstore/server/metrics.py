@@ -154,7 +154,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_leading_frozen": ("partition_leading_frozen", "Writes that wait since their range is being moved."),
     "partition_leading_lease_left_s": ("partition_leading_lease_left_seconds", "How long reads may be answered alone."),
     "partition_leading_retry_clients": ("partition_leading_retry_clients", "Clients whose results are remembered."),
-    "partition_leading_retry_bytes": ("partition_leading_retry_bytes", "What remembering them takes; at most 64 MiB."),
+    "partition_leading_retry_bytes": (
+        "partition_leading_retry_bytes",
+        "What remembering them takes; from 64 MiB on new clients are refused; imports apart, never above 128 MiB.",
+    ),
     "partition_load_ops_per_s": (
         "partition_load_operations_per_second",
         "Operations answered by this leader, over the last ten seconds or so.",
