@@ -22,7 +22,8 @@ StoreError
 │   ├── NotEmpty
 │   ├── VersionConflict       somebody else wrote first
 │   ├── MetadataUnavailable   not connected; the call was not sent
-│   └── MetadataUnknown       the connection broke while the call was under way
+│   ├── MetadataUnknown       the connection broke while the call was under way
+│   └── UndecodableNode       one node's bytes are not what this build can read; Corrupted too
 ├── LedgerError               stays inside wal and bookie
 │   ├── NoSuchLedger
 │   ├── NoSuchEntry
@@ -195,6 +196,11 @@ class BookieError(LedgerError):
 
 class Corrupted(StoreError):
     """Bytes read back are not the bytes written. Says where."""
+
+
+class UndecodableNode(MetadataError, Corrupted):
+    """A node of the metadata store holds what this build cannot decode; names it. Whoever goes over many nodes reports
+    it and passes it over (docs/protocol.md, P34)."""
 
 
 class ConfigError(StoreError):

@@ -12,7 +12,7 @@ from kvstore.bookie.fencing import names
 from kvstore.bookie.journal import JournalFull
 from kvstore.bookie.record import CLEARED, Kind
 from kvstore.bookie.storage import BookieStorage
-from kvstore.errors import Corrupted, MetadataError
+from kvstore.errors import MetadataError, UndecodableNode
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 
 log = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ async def survey(storage: BookieStorage, authority: Authority) -> None:
         try:
             await _survey(storage, authority)
             return
-        except (MetadataError, Corrupted, JournalFull) as error:
+        except (MetadataError, JournalFull) as error:
             log.warning("the survey of ledgers that may lack records stopped: %r", error)
             await asyncio.sleep(RETRY_S)
 
@@ -39,16 +39,25 @@ async def survey(storage: BookieStorage, authority: Authority) -> None:
 async def _survey(storage: BookieStorage, authority: Authority) -> None:
     inventory = storage.inventory
     for ledger in await authority.ledgers():
-        if ledger not in inventory.ledgers and ledger not in inventory.tombstones:
-            metadata = await authority.metadata(LedgerId(ledger))
-            if metadata is not None and names(metadata, storage.bookie):
-                inventory.known(ledger)
+        is_unknown = ledger not in inventory.ledgers and ledger not in inventory.tombstones
+        if is_unknown and await _may_name(authority, LedgerId(ledger), storage):
+            inventory.known(ledger)
     for _, found in sorted(inventory.ledgers.items()):
         storage.set_limbo(found, True)
     storage.journal.append(Kind.LIMBO, CLEARED, -1, -1, b"")
     await storage.synced()
     inventory.set_limbo(False)
     log.warning("%d ledgers may lack records", len(inventory.ledgers))
+
+
+async def _may_name(authority: Authority, ledger: LedgerId, storage: BookieStorage) -> bool:
+    """Whether the ledger's metadata names this bookie. One that cannot be read may: so it is doubted (B7)."""
+    try:
+        metadata = await authority.metadata(ledger)
+    except UndecodableNode as error:
+        log.warning("ledger=%d may name this bookie: %s", ledger, error)
+        return True
+    return metadata is not None and names(metadata, storage.bookie)
 
 
 async def watch(storage: BookieStorage, authority: Authority) -> None:
@@ -59,7 +68,7 @@ async def watch(storage: BookieStorage, authority: Authority) -> None:
         await asyncio.sleep(SETTLE_S)
         try:
             await settle(storage, authority)
-        except (MetadataError, Corrupted, JournalFull) as error:
+        except (MetadataError, JournalFull) as error:
             log.warning("the look at ledgers that may lack records stopped: %r", error)
 
 
@@ -68,11 +77,15 @@ async def settle(storage: BookieStorage, authority: Authority) -> list[LedgerId]
 
     That is certain only of a closed ledger: its metadata says which entries there are. Leaders copy to this bookie what
     it lacks. A ledger that is gone is dropped by the reclaim, which is certain of that too. Raises MetadataError,
-    Corrupted, JournalFull.
+    JournalFull.
     """
     inventory, settled = storage.inventory, []
     for ledger in sorted(each for each, found in inventory.ledgers.items() if found.is_limbo):
-        metadata = await authority.metadata(LedgerId(ledger))
+        try:
+            metadata = await authority.metadata(LedgerId(ledger))
+        except UndecodableNode as error:
+            log.warning("ledger=%d stays in limbo: %s", ledger, error)
+            continue
         found = inventory.ledgers.get(ledger)
         if metadata is None or found is None or inventory.is_limbo:
             continue

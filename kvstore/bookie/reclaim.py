@@ -20,7 +20,7 @@ from kvstore.bookie.replay import checkpoint_path
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
-from kvstore.errors import Corrupted, MetadataError
+from kvstore.errors import MetadataError, UndecodableNode
 from kvstore.types import LedgerId
 
 log = logging.getLogger(__name__)
@@ -52,7 +52,7 @@ class Reclaimer:
             try:
                 await self.drop_deleted()
                 await self.free_segments()
-            except (MetadataError, Corrupted, JournalFull, OSError) as error:
+            except (MetadataError, JournalFull, OSError) as error:
                 log.warning("reclaim stopped: %r", error)
 
     async def _rest(self) -> None:
@@ -66,17 +66,25 @@ class Reclaimer:
     # Ledgers
 
     async def drop_deleted(self) -> list[int]:
-        """Drop what the metadata store has no more. Raises MetadataError, Corrupted, and drops nothing unsure."""
+        """Drop what the metadata store has no more. Raises MetadataError, and drops nothing unsure."""
         here = sorted(self._inventory.ledgers)
         if not here:
             return []
         listed = set(await self._authority.ledgers())
         dropped = []
         for ledger in here:
-            if ledger not in listed and await self._authority.metadata(LedgerId(ledger)) is None:
+            if ledger not in listed and await self._is_gone(LedgerId(ledger)):
                 self.drop(ledger)
                 dropped.append(ledger)
         return dropped
+
+    async def _is_gone(self, ledger: LedgerId) -> bool:
+        """One whose metadata cannot be read is there."""
+        try:
+            return await self._authority.metadata(ledger) is None
+        except UndecodableNode as error:
+            log.warning("ledger=%d stays: %s", ledger, error)
+            return False
 
     def drop(self, ledger: int) -> None:
         """Forget a ledger that is deleted for sure; a fence stays as a tombstone. Raises JournalFull."""

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from kvstore.errors import Corrupted
+from kvstore.errors import UndecodableNode
 
 T = TypeVar("T")
 
@@ -30,11 +30,12 @@ def encode(document: object, *, format: int = 1) -> bytes:
 
 
 def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
-    """The document in `data`. `what` names it in errors. Raises Corrupted, also for another format number."""
+    """The document in `data`. `what` names it in errors. Raises UndecodableNode, also for another format
+    number."""
     try:
         found = msgspec.json.decode(data, type=_Envelope).format
         if found != format:
-            raise Corrupted(f"{what} has format {found}; this build reads {format}")
+            raise UndecodableNode(f"{what} has format {found}; this build reads {format}")
         return msgspec.json.decode(data, type=kind)
     except msgspec.MsgspecError as error:
-        raise Corrupted(f"{what} is not a {kind.__name__}: {error}") from error
+        raise UndecodableNode(f"{what} is not a {kind.__name__}: {error}") from error

@@ -71,7 +71,11 @@ class LedgerIdGenerator:
         return LedgerId(high << 32 | number)
 
     async def _highest_bits(self) -> int:
-        names = [name for name in await self._store.children(paths.IDGEN_LONG) if name.startswith(_HOB)]
+        names = [
+            name
+            for name in await self._store.children(paths.IDGEN_LONG)
+            if name.startswith(_HOB) and name.removeprefix(_HOB).isdigit()
+        ]
         if not names:
             await self._create_counter(1)
             return 1

@@ -5,7 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from kvstore.errors import MetadataError, NodeExists, NoSuchLedger, NoSuchNode, NotEmpty
+from kvstore.errors import (
+    Corrupted,
+    MetadataError,
+    NodeExists,
+    NoSuchLedger,
+    NoSuchNode,
+    NotEmpty,
+    UndecodableNode,
+)
 from kvstore.meta import ledger_metadata, paths
 from kvstore.meta.store import MetadataStore, Watch, ensure_path
 from kvstore.meta.update import until_known, update
@@ -54,13 +62,16 @@ class LedgerStore:
     async def read(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
         """Metadata and version, perhaps of a moment ago: good for whoever then writes by compare-and-set.
 
-        Raises NoSuchLedger, Corrupted.
+        Raises NoSuchLedger, UndecodableNode.
         """
         try:
             data, stat = await self._store.get(paths.ledger(ledger))
         except NoSuchNode:
             raise NoSuchLedger(f"there is no ledger {ledger}") from None
-        return ledger_metadata.decode(ledger, data), stat.version
+        try:
+            return ledger_metadata.decode(ledger, data), stat.version
+        except Corrupted as error:
+            raise UndecodableNode(str(error)) from error
 
     async def read_latest(self, ledger: LedgerId) -> tuple[LedgerMetadata, int]:
         """The same, at least as of this call: for whoever acts on an absence, or on a state, without writing it."""

@@ -5,9 +5,10 @@ The snapshots themselves are elsewhere, and need no cluster to be read.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 
-from kvstore.errors import NodeExists, NoSuchNode
+from kvstore.errors import NodeExists, NoSuchNode, UndecodableNode
 from kvstore.meta import codec, paths
 from kvstore.meta.store import MetadataStore, ensure_path
 from kvstore.meta.update import until_known
@@ -61,7 +62,7 @@ async def forget_snapshot(store: MetadataStore, snapshot: str) -> None:
 
 
 async def last_snapshot_or_none(store: MetadataStore) -> SnapshotRecord | None:
-    """The one that was started last. Raises MetadataError, Corrupted."""
+    """The one that was started last. Raises MetadataError."""
     try:
         names = await store.children(paths.SNAPSHOTS)
     except NoSuchNode:
@@ -71,5 +72,6 @@ async def last_snapshot_or_none(store: MetadataStore) -> SnapshotRecord | None:
             data, _ = await store.get(paths.snapshot(name))
         except NoSuchNode:
             continue
-        return codec.decode(SnapshotRecord, data, what=paths.snapshot(name))
+        with suppress(UndecodableNode):  # of a later version perhaps: the one before it is told
+            return codec.decode(SnapshotRecord, data, what=paths.snapshot(name))
     return None

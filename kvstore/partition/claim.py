@@ -7,13 +7,14 @@ and removing a stale leader checks the term at which it was read. A slow remover
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 from kvstore.env import Nursery
 from kvstore.errors import (
-    Corrupted,
     MetadataUnknown,
     NodeExists,
     NoSuchNode,
+    UndecodableNode,
     VersionConflict,
 )
 from kvstore.meta import paths
@@ -59,7 +60,13 @@ class Claims:
             data, stat = await self._store.get(self.leader_path)
         except NoSuchNode:
             return None, False
-        record = LeaderRecord.decode(data)
+        try:
+            record = LeaderRecord.decode(data)
+        except UndecodableNode:
+            if stat.owner:
+                raise  # it goes with the session of whoever put it there
+            await self._remove_strange(stat.version)
+            return None, False
         return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
 
     async def term(self) -> int:
@@ -100,7 +107,7 @@ class Claims:
             try:
                 data, _ = await self._store.get(f"{self._replicas}/{name}")
                 found[ServerId(name)] = Published.decode(data)
-            except (NoSuchNode, Corrupted):
+            except (NoSuchNode, UndecodableNode):
                 continue  # it went while we read; or it is of a version that we cannot rank
         return found
 
@@ -133,6 +140,11 @@ class Claims:
         except NoSuchNode:
             return False
         return data == record.encode() and stat.owner == self._store.session
+
+    async def _remove_strange(self, version: int) -> None:
+        """Remove what stands in the leader's place, is nobody's session's and no leader's: nobody could ever claim."""
+        with suppress(NoSuchNode, VersionConflict):
+            await self._store.delete(self.leader_path, version)
 
     async def _remove(self, record: LeaderRecord) -> None:
         _, term = await self._store.get(self._term)

@@ -13,7 +13,7 @@ from enum import Enum, auto
 
 import orjson
 
-from kvstore.errors import Corrupted
+from kvstore.errors import UndecodableNode
 from kvstore.types import Seq, ServerId
 
 RANK_DELAY_S = 0.15
@@ -57,12 +57,12 @@ class Published:
 
     @staticmethod
     def decode(data: bytes) -> Published:
-        """Raises Corrupted."""
+        """Raises UndecodableNode."""
         try:
             doc = orjson.loads(data)
             return Published(Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"])
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise Corrupted(f"replica znode: {error!r}") from error
+            raise UndecodableNode(f"replica znode: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +78,12 @@ class LeaderRecord:
 
     @staticmethod
     def decode(data: bytes) -> LeaderRecord:
-        """Raises Corrupted."""
+        """Raises UndecodableNode."""
         try:
             doc = orjson.loads(data)
             return LeaderRecord(ServerId(doc["server"]), doc["epoch"], doc["nonce"])
         except (orjson.JSONDecodeError, KeyError, TypeError) as error:
-            raise Corrupted(f"leader znode: {error!r}") from error
+            raise UndecodableNode(f"leader znode: {error!r}") from error
 
 
 def furthest(published: Mapping[ServerId, Published], besides: ServerId) -> list[ServerId]:

@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 from sortedcontainers import SortedDict
 
-from kvstore.errors import Corrupted
+from kvstore.errors import UndecodableNode
 from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
@@ -52,14 +52,14 @@ def encode(ring: Ring) -> bytes:
 
 
 def decode(data: bytes) -> Ring:
-    """Raises Corrupted for an unknown format, by number, and for anything that is not a ring."""
+    """Raises UndecodableNode for an unknown format, by number, and for anything that is not a ring."""
     try:
         document = orjson.loads(data)
         if document["format"] not in (1, FORMAT):
-            raise Corrupted(f"ring: want format 1 or {FORMAT}, got {document['format']}")
+            raise UndecodableNode(f"ring: want format 1 or {FORMAT}, got {document['format']}")
         return _first_format(document) if document["format"] == 1 else _ring(document)
     except (orjson.JSONDecodeError, KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise Corrupted(f"ring: not a ring document: {error!r}") from error
+        raise UndecodableNode(f"ring: not a ring document: {error!r}") from error
 
 
 def _member(member: Member) -> dict[str, Any]:

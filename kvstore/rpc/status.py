@@ -55,6 +55,7 @@ STATUS: dict[type[errors.StoreError], grpc.StatusCode] = {
     errors.NotRecoverable: Code.UNAVAILABLE,
     errors.BookieError: Code.UNAVAILABLE,
     errors.Corrupted: Code.DATA_LOSS,
+    errors.UndecodableNode: Code.DATA_LOSS,
     errors.ConfigError: Code.FAILED_PRECONDITION,
 }
 

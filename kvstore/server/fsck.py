@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode
+from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerStore
@@ -33,6 +34,7 @@ from kvstore.server.findings import (
     orphans,
 )
 from kvstore.server.retirement import kept_ledgers
+from kvstore.server.undecodable import undecodable_nodes
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.config import LogConfig
@@ -48,6 +50,10 @@ AGAIN_MAX = 6
 """How often, and for how long in all, the copies of one ledger that one bookie lacks are waited for."""
 SILENT_AFTER = ENTRIES_AT_ONCE * AGAIN_MAX
 
+RESTORE_IT = (
+    "Everything else goes on without it. If a later version wrote it, that version can read it. Else keep a copy of "
+    "the node, and report it with the output of `kvstore fsck --json`."
+)
 FOUND_IT = "Found it: `kvstore up` for a local cluster, `kvstore cluster init` for another."
 
 Progress = Callable[[str, int, int], None]
@@ -112,6 +118,8 @@ class Fsck:
         self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
         self._view = BookieView(store)
         self._bookies = Bookies(env, self._view.address)
+        self._unlisted: set[PartitionId] = set()
+        """Partitions whose lists cannot be read: which ledgers are left over cannot be told of them."""
         self._silent: set[BookieId] = set()
         """Registered bookies that do not answer."""
 
@@ -121,7 +129,13 @@ class Fsck:
             ring = await self._ring()
             if ring is not None:
                 for partition in sorted(ring.partitions):
-                    await self._partition(partition, ring)
+                    try:
+                        await self._partition(partition, ring)
+                    except UndecodableNode as error:
+                        self.report.error(str(partition), f"its list of ledgers cannot be read: {error}", RESTORE_IT)
+                        self._unlisted.add(partition)
+                async for path, why in undecodable_nodes(self._store, sorted(ring.partitions)):
+                    self.report.warn(path, f"cannot be read, and is passed over: {why}", RESTORE_IT)
                 await self._orphans(ring)
         finally:
             self._bookies.close()
@@ -258,13 +272,16 @@ class Fsck:
         for ledger in [ledger for ledger in all_ids if ledger not in listed]:
             try:
                 metadata, _ = await self._ledgers.read(ledger)
-            except (NoSuchLedger, Corrupted):
+            except NoSuchLedger:
+                continue
+            except UndecodableNode as error:
+                self.report.warn(f"ledger={ledger}", f"cannot be read, and is passed over: {error}", RESTORE_IT)
                 continue
             except MetadataError as error:
                 self.report.warn(f"ledger={ledger}", f"could not be read: {error!r}")
                 continue
             maker = owner_of(metadata)
-            if maker is not None:
+            if maker is not None and maker not in self._unlisted:
                 owners[ledger] = maker
                 young[ledger] = now_ms - metadata.ctime_ms < spared_ms
         for ledger, owner in orphans(sorted(await self._listed(ring)), all_ids, owners):
@@ -279,9 +296,12 @@ class Fsck:
     async def _listed(self, ring: Ring) -> set[LedgerId]:
         found: set[LedgerId] = set()
         for partition in sorted(ring.partitions):
-            ledgers, _ = await self._lists.read(partition, latest=True)
-            found.update(each.id for each in ledgers.ledgers)
-        return found | await kept_ledgers(self._store)
+            with suppress(UndecodableNode):  # it was reported
+                ledgers, _ = await self._lists.read(partition, latest=True)
+                found.update(each.id for each in ledgers.ledgers)
+        with suppress(UndecodableNode):
+            found |= await kept_ledgers(self._store)
+        return found
 
     async def _is_held(self, partition: PartitionId, ledger: LedgerId) -> bool:
         oldest = await Pins(self._store, self._lists).oldest(partition, 0)

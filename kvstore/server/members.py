@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 import orjson
 
-from kvstore.errors import Corrupted, NotLeader, StoreError, Unavailable
+from kvstore.errors import NotLeader, StoreError, Unavailable, UndecodableNode
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -40,15 +40,15 @@ class Member:
 
     @staticmethod
     def decode(data: bytes) -> Member:
-        """Raises Corrupted for an unknown format, by number, and for anything that is not a member."""
+        """Raises UndecodableNode for an unknown format, by number, and for anything that is not a member."""
         try:
             document = orjson.loads(data)
             if document.pop("format") != FORMAT:
-                raise Corrupted(f"server znode: want format {FORMAT}, got {orjson.loads(data)['format']}")
+                raise UndecodableNode(f"server znode: want format {FORMAT}, got {orjson.loads(data)['format']}")
             known = {name: document[name] for name in Member.__slots__ if name in document}
             return Member(**{**known, "roles": tuple(document.get("roles", ()))})
         except (orjson.JSONDecodeError, KeyError, TypeError, AttributeError) as error:
-            raise Corrupted(f"server znode: {error!r}") from error
+            raise UndecodableNode(f"server znode: {error!r}") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from kvstore.env import Env
 from kvstore.env.events import wait_within
-from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode
+from kvstore.errors import MetadataError, NodeExists, NoSuchNode, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.store import MetadataStore, Watch
@@ -43,6 +43,8 @@ class Membership:
         self._watches: dict[str, Watch] = {}
         self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
         self._failed = False
+        self.undecodable: set[str] = set()
+        """Nodes that could not be decoded when they were last read."""
         self._stored = 0, 0
         """A version of the ring, and of its znode with it."""
 
@@ -150,7 +152,7 @@ class Membership:
         """Whoever announced this server at this address before is gone: this process listens there."""
         try:
             former = Member.decode(data)
-        except Corrupted:
+        except UndecodableNode:
             return True
         return (former.id, former.resp) == (self._member.id, self._member.resp)
 
@@ -180,7 +182,7 @@ class Membership:
                 else:
                     await self._read_some(set(wanted))
                 self._failed = everything = False
-            except (MetadataError, Corrupted) as error:
+            except MetadataError as error:
                 if not self._failed:
                     log.warning("cannot read the cluster's state, going on with what is known: %s", error)
                 self._failed = True
@@ -191,12 +193,18 @@ class Membership:
                 everything = True
 
     async def _read_all(self) -> None:
+        self.undecodable.clear()
         try:
             ring = await self._read_ring()
         except NoSuchNode:
             if self._topology is None:
                 return  # a cluster that is only being made
             raise
+        except UndecodableNode as error:
+            if self._topology is None:
+                raise
+            self._pass_over(paths.RING, error)
+            ring = self._topology.ring
         servers = await self._read_servers()
         leaders = {}
         for partition in sorted(ring.partitions):
@@ -209,7 +217,11 @@ class Membership:
         """Read what may have changed, and who leads the partitions that are new."""
         if paths.RING in wanted:
             known = self.topology.ring
-            ring = await self._read_ring()
+            try:
+                ring = await self._read_ring()
+            except UndecodableNode as error:
+                self._pass_over(paths.RING, error)
+                ring = known
             wanted |= {paths.partition_leader(each) for each in set(ring.partitions) - set(known.partitions)}
             self._replace(replace(self.topology, ring=self._newer(ring)))
             self._unwatch(set(known.partitions) - set(self.topology.ring.partitions))
@@ -245,7 +257,11 @@ class Membership:
             data, _ = await self._store.get(path)
         except NoSuchNode:
             return None
-        record = LeaderRecord.decode(data)
+        try:
+            record = LeaderRecord.decode(data)
+        except UndecodableNode as error:
+            self._pass_over(path, error)
+            return self._topology.leaders.get(partition) if self._topology is not None else None
         return record.server, record.epoch
 
     async def _read_servers(self) -> dict[ServerId, Member]:
@@ -261,7 +277,17 @@ class Membership:
                 found[server] = Member.decode(data)
             except NoSuchNode:
                 continue
+            except UndecodableNode as error:
+                self._pass_over(paths.server(server), error)
+                if self._topology is not None and server in self._topology.servers:
+                    found[server] = self._topology.servers[server]
         return found
+
+    def _pass_over(self, path: str, error: UndecodableNode) -> None:
+        """What was known of it before goes on, and all else is read."""
+        if path not in self.undecodable:
+            log.error("%s cannot be read, going on with what was known of it: %s", path, error)
+        self.undecodable.add(path)
 
     def _replace(self, topology: ClusterTopology) -> None:
         before, self._topology = self._topology, topology

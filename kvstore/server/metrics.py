@@ -176,6 +176,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "partition_log_ledgers_lacking_copies",
         "Those that lack copies, or whose bookies are not all up, as its leader last saw.",
     ),
+    "partition_log_ledgers_undecodable": (
+        "partition_log_ledgers_undecodable",
+        "Ledgers of anybody whose metadata could not be read, passed over by its leader; `kvstore fsck` names them.",
+    ),
     "partition_log_copies_made": (
         "partition_log_copies_made_total",
         "Missing copies that were made again in this lead.",

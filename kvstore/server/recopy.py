@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode
+from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
@@ -35,6 +35,7 @@ Progress = Callable[[str, int, int], None]
 
 NO_SPARE = "no other bookie can take its place: start one on another machine"
 STILL_OPEN = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
+UNREADABLE = "has metadata that cannot be read and may name the bookie: see `kvstore fsck`"
 BYTES_PER_S = 32 << 20
 
 
@@ -60,6 +61,8 @@ class Recopier:
         self._cookies = CookieStore(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         self.bytes_per_s = BYTES_PER_S
+        self.undecodable: list[LedgerId] = []
+        """Ledgers whose metadata `named` could not read."""
 
     def is_up(self, bookie: BookieId) -> bool:
         """Whether it is registered."""
@@ -72,10 +75,14 @@ class Recopier:
     async def named(self, bookie: BookieId | None = None) -> dict[LedgerId, LedgerMetadata]:
         """The ledgers that name the bookie, or all. Those that cannot be read are left out: fsck names them."""
         found = {}
+        self.undecodable = []
         for ledger in await self._ledgers.list_ids():
             try:
                 metadata, _ = await self._ledgers.read(ledger)
-            except (NoSuchLedger, Corrupted):
+            except NoSuchLedger:
+                continue
+            except UndecodableNode:
+                self.undecodable.append(ledger)
                 continue
             if bookie is None or any(bookie in fragment.ensemble for fragment in metadata.fragments):
                 found[ledger] = metadata
@@ -84,7 +91,9 @@ class Recopier:
     async def replace(self, bookie: BookieId) -> list[Moved]:
         """Give the bookie's place in every ledger to others. Returns what became of each, blocked ones included."""
         moved = []
-        for ledger in sorted(await self.named(bookie)):
+        named = await self.named(bookie)
+        moved += [Moved(ledger, 0, UNREADABLE) for ledger in self.undecodable]
+        for ledger in sorted(named):
             try:
                 moved.append(await self._replace_in(ledger, bookie))
             except NoSuchLedger:

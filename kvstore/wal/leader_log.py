@@ -16,7 +16,6 @@ from typing import NamedTuple
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
 from kvstore.errors import (
-    Corrupted,
     LedgerFenced,
     MetadataError,
     NoSuchNode,
@@ -225,6 +224,7 @@ class OpenLog:
         return {
             "ledgers": len(self.listed.ledgers),
             "ledgers_lacking_copies": len(self.copier.lacking),
+            "ledgers_undecodable": len(self.trimmer.undecodable),
             "copies_made": self.copier.copied,
             "open_ledger_bytes": self._handle.writer.length,
             "trimmed_seq": self.listed.trimmed_seq,
@@ -289,7 +289,7 @@ class OpenLog:
             await asyncio.sleep(age_s / 2)
             try:
                 await self.trimmer.sweep(int(age_s * 1000))
-            except (MetadataError, Corrupted) as error:
+            except MetadataError as error:
                 log.info("partition=%s not swept: %r", self.partition, error)
 
     def _to_repair(self) -> list[tuple[LedgerId, EntryId | None]]:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Protocol
 
 from kvstore.env.ports import Clock
-from kvstore.errors import MetadataError, NoSuchLedger, NoSuchNode, VersionConflict
+from kvstore.errors import MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Delete, MetadataStore
@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 OWNERS_MAX = 100_000
 """Ledgers of others that a sweep remembers, to read each one's metadata once."""
+
+UNDECODABLE_MAX = 1_000
+"""Ledgers that are remembered and logged as such."""
 
 
 class ListOwner(Protocol):
@@ -46,6 +49,8 @@ class Trimmer:
         self._pins = pins
         self._clock = clock
         self._of_others: set[LedgerId] = set()
+        self.undecodable: set[LedgerId] = set()
+        """Ledgers whose metadata could not be read."""
 
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
         """List first, then pins, then delete; see LeaderLog. Returns how many ledgers left the list."""
@@ -71,7 +76,11 @@ class Trimmer:
         ends: list[EntryId] = []
         for ledger in ledgers:
             _, stat = await self._store.get(paths.ledger(ledger))
-            metadata, _ = await self._ledgers.read(ledger)
+            try:
+                metadata, _ = await self._ledgers.read(ledger)
+            except UndecodableNode as error:
+                self._pass_over(ledger, error)
+                break  # where it ends is not known, and what is behind it cannot go before it
             if metadata.state is not LedgerState.CLOSED or stat.modified_ms > closed_before_ms:
                 break
             ends.append(metadata.last_entry)
@@ -91,8 +100,17 @@ class Trimmer:
             if ledger in self._of_others or owner.listed.names(ledger):
                 continue
             with suppress(NoSuchLedger, NoSuchNode, VersionConflict):
-                count += await self._sweep(ledger, before_ms)
+                try:
+                    count += await self._sweep(ledger, before_ms)
+                except UndecodableNode as error:
+                    self._pass_over(ledger, error)
         return count
+
+    def _pass_over(self, ledger: LedgerId, error: UndecodableNode) -> None:
+        """It may be anybody's: nothing is done to it, and the others are looked at (docs/protocol.md, P34)."""
+        if ledger not in self.undecodable and len(self.undecodable) < UNDECODABLE_MAX:
+            log.error("%s; it is passed over", error)
+            self.undecodable.add(ledger)
 
     async def _sweep(self, ledger: LedgerId, before_ms: int) -> int:
         owner = self._owner
