@@ -13,6 +13,7 @@ from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.record import ADMITTED as KEY_ADMITTED
 from kvstore.bookie.record import CLEARED, Kind, RecordHead
 from kvstore.bookie.segment import OpenFiles, Segment
+from kvstore.bookie.statistics import Statistics
 from kvstore.proto.digest import HEADER
 from kvstore.types import LedgerId
 
@@ -92,6 +93,16 @@ class Inventory:
             tombstones=[each for each in gone if each in self.tombstones],
             ledgers=parts,
         )
+
+    def count(self, statistics: Statistics) -> None:
+        """Fill in what is counted only on demand."""
+        segments = self.segments.values()
+        statistics.ledgers = len(self.ledgers)
+        statistics.tombstones = len(self.tombstones)
+        statistics.limbo_ledgers = sum(ledger.is_limbo for ledger in self.ledgers.values())
+        statistics.segments = len(segments)
+        statistics.disk_bytes = sum(segment.capacity for segment in segments)
+        statistics.live_bytes = sum(segment.live_bytes for segment in segments)
 
     # Reading the journal back
 

@@ -4,8 +4,8 @@ Records gather in the open group while the previous group is being synced. When 
 and synced, and so on: one sync is in flight at a time, and nothing is reported before the sync that covers it. A sync
 that fails ends the process: what the disk holds is then unknown, and a second sync would not tell.
 
-Segments are made one ahead. Without a segment ahead the journal is full: what is left of the present one is the
-reserve for fences and recovery (storage.py refuses ordinary adds then).
+Segments are made one ahead. Without a segment ahead the journal is full: what is left of the present one is for what
+room.py says (docs/protocol.md, B9); storage.py refuses ordinary adds then.
 """
 
 from __future__ import annotations
@@ -16,10 +16,9 @@ from collections import deque
 from collections.abc import Callable
 from errno import EDQUOT, EIO, ENOSPC
 from struct import pack
-from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.group import Group
 from kvstore.bookie.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
@@ -30,6 +29,7 @@ from kvstore.bookie.record import (
     encode_group_header,
     encode_record_head,
 )
+from kvstore.bookie.room import JournalFull, Use, kept_bytes, leaves
 from kvstore.bookie.segment import OpenFiles, Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
@@ -40,32 +40,6 @@ CERTIFY_S = 0.05
 """Idle time after which the last group is certified as synced: damage to it later is not taken for a torn tail."""
 RETRY_S = 1.0
 """Between attempts to make the next segment, or to write, on a full disk."""
-
-
-class JournalFull(Exception):
-    """There is no room for the record, the reserve included."""
-
-
-Stored = tuple[Ledger, int, int, int, int, Callable[..., Any]]
-"""Ledger, entry, offset of the record, size of the packet, its LAC, and whom to tell."""
-
-
-class Group:
-    """Records that share a sync."""
-
-    __slots__ = ("adds", "after", "buffers", "end", "next", "number", "segment", "start")
-
-    def __init__(self, number: int, segment: Segment, start: int) -> None:
-        self.number = number
-        self.segment = segment
-        self.start = start
-        self.end = start + GROUP_HEADER_SIZE
-        self.buffers: list[bytes] = []
-        self.adds: list[Stored] = []
-        self.after: list[Callable[[], None]] = []
-        """Called when the group is on the disk, after its adds were told."""
-        self.next: Segment | None = None
-        """The segment after this one, if this is a segment's last group."""
 
 
 class Journal:
@@ -145,15 +119,34 @@ class Journal:
         """The segment of the last synced group. Those before it are full, and `on_rolled` was told so."""
         return self._synced_file
 
-    def append(self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True) -> int:
-        """Add a record to the open group and return its offset. Not `urgent`: it waits CERTIFY_S for company.
+    def has_room(self, use: Use, size: int) -> bool:
+        """Whether records of so many bytes may be appended now (docs/protocol.md, B20). For facts always: if there is
+        none in the end, `append` says so."""
+        if not self.is_full or use is Use.FACT:
+            return True
+        is_left = self.room - size >= leaves(use, self._config.segment_bytes)
+        return use is not Use.ADD and (is_left or self._may_take(size, use))
+
+    def _may_take(self, size: int, use: Use) -> bool:
+        """Whether a small segment of so many bytes may be made of the reserve; half of that is for facts alone."""
+        stays = 0 if use is Use.FACT else self._config.reserve_bytes // 2
+        return use >= Use.REWRITE and self._env.disk.free_bytes() >= self._piece_bytes(size) + stays
+
+    def _piece_bytes(self, size: int) -> int:
+        return max(size + _overhead(len(self._segments) + 1), kept_bytes(self._config.segment_bytes))
+
+    def append(
+        self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
+    ) -> int:
+        """Add a record to the open group and return its offset. Not `urgent`: it waits CERTIFY_S for company. Whether
+        there is room for this use is to be asked before, by `has_room`.
 
         Raises JournalFull.
         """
         group = self.open_group
         end = group.end + RECORD_HEADER_SIZE + len(body)
         if end > self._limit:
-            group = self._roll(RECORD_HEADER_SIZE + len(body))
+            group = self._roll(RECORD_HEADER_SIZE + len(body), use)
             end = group.end + RECORD_HEADER_SIZE + len(body)
         offset = group.end
         group.buffers.append(encode_record_head(kind, flags, ledger, entry, body, seed=self._seed, offset=offset))
@@ -316,26 +309,28 @@ class Journal:
         self._spare = None
         self._segments[segment.file] = segment
         if is_limbo:
-            self.append(Kind.LIMBO, 0, -1, -1, b"")
+            self.append(Kind.LIMBO, 0, -1, -1, b"", use=Use.FACT)
         self.note_files()
 
     def note_files(self) -> None:
         """Say in the journal which segments there are."""
         files = sorted(self._segments)
-        self.append(Kind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files))
+        self.append(Kind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files), use=Use.FACT)
 
-    def _roll(self, size: int) -> Group:
+    def _roll(self, size: int, use: Use) -> Group:
         """Go on in the segment ahead. Raises JournalFull."""
         spare = self._spare
         needed = _overhead(len(self._segments) + 1) + size
-        if spare is None:
+        if spare is None and not self._may_take(size, use):
             raise JournalFull
-        if needed > spare.capacity:
-            try:
+        try:
+            if spare is None:
+                spare = self._create(0, self._piece_bytes(size))
+            elif needed > spare.capacity:
                 spare.handle.allocate(needed)
-            except OSError as error:
-                raise JournalFull from error
-            spare.capacity = needed
+                spare.capacity = needed
+        except OSError as error:
+            raise JournalFull from error
         last = self.open_group
         head = encode_record_head(Kind.NEXT, 0, -1, spare.file, b"", seed=self._seed, offset=last.end)
         last.buffers += (head, b"")

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.fencing import names
-from kvstore.bookie.journal import JournalFull
 from kvstore.bookie.record import CLEARED, Kind
+from kvstore.bookie.room import JournalFull, Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import MetadataError, UndecodableNode
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
@@ -44,7 +44,7 @@ async def _survey(storage: BookieStorage, authority: Authority) -> None:
             inventory.known(ledger)
     for _, found in sorted(inventory.ledgers.items()):
         storage.set_limbo(found, True)
-    storage.journal.append(Kind.LIMBO, CLEARED, -1, -1, b"")
+    storage.journal.append(Kind.LIMBO, CLEARED, -1, -1, b"", use=Use.FACT)
     await storage.synced()
     inventory.set_limbo(False)
     log.warning("%d ledgers may lack records", len(inventory.ledgers))

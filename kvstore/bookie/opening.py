@@ -10,6 +10,7 @@ from kvstore.bookie.journal import Journal
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.record import Kind
 from kvstore.bookie.replay import Replayed, write_checkpoint
+from kvstore.bookie.room import Use
 from kvstore.env.ports import Disk
 
 SHARES = (1, 1, 4, 16, 64)
@@ -36,7 +37,7 @@ def write_again(
         if head.kind == Kind.ADD:
             append_copy(inventory.known(head.ledger), head.entry, record.body)
         else:
-            journal.append(head.kind, head.flags, head.ledger, head.entry, record.body)
+            journal.append(head.kind, head.flags, head.ledger, head.entry, record.body, use=Use.FACT)
             inventory.apply(journal.open_group.segment, head, record.body)
 
 

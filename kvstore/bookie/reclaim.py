@@ -13,10 +13,10 @@ import logging
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
-from kvstore.bookie.journal import JournalFull
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.record import ADMITTED, RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.replay import checkpoint_path
+from kvstore.bookie.room import JournalFull, Use
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
@@ -116,8 +116,8 @@ class Reclaimer:
         return sorted(sparse, key=lambda segment: segment.live_bytes)
 
     async def _free(self, segment: Segment) -> bool:
-        if self._journal.is_full and segment.live_bytes > self._journal.room // 2:
-            return False  # it would eat the reserve
+        if segment.live and not self._journal.has_room(Use.REWRITE, segment.live_bytes):
+            return False
         for ledger in sorted(segment.live):
             if not await self._rewrite(segment, ledger):
                 self._stuck.add(segment.file)
@@ -128,7 +128,7 @@ class Reclaimer:
             self._fact(Kind.LIMBO, 0, -1, b"")
         await self._storage.synced()
         freed = segment.capacity
-        self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"")
+        self._journal.append(Kind.REMOVED, 0, -1, segment.file, b"", use=Use.FACT)
         del self._inventory.segments[segment.file]
         await self._storage.synced()
         segment.remove()
@@ -152,6 +152,8 @@ class Reclaimer:
             if body is None:
                 log.error("ledger=%d entry=%d is damaged in segment=%d, which stays", ledger, entry, segment.file)
                 return False
+            if not self._journal.has_room(Use.REWRITE, RECORD_HEADER_SIZE + size):
+                raise JournalFull
             self._storage.append_copy(found, entry, body)
             written += size + RECORD_HEADER_SIZE
             if written >= STEP_BYTES:
@@ -182,6 +184,6 @@ class Reclaimer:
             self._fact(Kind.DROPPED, 0, ledger, b"")  # older records of it are still there
 
     def _fact(self, kind: Kind, flags: int, ledger: int, body: bytes) -> None:
-        self._journal.append(kind, flags, ledger, -1, body)
+        self._journal.append(kind, flags, ledger, -1, body, use=Use.FACT)
         if ledger >= 0:
             self._journal.open_group.segment.touched.add(ledger)

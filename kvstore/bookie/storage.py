@@ -15,13 +15,15 @@ from kvstore.bookie.admission import Admission, Authority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.door import Door
 from kvstore.bookie.fencing import Verdict, judge_add
+from kvstore.bookie.group import Group
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal import Group, Journal, JournalFull
+from kvstore.bookie.journal import Journal
 from kvstore.bookie.ledger import Ledger, lac_of
 from kvstore.bookie.opening import make_directory, tidy, write_again
 from kvstore.bookie.reader import ReadDone, Reader
-from kvstore.bookie.record import ADMITTED, CLEARED, RECOVERY, Kind
+from kvstore.bookie.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RECOVERY, Kind
 from kvstore.bookie.replay import replay, write_checkpoint
+from kvstore.bookie.room import JournalFull, Use
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
@@ -143,7 +145,7 @@ class BookieStorage:
         """The ledger if the add is admitted at once; otherwise it is refused, or waits for the metadata."""
         verdict = self._judge(ledger, key, recovery)
         if verdict is Verdict.ADMIT:
-            return self._first_contact(ledger, key, done)
+            return self._first_contact(ledger, key, done, use=Use.COPY if recovery else Use.ADD)
         if verdict is not Verdict.ASK:
             self._refuse(verdict, done)
             return None
@@ -174,17 +176,18 @@ class BookieStorage:
         self.statistics.refused_unknown += verdict is Verdict.UNKNOWN
         done(REFUSALS[verdict])
 
-    def _first_contact(self, ledger: int, key: bytes, done: Done, flags: int = 0) -> Ledger | None:
+    def _first_contact(self, ledger: int, key: bytes, done: Done, flags: int = 0, use: Use = Use.ADD) -> Ledger | None:
         """The ledger in the books, its key noted in the journal; None if there was no room, which is then told."""
         found = self._ledgers.get(ledger)
         if found is not None and found.key and found.is_admitted >= bool(flags):
             return found
         try:
+            if not self.journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key)):
+                raise JournalFull
             found = self._known(ledger, key)
-            self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key)
+            self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
         except JournalFull:
-            self.statistics.refused_readonly += 1
-            done(Status.READ_ONLY)
+            self._refuse_for_now(done)
             return None
         found.is_admitted |= bool(flags)
         return found
@@ -198,16 +201,17 @@ class BookieStorage:
         return found
 
     def _store(self, ledger: Ledger, entry: int, body: bytes, recovery: bool, lac: int, done: Done) -> None:
-        if not recovery and (
-            self.journal.is_full or self._pending_bytes > LOCAL_FACTOR * self._config.pending_bytes_max
-        ):
+        journal = self.journal
+        if not recovery and (journal.is_full or self._pending_bytes > LOCAL_FACTOR * self._config.pending_bytes_max):
             self._refuse_for_now(done)
             return
         index = ledger.index
         if (entry - index.first < len(index.places) or index.others) and self._has(ledger, entry, body):
             done(Status.OK)  # a repetition whose answer was lost
             return
-        journal = self.journal
+        if recovery and not journal.has_room(Use.COPY, RECORD_HEADER_SIZE + len(body)):
+            self._refuse_for_now(done)
+            return
         try:
             offset = journal.append(Kind.ADD, RECOVERY if recovery else 0, ledger.id, entry, body)
         except JournalFull:
@@ -220,7 +224,7 @@ class BookieStorage:
 
     def append_copy(self, ledger: Ledger, entry: int, body: bytes) -> None:
         """Store a packet that is here once more. Raises JournalFull."""
-        offset = self.journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body)
+        offset = self.journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
         group = self.journal.open_group
         lac = HEADER.unpack_from(body)[2]
         group.adds.append((ledger, entry, offset, len(body), lac, _nobody))
@@ -269,9 +273,12 @@ class BookieStorage:
             self._on_readonly(is_full)
             self.door.let_in()
 
-    def note(self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True) -> None:
+    def note(
+        self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
+        use: Use = Use.FACT,
+    ) -> None:  # fmt: skip
         """Append a record about a ledger. Raises JournalFull."""
-        self.journal.append(kind, flags, ledger.id, entry, body, urgent=urgent)
+        self.journal.append(kind, flags, ledger.id, entry, body, urgent=urgent, use=use)
         group = self.journal.open_group
         group.segment.touched.add(ledger.id)
         ledger.last_group = group.number
@@ -350,7 +357,7 @@ class BookieStorage:
         if found is None:
             return
         try:
-            self.note(Kind.LAC, 0, found, lac_of(body), body, urgent=False)
+            self.note(Kind.LAC, 0, found, lac_of(body), body, urgent=False, use=Use.ADD)
         except JournalFull:
             self._refuse_for_now(done)
             return
@@ -379,14 +386,8 @@ class BookieStorage:
 
     def refresh_statistics(self) -> Statistics:
         """Fill in what is counted only on demand."""
-        statistics, segments = self.statistics, self.inventory.segments.values()
-        statistics.ledgers = len(self._ledgers)
-        statistics.tombstones = len(self.inventory.tombstones)
-        statistics.limbo_ledgers = sum(ledger.is_limbo for ledger in self._ledgers.values())
-        statistics.segments = len(segments)
-        statistics.disk_bytes = sum(segment.capacity for segment in segments)
-        statistics.live_bytes = sum(segment.live_bytes for segment in segments)
-        return statistics
+        self.inventory.count(self.statistics)
+        return self.statistics
 
     def stop(self) -> None:
         """Write nothing more. What was not reported may or may not be there."""

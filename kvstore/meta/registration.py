@@ -26,6 +26,7 @@ class BookieRegistration:
         check_bookie_id(bookie)
         self._is_readonly = False
         self._unfinished = asyncio.Event()
+        self._turn = asyncio.Lock()
         self._info = encode_service_info(address)
         # Whoever registered this id with this address is gone: this process listens there now.
         self._available = KeptEphemeral(store, paths.available(bookie), is_our_former=self._info.__eq__)
@@ -64,10 +65,12 @@ class BookieRegistration:
         await self._readonly.publish(None)
 
     async def _move(self) -> None:
-        """First there, then no more here: between the two it is in both, and never in neither."""
-        there, here = (self._readonly, self._available) if self._is_readonly else (self._available, self._readonly)
-        await there.publish(self._info)
-        await here.publish(None)
+        """First there, then no more here: between the two it is in both, and never in neither. One move at a time:
+        two could each take away what the other has placed."""
+        async with self._turn:
+            there, here = (self._readonly, self._available) if self._is_readonly else (self._available, self._readonly)
+            await there.publish(self._info)
+            await here.publish(None)
 
     async def _finish_moves(self) -> None:
         while True:

@@ -175,7 +175,9 @@ class Recopier:
                 continue
             self._progress(f"ledger {ledger}", number, last + 1)
             fault = await self._fault(reader, bookie, entry)
-            if fault and repair:
+            if fault and repair and self._choice.is_readonly(bookie):
+                fault += "; not repaired: its bookie is read-only"
+            elif fault and repair:
                 try:
                     await self._copy(reader, entry, bookie)
                     fault += "; copied there again"

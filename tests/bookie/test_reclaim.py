@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from kvstore.bookie.journal import JournalFull
 from kvstore.bookie.reclaim import Reclaimer
 from kvstore.bookie.record import RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.room import JournalFull
 from kvstore.bookie.scrub import Scrubber
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
@@ -324,10 +324,12 @@ def test_a_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta:
 def test_a_drop_without_room_for_its_note_does_not_happen(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
-        world.node("b1").disk.set_capacity(6 * 4096)
+        disk = world.node("b1").disk
+        disk.set_capacity(6 * 4096)
         entry = 0
         while await store.shelf.add(KEPT, entry, b"x", recovery=True) is Status.OK:
             entry += 1
+        disk.set_capacity(6 * 4096 - disk.free_bytes())
         while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
             store.shelf.storage.journal.append(Kind.LAC, 0, KEPT, 0, b"")
         with pytest.raises(JournalFull):

@@ -1,3 +1,5 @@
+import asyncio
+
 import pytest
 
 from kvstore.errors import MetadataUnavailable, NodeExists
@@ -50,6 +52,23 @@ async def test_a_bookie_that_turns_read_only_is_never_in_neither_set(store: Faul
     assert (await RegistrationClient(store).bookies()).writable == {B1: A1}
     assert len(present) == 4
     assert all(present)
+
+
+@pytest.mark.parametrize("last", [True, False])
+async def test_moves_that_follow_each_other_at_once_end_as_the_last_one_says(
+    store: FaultyStore, nursery: TestNursery, last: bool
+) -> None:
+    """A disk that is freed while the store is told that it is full."""
+    bookie = BookieRegistration(store, B1, A1)
+    await bookie.start(nursery, readonly=last)
+    await let_run()
+    for delay in range(20):
+        first = asyncio.ensure_future(bookie.set_readonly(not last))
+        for _ in range(delay):
+            await asyncio.sleep(0)
+        await asyncio.gather(first, bookie.set_readonly(last))
+        found = await RegistrationClient(store).bookies()
+        assert found == Bookies(*({}, {B1: A1}) if last else ({B1: A1}, {})), f"{delay} turns apart"
 
 
 async def test_after_a_lost_session_a_bookie_registers_again(store: FaultyStore, nursery: TestNursery) -> None:
