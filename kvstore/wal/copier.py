@@ -107,7 +107,9 @@ class Copier:
         for bookie in there:
             held[bookie] = await self._ports.bookies.entries(bookie, ledger)
         missing = missing_copies(metadata, last, held)
-        takers = self._ports.choice.writable  # a read-only one keeps what room it has for fences (docs/protocol.md, B20)
+        takers = (
+            self._ports.choice.writable
+        )  # a read-only one keeps what room it has for fences (docs/protocol.md, B20)
         are_all_there &= all(each.bookie in takers for each in missing)
         if missing or not are_all_there:
             self.lacking.add(ledger)

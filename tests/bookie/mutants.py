@@ -17,6 +17,7 @@ from kvstore.bookie import service as service_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.record import Kind
+from kvstore.bookie.room import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.proto.bookkeeper import Status
 
@@ -347,6 +348,22 @@ def _stale_rewrite() -> None:
         return stored
 
     replace(inventory.Inventory, "stored", make)
+
+
+@mutant("lets copies use up a full disk")
+def _copies_first() -> None:
+    replace(journal, "leaves", lambda _original: lambda _use, _segment_bytes: 0)
+
+
+@mutant("notes the key of an add that it refuses for want of room")
+def _keys_of_refused() -> None:
+    def make(original: Any) -> Any:
+        def first_contact(self: Any, ledger: int, key: bytes, done: Any, flags: int = 0, use: Any = 0) -> Any:
+            return original(self, ledger, key, done, flags, Use.FACT)
+
+        return first_contact
+
+    replace(BookieStorage, "_first_contact", make)
 
 
 @mutant("goes on as if the disk were not full")

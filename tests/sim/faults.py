@@ -12,6 +12,9 @@ from tests.sim.chaos import fault
 from tests.sim.cluster import Node
 from tests.sim.probes import probe
 
+WRITABLE_S, LOOK_S = 3.0, 0.1
+"""How soon after there is room on its disk a bookie takes adds; how often that is looked at."""
+
 # ── processes ─────────────────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -184,6 +187,40 @@ async def full_disk(chaos: Chaos) -> None:
     node.disk.set_capacity(used + chaos.random.randint(0, 8 * chaos.cluster.knobs.segment_bytes))
     await chaos.a_pause(0.5, 5.0)
     node.disk.set_capacity(capacity)
+
+
+@fault
+async def disk_filled_and_freed(chaos: Chaos) -> None:
+    """The disks of one node, or of all, have only a little room left, until their bookies are full and for a while
+    longer. Trimming may free some; then there is room again, and without a restart each bookie must be written to."""
+    random, segment_bytes = chaos.random, chaos.cluster.knobs.segment_bytes
+    nodes = chaos.cluster.nodes if random.random() < 0.3 else [random.choice(chaos.cluster.nodes)]
+    before = {node.name: node.disk.config.capacity_bytes for node in nodes}
+    for node in nodes:
+        used = before[node.name] - node.disk.free_bytes()
+        node.disk.set_capacity(used + random.randint(4, 7) * segment_bytes)  # four are the reserve
+    await chaos.a_pause(0.5, 10.0)
+    if any(_is_readonly(node) for node in nodes):
+        probe("fault.disk_filled_and_freed")
+    for node in nodes:
+        node.disk.set_capacity(before[node.name])
+    for node in nodes:
+        await _until_writable(chaos, node)
+
+
+def _is_readonly(node: Node) -> bool:
+    return node.is_running and node.served is not None and node.served.bookie.storage.is_readonly
+
+
+async def _until_writable(chaos: Chaos, node: Node) -> None:
+    """Break a rule if a process runs for WRITABLE_S with room on its disk and its bookie is read-only all the time."""
+    process, looks = node.sim.process, 0
+    while _is_readonly(node) and node.sim.process is process and node.disk.free_bytes() > 1 << 30:
+        looks += 1
+        if looks > WRITABLE_S / LOOK_S:
+            chaos.cluster.broken(f"B9 {node.name} is read-only {WRITABLE_S} s after its disk has room")
+            return
+        await asyncio.sleep(LOOK_S)
 
 
 @fault
