@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill bench loadtest snapshot-demo proto lock format
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench loadtest snapshot-demo proto lock format
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
@@ -36,7 +36,10 @@ sims: setup ## thousands of simulated runs, and what struck them: make sims SEED
 mutants: setup ## break the code on purpose and see that a test notices; NAME=… for a part of the names
 	@$(BIN)/python -m tests.mutants $(NAME)
 
-drill: setup ## long runs with faults against a real cluster
+drill: setup ## accidents by seed on real processes, as root: make drill MINUTES=30 SEED=1
+	@$(BIN)/python -m loadtest.drill --nemesis --minutes $(or $(MINUTES),30) --seed $(or $(SEED),1)
+
+drill-counts: setup ## counted kills, stops and outages, and changes of the ring under load, with the figures wanted
 	@$(BIN)/python -m loadtest.drill
 	@$(BIN)/python -m loadtest.ring_drill
 

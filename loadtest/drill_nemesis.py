@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
@@ -19,6 +22,7 @@ from loadtest.drill_mixed import Door, NotDone, Unknown
 from loadtest.drill_net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
 
 LONGEST_S = 15.0
+AWAY = "away"
 RATES = ("512kbit", "4mbit")
 HICCUP_S = 0.1
 PATIENCE_S = 90.0
@@ -39,6 +43,10 @@ class Field:
         """Each start writes the cluster's file."""
         self.wrong: list[str] = []
         """What must never happen, and did."""
+        self.unrepaired: list[str] = []
+        """Nodes whose disks were lost, and whose copies were not made again in time."""
+        self.wiping = asyncio.Lock()
+        """The copies of one wiped disk are made again before another one is lost."""
 
     def some_time(self) -> float:
         """Seconds: mostly a few, sometimes longer than sessions last."""
@@ -292,3 +300,61 @@ async def full_disk(field: Field) -> None:
     await asyncio.to_thread(field.cluster.fill_disk, node)
     await asyncio.sleep(field.some_time())
     await asyncio.to_thread(field.cluster.free_disk, node)
+
+
+JUMPS_S = (3.0, 60.0, 3600.0)
+
+
+@fault
+async def wrong_date(field: Field) -> None:
+    """A node's wall clock jumps, forwards or back, and is set right after a while."""
+    node, jump = field.a_node(leading=True), field.random.choice(JUMPS_S) * field.random.choice((1, -1))
+    field.cluster.set_date(node, jump)
+    await asyncio.sleep(field.some_time())
+    field.cluster.set_date(node, 0.0)
+
+
+REPAIRED_MAX_S = 180.0
+
+
+@fault
+async def wiped(field: Field) -> None:
+    """A node loses its disk and comes back with an empty one, as another bookie; its operator gives the lost one up.
+
+    It lasts until every copy is there again."""
+    node = field.a_node()
+    if field.wiping.locked():
+        return
+    async with field.wiping, field.holding(node) as is_free:
+        if not is_free:
+            return
+        await asyncio.to_thread(field.cluster.kill, node)
+        await asyncio.to_thread(field.cluster.wipe, node)
+        async with field.starting:
+            await asyncio.to_thread(field.cluster.start_node, node)
+        until = time.perf_counter() + REPAIRED_MAX_S
+        while not await _is_whole(field.cluster):
+            if time.perf_counter() > until:
+                field.unrepaired.append(node)
+                return
+            await asyncio.sleep(2.0)
+
+
+async def _is_whole(cluster: WiredCluster) -> bool:
+    """Give up each bookie whose node has come back as another one; whether every copy is there again."""
+    code, listed = await _kvstore(cluster, "bookie", "list", "--json")
+    if code:
+        return False
+    state = {each["id"]: each["state"] for each in json.loads(listed)}
+    up = {bookie.rpartition("-")[0] for bookie in state if state[bookie] != AWAY}
+    lost = [bookie for bookie in state if state[bookie] == AWAY and bookie.rpartition("-")[0] in up]
+    given_up = [(await _kvstore(cluster, "bookie", "decommission", "--yes", bookie))[0] == 0 for bookie in lost]
+    return all(given_up) and (await _kvstore(cluster, "fsck", "--strict"))[0] == 0
+
+
+async def _kvstore(cluster: WiredCluster, *words: str) -> tuple[int, bytes]:
+    """Exit code and output of a command of ours."""
+    command = [sys.executable, "-m", "kvstore", *words, "--data-dir", str(cluster.local.data_dir)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    out, _ = await process.communicate()
+    return process.returncode or 0, out

@@ -15,6 +15,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -23,8 +24,9 @@ from pathlib import Path
 from kvstore import config as toml
 from kvstore.env.secret import make_secret
 from kvstore.server import layout, zookeeper
-from kvstore.server.layout import ClusterFile, Wish
+from kvstore.server.layout import ClusterFile, NodePlace, Wish
 from kvstore.server.local import LocalCluster
+from loadtest.dated_node import write_ahead
 from tests.cluster.harness import Cluster
 
 CLIENTS, ZOOKEEPER = "clients", "zookeeper"
@@ -133,6 +135,11 @@ class _Local(LocalCluster):
         with self._network.inside(name):
             return super().start_node(name)
 
+    def _command(self, node: NodePlace) -> list[str]:
+        """By a date that can be wrong: `WiredCluster.set_date`."""
+        _, _, *rest = super()._command(node)
+        return [sys.executable, "-m", "loadtest.dated_node", str(date_file(self.data_dir, node.id)), *rest[1:]]
+
     def start_zookeeper(self) -> int:
         cluster = self.load()
         port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
@@ -170,6 +177,19 @@ class WiredCluster(Cluster):
     def free_disk(self, node: str) -> None:
         (Path(self.file.node(node).data_dir) / "filler").unlink(missing_ok=True)
 
+    def set_date(self, node: str, ahead_s: float) -> None:
+        """Let the node's wall clock be ahead by so much from now on, also after a restart."""
+        write_ahead(date_file(self.local.data_dir, node), ahead_s)
+
+    def wipe(self, node: str) -> None:
+        """Empty the disk of a node that is down, but for its configuration."""
+        config = Path(self.file.node(node).config)
+        for each in Path(self.file.node(node).data_dir).iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+            elif each != config:
+                each.unlink()
+
     def end(self) -> None:
         try:
             super().end()
@@ -186,6 +206,7 @@ class WiredCluster(Cluster):
             there = {what: self._moved(getattr(node, what), node.id) for what in layout.PORTS}
             nodes.append(replace(node, **there))
         cluster = replace(planned, nodes=tuple(nodes))
+        data_dir.mkdir(parents=True)
         make_secret(Path(cluster.secret_file))
         for node in cluster.nodes:
             home = Path(node.data_dir)
@@ -214,6 +235,11 @@ def wired_cluster(directory: Path) -> Iterator[WiredCluster]:
             cluster.end()
     finally:
         network.close()
+
+
+def date_file(data_dir: Path, node: str) -> Path:
+    """Where a node's process looks how far its wall clock is ahead."""
+    return data_dir / f"{node}.ahead"
 
 
 def _claimed_number(address: str) -> int:

@@ -15,6 +15,7 @@ import re
 import time
 from pathlib import Path
 from random import Random
+from statistics import median
 
 import psutil
 
@@ -22,7 +23,7 @@ from loadtest import drill_crowds as drill_crowds
 from loadtest.drill_faults import check_files
 from loadtest.drill_load import Load
 from loadtest.drill_mixed import Door, MixedLoad, NotDone, Unknown
-from loadtest.drill_nemesis import FAULTS, Field
+from loadtest.drill_nemesis import FAULTS, REPAIRED_MAX_S, Field
 from loadtest.drill_net import WiredCluster
 from loadtest.drill_stage import Counts, Report, Stage
 from loadtest.stale import StaleReaders
@@ -35,8 +36,12 @@ BEGIN_WITHIN_S = 4.0
 BACK_MAX_S, STARTED_MAX_S = 10.0, 20.0
 """The second one if a process was started again: Python takes its time."""
 BACK_WAIT_S = 60.0
-STARTS = frozenset({"killed", "two_killed", "killed_zookeeper", "told_to_stop"})
+STARTS = frozenset({"wiped", "killed", "two_killed", "killed_zookeeper", "told_to_stop"})
 MEMORY_MAX_MIB = 1_500.0
+MEMORY_GROWTH_MAX = 1.2
+"""The largest process in the last third of the rounds, against the third before: it may hold more keys, not leak."""
+ROUNDS_OF_GROWTH_MIN = 9
+"""In fewer rounds a process that was just started tells nothing."""
 _UNEXPECTED = re.compile(r"Traceback \(most recent|CRITICAL|never retrieved|was destroyed but it is pending")
 
 
@@ -46,20 +51,26 @@ async def rounds(cluster: WiredCluster, report: Report, *, seed: int, minutes: f
     until = time.perf_counter() + minutes * 60
     names = [name for name in FAULTS if any(part in name for part in only.split(","))]
     seen: dict[Path, int] = {}
+    sizes: list[float] = []
     for number in itertools.count(1):
         random = Random(f"{seed}/{number}")
 
         async def work(load: Load, random: Random = random, number: int = number) -> None:
-            await _round(stage, load, random, names, f"round {number} of seed {seed}")
+            sizes.append(await _round(stage, load, random, names, f"round {number} of seed {seed}"))
 
         await stage.under_load(f"round {number}", work)
         _look_at_logs(stage, cluster.local.data_dir / "logs", seen)
         if time.perf_counter() > until:
             break
+    if len(sizes) >= ROUNDS_OF_GROWTH_MIN:
+        third = len(sizes) // 3
+        growth = median(sizes[-third:]) / median(sizes[-2 * third : -third])
+        report.add("largest process, last third of the rounds by the third before", growth, most=MEMORY_GROWTH_MAX)
     await check_files(stage)
 
 
-async def _round(stage: Stage, load: Load, random: Random, names: list[str], title: str) -> None:
+async def _round(stage: Stage, load: Load, random: Random, names: list[str], title: str) -> float:
+    """MiB of the largest process at its end."""
     cluster = stage.cluster
     assert isinstance(cluster, WiredCluster)
     field = Field(cluster, random, load)
@@ -76,10 +87,11 @@ async def _round(stage: Stage, load: Load, random: Random, names: list[str], tit
         await each.stop()
     await mixed.stop()
     stage.report.add_safety(f"{title}: wrong answers to crowds", len(field.wrong))
+    stage.report.add(f"{title}: lost disks not repaired in {REPAIRED_MAX_S:.0f} s", len(field.unrepaired), most=0)
     for wrong in field.wrong:
         stage.say(wrong)
     await _judge(stage, mixed, title)
-    _look_at_processes(stage, field, title)
+    return _look_at_processes(stage, field, title)
 
 
 async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -> None:
@@ -147,13 +159,15 @@ async def _judge(stage: Stage, mixed: MixedLoad, title: str) -> None:
     stage.say(f"by Redis: {counts}, {dict(mixed.errors.most_common(8))}")
 
 
-def _look_at_processes(stage: Stage, field: Field, title: str) -> None:
+def _look_at_processes(stage: Stage, field: Field, title: str) -> float:
     ended = [node for node in field.nodes if not field.cluster.is_running(node)]
     stage.report.add_safety(f"{title}: processes that ended by themselves {ended}", len(ended))
     for node in ended:
         field.cluster.start_node(node)
     sizes = [psutil.Process(field.pid(node)).memory_info().rss / (1 << 20) for node in field.nodes if node not in ended]
-    stage.report.add(f"{title}: largest process", max(sizes, default=0), most=MEMORY_MAX_MIB, unit="MiB")
+    largest = max(sizes, default=0.0)
+    stage.report.add(f"{title}: largest process", largest, most=MEMORY_MAX_MIB, unit="MiB")
+    return largest
 
 
 def _look_at_logs(stage: Stage, logs: Path, seen: dict[Path, int]) -> None:

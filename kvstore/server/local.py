@@ -120,9 +120,12 @@ class LocalCluster:
             self._name_secret(config, cluster)
         else:
             config.write_text(toml.to_toml(layout.node_config(cluster, node, self.data_dir)), encoding="utf-8")
-        pid = self._spawn(name, [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config])
+        pid = self._spawn(name, self._command(node))
         self._save(cluster.with_pid(name, pid))
         return pid
+
+    def _command(self, node: NodePlace) -> list[str]:
+        return [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
 
     def start_zookeeper(self) -> int:
         """Start the cluster's ZooKeeper, which is down, and return its pid when it serves. Raises Unavailable."""

@@ -22,7 +22,7 @@ from tests.cluster.harness import Cluster, running_cluster
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 GAP_S_MAX = 15.0
-"""Far above what is promised (docs/operations.md): these machines are shared. `make drill` measures."""
+"""Far above what is promised (docs/operations.md): these machines are shared. `make drill-counts` measures."""
 
 
 @pytest.fixture(scope="module")
