@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as F
 
 from kvstore.errors import StoreError
+from kvstore.places import fault_of
 from kvstore.spark.cluster import find
 from kvstore.spark.pins import hold
 from kvstore.spark.session import open_session
@@ -158,15 +159,21 @@ def chart(title: str, bars: Bars) -> str:
     return f"<h2>{html.escape(title)}</h2><table>{rows or '<tr><td>nothing'}</table>"
 
 
+def path_word(word: str) -> Path:
+    if fault := fault_of(word):
+        raise argparse.ArgumentTypeError(fault)
+    return Path(word)
+
+
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", default="data", help="of the local cluster")
+    parser.add_argument("--data-dir", type=path_word, default="data", help="of the local cluster")
     parser.add_argument("--servers", help="of any other cluster: HOST:PORT,...")
     parser.add_argument("--prefix", default="", help="only keys that begin so")
     parser.add_argument("--depth", type=int, default=2, help="parts of a key that make its prefix")
-    parser.add_argument("--snapshots", type=Path, help="where `kvstore snapshot create` puts them")
+    parser.add_argument("--snapshots", type=path_word, help="where `kvstore snapshot create` puts them")
     parser.add_argument("--master", default="local[*]", help="of Spark")
-    parser.add_argument("--out", type=Path, default=Path("report.html"))
+    parser.add_argument("--out", type=path_word, default=Path("report.html"))
     wanted = parser.parse_args(arguments)
     where = {"servers": wanted.servers} if wanted.servers else {"dataDir": wanted.data_dir}
     where["prefix"] = wanted.prefix

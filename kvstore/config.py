@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvstore.errors import ConfigError
+from kvstore.places import fault_of
 
 T = TypeVar("T")
 
@@ -95,6 +96,9 @@ def _scalar(value: Any, hint: Any, name: str, faults: list[str]) -> Any:
     if hint is float and type(value) is int:
         return float(value)
     if hint is Path and isinstance(value, str):
+        if fault := fault_of(value):
+            faults.append(f"{name}: {fault}")
+            return None
         return Path(value)
     if isinstance(hint, type) and issubclass(hint, Enum):
         try:

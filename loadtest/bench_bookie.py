@@ -30,6 +30,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.frames import FrameReader
 from kvstore.types import BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+from loadtest.options import path_word
 
 BOOKIE = BookieId("bench-0")
 KEY = master_key(b"")
@@ -224,9 +225,9 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=5)
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--windows", type=int, nargs="+", default=[1, 64, 256])
-    parser.add_argument("--dir", type=Path)
+    parser.add_argument("--dir", type=path_word)
     parser.add_argument("--wire", action="store_true")
-    parser.add_argument("--serve", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--serve", type=path_word, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.serve:
         run(serve(arguments.serve, Forgetful if arguments.wire else BookieStorage))

@@ -16,14 +16,14 @@ from pathlib import Path
 
 from kvstore.cli.output import as_table
 from loadtest.baseline import Comparison, Tolerance, baseline_of, compare, differences
-from loadtest.options import read_json
+from loadtest.options import path_word, read_json
 
 
 def main(words: Sequence[str] | None = None) -> None:
     default = Tolerance()
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", type=Path, help="the JSON that a run wrote")
-    parser.add_argument("baseline", type=Path)
+    parser.add_argument("results", type=path_word, help="the JSON that a run wrote")
+    parser.add_argument("baseline", type=path_word)
     parser.add_argument("--save", action="store_true", help="make this run the baseline")
     parser.add_argument("--rate-tolerance", type=float, default=default.rate, help="fall of rates that is allowed")
     parser.add_argument("--latency-tolerance", type=float, default=default.latency, help="rise that is allowed")

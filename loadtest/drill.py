@@ -27,6 +27,7 @@ from loadtest import drill_net, drill_rounds, drill_spans, peers
 from loadtest.drill_faults import SCENARIOS
 from loadtest.drill_nemesis import FAULTS
 from loadtest.drill_stage import QUICK, Counts, Report, Stage
+from loadtest.options import path_word
 from tests.cluster.harness import running_cluster
 
 
@@ -108,7 +109,7 @@ def main() -> None:
     parser.add_argument(
         "--only", default="", help="only scenarios whose name holds this; of accidents, one of several, comma-separated"
     )
-    parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
+    parser.add_argument("--out", type=path_word, default=Path("reports/results.json"))
     parser.add_argument("--nemesis", action="store_true", help="accidents by seed instead of counted ones")
     parser.add_argument("--seed", type=int, default=1, help="of the accidents")
     parser.add_argument("--minutes", type=float, default=5.0, help="how long accidents go on")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from argparse import ArgumentParser, BooleanOptionalAction, Namespace
+from argparse import ArgumentParser, ArgumentTypeError, BooleanOptionalAction, Namespace
 from dataclasses import asdict, dataclass, fields, replace
 from math import inf
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Any
 
 from kvstore.client import ClientConfig, Level
 from kvstore.client.config import parse_url
+from kvstore.places import fault_of
 from loadtest import shapes
 from loadtest.figures import Goals
 from loadtest.pacing import EVEN, POISSON
@@ -62,6 +63,8 @@ class Options:
             wrong.append(f"--shape: want one of {', '.join(shapes.NAMES)}, got {self.shape!r}")
         if self.level not in LEVELS:
             wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
+        paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
+        wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
         if not self.report.name or self.report.suffix == ".json":
             wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
         if wrong:
@@ -152,6 +155,13 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"want an object in {path}, got {type(found).__name__}")
     return found
+
+
+def path_word(word: str) -> Path:
+    """A path on a command line, for argparse. Raises ArgumentTypeError."""
+    if fault := fault_of(word):
+        raise ArgumentTypeError(fault)
+    return Path(word)
 
 
 def add_options(parser: ArgumentParser) -> None:

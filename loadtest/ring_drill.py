@@ -33,6 +33,7 @@ from kvstore.ring import TOKENS
 from loadtest import peers
 from loadtest.drill import keep_logs, shown
 from loadtest.drill_stage import Report
+from loadtest.options import path_word
 from loadtest.ring_load import REST_S, RingLoad, Span, rate
 from loadtest.ring_spans import Longest, hand_over_rows, longest_waits, quantile
 from loadtest.ring_stage import PROBLEMS, RingStage
@@ -241,7 +242,7 @@ def main() -> None:
     parser.add_argument("--rest-ms", type=float, help="of each caller between two operations, in the mean")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", choices=["", *SCENARIOS], help="one scenario: grow or kills")
-    parser.add_argument("--out", type=Path, default=Path("reports/results.json"))
+    parser.add_argument("--out", type=path_word, default=Path("reports/results.json"))
     arguments = parser.parse_args()
     course = QUICK if arguments.quick else Course()
     rest_s = None if arguments.rest_ms is None else arguments.rest_ms / 1_000

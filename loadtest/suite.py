@@ -32,6 +32,7 @@ from kvstore.errors import ConfigError
 from kvstore.server.layout import ClusterFile
 from kvstore.server.local import LocalCluster
 from loadtest import etcd_load, peers
+from loadtest.options import path_word
 from loadtest.redis_lines import Figure, Line, run_line
 from loadtest.unary import calls_per_second
 
@@ -277,11 +278,11 @@ def _machine() -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data-dir", type=Path)
+    parser.add_argument("--data-dir", type=path_word)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--only", default="")
-    parser.add_argument("--out", type=Path, default=Path("reports/bench.json"))
+    parser.add_argument("--out", type=path_word, default=Path("reports/bench.json"))
     try:
         run_suite(**vars(parser.parse_args()))
     except ConfigError as error:

@@ -19,7 +19,7 @@ LAYERS = (
     ("meta", "ring"),
     ("rpc",),
     ("proto", "env", "config", "backoff"),
-    ("types", "errors", "limits"),
+    ("types", "errors", "limits", "places"),
 )
 DEPTH = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 FORBIDDEN = {("client", "meta")}  # applications install the client without ZooKeeper's

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.data import Freshness, Level, Timeout
 from kvstore.cli.endpoints import Server, config_of, run
 from kvstore.cli.output import as_json, as_table
@@ -80,11 +80,15 @@ def run_load(
 
 
 def suite(
-    data_dir: Annotated[Path | None, typer.Option(help="Use this running local cluster; default: start one.")] = None,
+    data_dir: Annotated[
+        Path | None, typer.Option(callback=checked_path, help="Use this running local cluster; default: start one.")
+    ] = None,
     runs: Annotated[int, typer.Option(help="Of each line; the median counts.", min=1)] = 3,
     seconds: Annotated[float, typer.Option(help="Of each run.", min=0.1)] = 4.0,
     only: Annotated[str, typer.Option(help="Only lines whose name holds this.")] = "",
-    out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("reports/bench.json"),
+    out: Annotated[Path, typer.Option(callback=checked_path, help="Where the figures go.")] = Path(
+        "reports/bench.json"
+    ),
 ) -> None:
     """Run the benchmark suite of a source checkout, beside etcd and Redis if they are installed."""
     try:

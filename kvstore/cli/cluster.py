@@ -17,6 +17,7 @@ from kvstore.env import Env
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.store import MetadataStore
+from kvstore.places import fault_of
 from kvstore.server.config import zookeeper_fault
 
 
@@ -39,7 +40,16 @@ def checked_server(text: str | None) -> str | None:
     return text
 
 
-DataDir = Annotated[Path, typer.Option(help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")]
+def checked_path(place: Path | None) -> Path | None:
+    """Of an option or argument: each that is a path has it (tests/cli/test_places.py). Raises BadParameter."""
+    if place is not None and (fault := fault_of(place)):
+        raise typer.BadParameter(fault)
+    return place
+
+
+DataDir = Annotated[
+    Path, typer.Option(callback=checked_path, help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")
+]
 ZooKeeper = Annotated[
     str | None,
     typer.Option(callback=checked_zookeeper, help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT]."),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import Json, Tools, checked_zookeeper, with_tools
+from kvstore.cli.cluster import Json, Tools, checked_path, checked_zookeeper, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, NoSuchNode
 from kvstore.meta import paths
@@ -16,6 +16,13 @@ from kvstore.server.config import id_fault
 from kvstore.types import ServerId
 
 SAFE_NODES_MIN = 3
+
+SecretFile = Annotated[
+    Path,
+    typer.Option(
+        callback=checked_path, help="The cluster's secret, made if there is no such file; each node needs a copy."
+    ),
+]
 
 
 def register(app: typer.Typer) -> None:
@@ -40,9 +47,7 @@ def init(
     ],
     partitions: Annotated[int, typer.Option(help="How many partitions.", min=1, max=1024)] = 3,
     replicas: Annotated[int, typer.Option(help="Replicas of each partition.", min=1)] = 3,
-    secret_file: Annotated[
-        Path, typer.Option(help="The cluster's secret, made if there is no such file; each node needs a copy.")
-    ] = Path("cluster.secret"),
+    secret_file: SecretFile = Path("cluster.secret"),
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
     json: Json = False,
 ) -> None:

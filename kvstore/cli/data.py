@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, ZooKeeper
+from kvstore.cli.cluster import DataDir, Json, ZooKeeper, checked_path
 from kvstore.cli.endpoints import Server, config_of, run
 from kvstore.cli.output import as_json, as_table
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Key = Annotated[str, typer.Argument(help="The key, as UTF-8.")]
 Timeout = Annotated[float, typer.Option(help="Seconds for each operation, retries included.", min=0.001)]
-Folder = Annotated[Path, typer.Argument(help="The folder.", exists=True, file_okay=False)]
+Folder = Annotated[Path, typer.Argument(callback=checked_path, help="The folder.", exists=True, file_okay=False)]
 Prefix = Annotated[str, typer.Option(help="What keys begin with, before the path below DIR.")]
 TREE_TIMEOUT_S = 60.0
 
@@ -82,7 +82,9 @@ def get(
 def put(
     key: Key,
     value: Annotated[str | None, typer.Argument(help="The value, as UTF-8. Without it: standard input.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Take the value from this file.", exists=True)] = None,
+    file: Annotated[
+        Path | None, typer.Option(callback=checked_path, help="Take the value from this file.", exists=True)
+    ] = None,
     ttl: Annotated[float | None, typer.Option(help="Seconds until the key vanishes.", min=0.001)] = None,
     if_absent: Annotated[bool, typer.Option("--if-absent", help="Only if there is no such key.")] = False,
     if_version: Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_zookeeper, tls_of_environment
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_path, checked_zookeeper, tls_of_environment
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
 
 
 def run(
-    config: Annotated[Path, typer.Option(help="The node's TOML file.")],
+    config: Annotated[Path, typer.Option(callback=checked_path, help="The node's TOML file.")],
     insecure: Annotated[bool, typer.Option("--insecure", help="Allow listeners beyond loopback without TLS.")] = False,
 ) -> None:
     """Run one node until it is told to stop (SIGTERM): it hands over what it leads, then exits."""

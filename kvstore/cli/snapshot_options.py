@@ -9,6 +9,8 @@ from typing import Annotated, NamedTuple
 
 import typer
 
+from kvstore.cli.cluster import checked_path
+
 
 class Compression(StrEnum):
     """What Parquet files are packed with."""
@@ -59,7 +61,13 @@ def setting(text: str) -> Setting:
     return Setting(name, value)
 
 
-Where = Annotated[Path, typer.Argument(help="The directory of snapshots, or one snapshot's folder.")]
+Where = Annotated[
+    Path, typer.Argument(callback=checked_path, help="The directory of snapshots, or one snapshot's folder.")
+]
+To = Annotated[
+    Path,
+    typer.Option("--to", callback=checked_path, help="The directory of snapshots; driver and executors share it."),
+]
 Wanted = Annotated[str | None, typer.Argument(metavar="[ID]", help="Which snapshot; default: the newest.")]
 Master = Annotated[str, typer.Option(help="Spark's master: local[*], spark://HOST:PORT, k8s://… or yarn.")]
 Conf = Annotated[

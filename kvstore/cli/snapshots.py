@@ -21,6 +21,7 @@ from kvstore.cli.snapshot_options import (
     Master,
     Nice,
     Rate,
+    To,
     Upto,
     Wanted,
     Where,
@@ -51,7 +52,7 @@ def register(app: typer.Typer) -> None:
 
 
 def create(
-    to: Annotated[Path, typer.Option("--to", help="The directory of snapshots; driver and executors share it.")],
+    to: To,
     incremental: Annotated[bool, typer.Option("--incremental", help="Only what changed since the parent.")] = False,
     or_full: Annotated[
         bool, typer.Option("--or-full", help="With --incremental: a full one where there is nothing to continue.")

@@ -30,6 +30,7 @@ from kvstore import config as toml
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.places import local_path
 from kvstore.ring.ring import Ring
 from kvstore.server import founding, layout, zookeeper
 from kvstore.server.layout import ClusterFile, NodePlace, Wish
@@ -51,7 +52,7 @@ class LocalCluster:
     """The local cluster of one data directory."""
 
     def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
-        self.data_dir = data_dir.absolute()
+        self.data_dir = local_path(data_dir).absolute()
         self._progress = progress
         self._path = self.data_dir / "cluster.json"
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from kvstore.client.config import ClientConfig, parse_url
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
+from kvstore.places import fault_of
 
 T = TypeVar("T")
 
@@ -131,6 +132,8 @@ def cluster_of(options: Mapping[str, str], environ: Mapping[str, str]) -> Cluste
             "no cluster is named: set the option servers (HOST:PORT,...), zookeeper (HOST:PORT,...[/CHROOT]) or "
             "dataDir (of `kvstore up`)"
         )
+    if fault := fault_of(options.get("dataDir", "")):
+        raise ConfigError(f"dataDir: {fault}")
     servers = options.get("servers", "").removeprefix("kv://")
     return Cluster(
         _endpoints(servers) if servers else (),
@@ -304,6 +307,9 @@ def _tls(options: Mapping[str, str], environ: Mapping[str, str]) -> Tls | None:
     )
     if not (ca or cert or key):
         return None
+    for name, file in (("tlsCa", ca), ("tlsCert", cert), ("tlsKey", key)):
+        if fault := fault_of(file or ""):
+            raise ConfigError(f"{name}: {fault}")
     try:
         return Tls(ca=Path(ca) if ca else None, cert=Path(cert) if cert else None, key=Path(key) if key else None)
     except ValueError as error:

@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
+from kvstore.places import local_path
 from kvstore.spark.snapshots import manifest as manifests
 from kvstore.spark.snapshots.chains import newest_or_none
 from kvstore.spark.snapshots.manifest import Manifest
@@ -37,12 +38,12 @@ class SnapshotStore:
     """Reads raise ConfigError for a directory that holds no snapshots, Corrupted and InvalidRequest for manifests."""
 
     def __init__(self, root: Path) -> None:
-        self.root = root
+        self.root = local_path(root)
 
     @classmethod
     def at(cls, path: Path) -> tuple[SnapshotStore, str | None]:
         """The store at `path`, or the store around the one snapshot that `path` is and its id."""
-        path = Path(os.path.abspath(path))
+        path = Path(os.path.abspath(local_path(path)))
         if (path / manifests.NAME).exists():
             return cls(path.parent), path.name
         if not path.is_dir():

@@ -1,0 +1,96 @@
+"""Whatever takes a path refuses what is none: a backup in a folder named `s3:` is nowhere, and exit code 0 a lie."""
+
+from __future__ import annotations
+
+import inspect
+import typing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from kvstore import config
+from kvstore.cli.main import build
+from kvstore.errors import ConfigError
+from kvstore.places import fault_of, local_path
+from kvstore.server.config import NodeConfig
+from kvstore.server.local import LocalCluster
+from kvstore.spark.options import cluster_of
+from kvstore.spark.snapshots.store import SnapshotStore
+from tests.cli.test_help import TREE
+
+URL = "s3://bucket/x"
+
+
+def is_path(hint: Any) -> bool:
+    return hint is Path or any(map(is_path, typing.get_args(hint)))
+
+
+def path_parameters() -> list[tuple[tuple[str, ...], str, bool]]:
+    """(command, word, whether it is an argument) of each parameter that is a path."""
+    found = []
+    for words, command in TREE.items():
+        if hasattr(command, "commands"):
+            continue
+        hints = typing.get_type_hints(inspect.unwrap(command.callback))  # type: ignore[arg-type]
+        for parameter in command.params:
+            if is_path(hints.get(parameter.name or "")):
+                found.append((words, parameter.opts[0], parameter.param_type_name == "argument"))
+    return found
+
+
+PARAMETERS = path_parameters()
+
+
+def test_the_paths_of_the_commands_are_found() -> None:
+    words = {(*command, word) for command, word, _ in PARAMETERS}
+    assert {("snapshot", "create", "--to"), ("snapshot", "list", "where"), ("up", "--data-dir")} <= words
+    assert {
+        ("load-tree", "folder"),
+        ("put", "--file"),
+        ("node", "run", "--config"),
+        ("bench", "suite", "--out"),
+    } <= words
+    assert len(words) > 40
+
+
+@pytest.mark.parametrize("url", [URL, "file:///tmp/x"])
+@pytest.mark.parametrize(("command", "word", "is_argument"), PARAMETERS, ids=lambda value: str(value))
+def test_each_path_of_each_command_refuses_a_url_and_makes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], word: str, is_argument: bool, url: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = sorted(tmp_path.parent.rglob("*"))
+    given = [url] if is_argument else [word, url]
+    answer = CliRunner().invoke(build(), [*command, *given], env={"COLUMNS": "300"})
+    assert answer.exit_code == 2, answer.output
+    said = " ".join(answer.output.split())
+    assert "want a path on a file system" in said or "does not exist" in said, said
+    assert sorted(tmp_path.parent.rglob("*")) == before
+
+
+@pytest.mark.parametrize("place", [URL, "s3a:/bucket", "hdfs://host/x", "file:///x", "HTTPS://x/y", Path(URL)])
+def test_urls_are_no_paths_and_the_refusal_says_what_is_wanted(place: str | Path) -> None:
+    with pytest.raises(
+        ConfigError, match=r"want a path on a file system that is mounted here, such as /backups .*, got"
+    ):
+        local_path(place)
+
+
+@pytest.mark.parametrize("place", ["/x", "x", "./s3:/x", "x:y", "a/s3://x", ".", "", "c:/x", "12:30/x"])
+def test_paths_are_paths(place: str) -> None:
+    assert fault_of(place) == ""
+    assert local_path(place) == Path(place)
+
+
+def test_files_of_settings_data_frames_and_programs_refuse_urls_too(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="data_dir: want a path on a file system"):
+        config.from_table({"id": "n1", "data_dir": URL}, NodeConfig)
+    with pytest.raises(ConfigError, match="dataDir: want a path on a file system"):
+        cluster_of({"dataDir": URL}, {})
+    with pytest.raises(ConfigError, match="tlsCa: want a path on a file system"):
+        cluster_of({"servers": "a:1", "tlsCa": URL}, {})
+    for make in (LocalCluster, SnapshotStore, SnapshotStore.at):
+        with pytest.raises(ConfigError, match="want a path on a file system"):
+            make(Path(URL))
