@@ -21,6 +21,8 @@ class BookieConfig:
     """`host:port`; port 0 takes a free one."""
     advertise: str = ""
     """The `host:port` that others are told; empty: where it listens."""
+    zone: str = ""
+    """Where the machine stands; copies of one entry go to distinct zones. Empty: nowhere in particular."""
     journal_dir: str = "bookie/journal"
     """Segments: every byte of every entry, once. Relative to the data directory."""
     index_dir: str = "bookie/index"

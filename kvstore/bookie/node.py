@@ -60,7 +60,7 @@ class Bookie:
         await storage.start(identity.doubts)
         self._service = BookieService(storage, config)
         self._listener = await env.transport.listen(config.listen, self._service.handler)
-        self._registration = BookieRegistration(self._store, self.id, self.address)
+        self._registration = BookieRegistration(self._store, self.id, self.address, config.zone)
         storage.on_readonly(self._move)
         await self._registration.start(nursery, readonly=storage.is_readonly)
         self.reclaimer = Reclaimer(env, config, storage, authority)

@@ -21,20 +21,25 @@ LOOK_AGAIN_S = 10.0
 class BookieView:
     """The last set of bookies that was read. While the metadata store is away it stays as it was.
 
-    An address once known is remembered when its bookie is gone from the set: a registration vanishes with a session,
-    and the bookie may well be there. Whether it is, its connection tells.
+    An address or a zone once known is remembered when its bookie is gone from the set: a registration vanishes with a
+    session, and the bookie may well be there. Whether it is, its connection tells.
     """
 
     def __init__(self, store: MetadataStore) -> None:
         self.current = Bookies({}, {})
         self._client = RegistrationClient(store)
         self._addresses: dict[BookieId, str] = {}
+        self._zones: dict[BookieId, str] = {}
         self._hint = asyncio.Event()
         self._listeners: list[Callable[[], None]] = []
 
     def address(self, bookie: BookieId) -> str | None:
         """Where the bookie listens, or last did; None if it was never seen."""
         return self._addresses.get(bookie)
+
+    def zone(self, bookie: BookieId) -> str:
+        """Where the bookie stands, or last did; empty: nowhere in particular, as far as is known."""
+        return self._zones.get(bookie, "")
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Call `listener` on the event loop whenever `current` has become another set."""
@@ -49,6 +54,7 @@ class BookieView:
         """Read now. Raises MetadataUnavailable, MetadataUnknown; the view then stays as it was."""
         found = await self._client.bookies()
         self._addresses.update(found.all)
+        self._zones.update((bookie, found.zones.get(bookie, "")) for bookie in found.all)
         if found == self.current:
             return
         self.current = found

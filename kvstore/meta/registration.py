@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from types import MappingProxyType
 from typing import NamedTuple
 
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError, NodeExists, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.ephemeral import RETRY_S, KeptEphemeral
-from kvstore.meta.service_info import check_bookie_id, decode_service_info, encode_service_info
+from kvstore.meta.service_info import check_bookie_id, decode_service_info, decode_zone, encode_service_info
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.types import BookieId
 
@@ -22,15 +23,21 @@ REGISTER_ATTEMPTS_MAX = 50
 class BookieRegistration:
     """One bookie's registration, kept in place from `start` until its nursery ends, over lost sessions."""
 
-    def __init__(self, store: MetadataStore, bookie: BookieId, address: str) -> None:
+    def __init__(self, store: MetadataStore, bookie: BookieId, address: str, zone: str = "") -> None:
         check_bookie_id(bookie)
         self._is_readonly = False
         self._unfinished = asyncio.Event()
         self._turn = asyncio.Lock()
-        self._info = encode_service_info(address)
+        self._info = encode_service_info(address, zone)
+
+        def is_former(found: bytes) -> bool:
+            with suppress(Corrupted):
+                return decode_service_info(bookie, found) == decode_service_info(bookie, self._info)
+            return False
+
         # Whoever registered this id with this address is gone: this process listens there now.
-        self._available = KeptEphemeral(store, paths.available(bookie), is_our_former=self._info.__eq__)
-        self._readonly = KeptEphemeral(store, paths.readonly(bookie), is_our_former=self._info.__eq__)
+        self._available = KeptEphemeral(store, paths.available(bookie), is_our_former=is_former)
+        self._readonly = KeptEphemeral(store, paths.readonly(bookie), is_our_former=is_former)
 
     async def start(self, nursery: Nursery, *, readonly: bool = False) -> None:
         """Register. Raises NodeExists if another live process holds this id, MetadataUnavailable, MetadataUnknown."""
@@ -86,6 +93,8 @@ class Bookies(NamedTuple):
 
     writable: dict[BookieId, str]
     readonly: dict[BookieId, str]
+    zones: Mapping[BookieId, str] = MappingProxyType({})
+    """Of those that name one."""
 
     @property
     def all(self) -> dict[BookieId, str]:
@@ -100,10 +109,12 @@ class RegistrationClient:
 
     async def bookies(self) -> Bookies:
         """Raises MetadataUnavailable, or MetadataUnknown (harmless: nothing was written); never a part of the set."""
-        writable = await self._registered(paths.AVAILABLE)
-        return Bookies(writable, await self._registered(paths.READONLY))
+        zones: dict[BookieId, str] = {}
+        writable = await self._registered(paths.AVAILABLE, zones)
+        return Bookies(writable, await self._registered(paths.READONLY, zones), zones)
 
-    async def _registered(self, directory: str) -> dict[BookieId, str]:
+    async def _registered(self, directory: str, zones: dict[BookieId, str]) -> dict[BookieId, str]:
+        """Their addresses; the zones of those that name one go into `zones`."""
         try:
             names = await self._store.children(directory)
         except NoSuchNode:
@@ -111,15 +122,19 @@ class RegistrationClient:
         found: dict[BookieId, str] = {}
         for name in names:
             path = paths.join(directory, name)
-            if path != paths.READONLY and (address := await self._address(path)) is not None:
-                found[BookieId(name)] = address
+            if path != paths.READONLY and (info := await self._info(path)) is not None:
+                found[BookieId(name)], zone = info
+                if zone:
+                    zones[BookieId(name)] = zone
         return found
 
-    async def _address(self, path: str) -> str | None:
-        """None if it has gone meanwhile, or names no address that we understand."""
+    async def _info(self, path: str) -> tuple[str, str] | None:
+        """Address and zone; None if it has gone meanwhile, or names no address that we understand."""
         with suppress(NoSuchNode, Corrupted):
             data, _ = await self._store.get(path)
-            return decode_service_info(BookieId(path.rpartition("/")[2]), data)
+            bookie = BookieId(path.rpartition("/")[2])
+            address = decode_service_info(bookie, data)
+            return None if address is None else (address, decode_zone(bookie, data))
         return None
 
     def watch(self, changed: Callable[[], None]) -> list[Watch]:

@@ -1,4 +1,4 @@
-"""Where a bookie listens ↔ the bytes of its registration. A bookie's id says nothing about its address.
+"""Where a bookie listens, and in which zone it stands ↔ the bytes of its registration. A bookie's id says neither.
 Decides only."""
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from kvstore.types import BookieId
 _ENDPOINT = "bookie"
 _PROTOCOL = "bookie-rpc"
 """The protocol that clients look for among a registration's endpoints."""
+_ZONE = "zone"
+"""The property that names the zone. Apache's clients pass over it."""
 _BOOKIE_ID = re.compile(r"[a-zA-Z0-9:-_.\-]+")
 _LEGACY_ADDRESS = re.compile(r"[^:]+:\d{1,5}")
 
@@ -24,11 +26,13 @@ def check_bookie_id(bookie: BookieId) -> None:
         raise ValueError(f"want a bookie id of letters, digits, colons, dashes and dots, got {bookie!r}")
 
 
-def encode_service_info(address: str) -> bytes:
-    """The registration of a bookie that listens on `address` (`host:port`)."""
+def encode_service_info(address: str, zone: str = "") -> bytes:
+    """The registration of a bookie that listens on `address` (`host:port`) and stands in `zone`, if that is known."""
     host, _, port = address.rpartition(":")
     info = BookieServiceInfoFormat()
     info.endpoints.add(id=_ENDPOINT, port=int(port), host=host.strip("[]"), protocol=_PROTOCOL)
+    if zone:
+        info.properties[_ZONE] = zone
     return info.SerializeToString(deterministic=True)
 
 
@@ -39,11 +43,19 @@ def decode_service_info(bookie: BookieId, data: bytes) -> str | None:
     """
     if not data:
         return str(bookie) if _LEGACY_ADDRESS.fullmatch(bookie) else None
-    try:
-        info = BookieServiceInfoFormat.FromString(data)
-    except DecodeError as error:
-        raise Corrupted(f"bookie {bookie}: its registration is malformed: {error}") from error
-    for endpoint in info.endpoints:
+    for endpoint in _parsed(bookie, data).endpoints:
         if endpoint.protocol == _PROTOCOL:
             return f"[{endpoint.host}]:{endpoint.port}" if ":" in endpoint.host else f"{endpoint.host}:{endpoint.port}"
     return None
+
+
+def decode_zone(bookie: BookieId, data: bytes) -> str:
+    """The zone that the bookie's registration names; empty: none. Raises Corrupted as above."""
+    return _parsed(bookie, data).properties.get(_ZONE, "")
+
+
+def _parsed(bookie: BookieId, data: bytes) -> BookieServiceInfoFormat:
+    try:
+        return BookieServiceInfoFormat.FromString(data)
+    except DecodeError as error:
+        raise Corrupted(f"bookie {bookie}: its registration is malformed: {error}") from error

@@ -6,7 +6,8 @@ group        := first start i64 | last start i64 | run size i32 | period i32    
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from struct import Struct
 
 from kvstore.proto.bookkeeper import BadFrame
@@ -16,6 +17,45 @@ ENTRIES_MAX = 1 << 24
 
 _RUNS = Struct(">ii56x")
 _RUN = Struct(">qqii")
+Group = tuple[int, int, int, int]
+"""First start, last start, run size, period."""
+
+
+class HeldEntries:
+    """Entry ids that a bookie holds. Kept as they were sent, since a ledger may have millions: what is asked of a range
+    costs no more than that range."""
+
+    def __init__(self, groups: Iterable[Group]) -> None:
+        """Of groups that rise and do not overlap."""
+        self._groups = list(groups)
+        self._firsts = [group[0] for group in self._groups]
+
+    @classmethod
+    def of_runs(cls, runs: Iterable[tuple[int, int]]) -> HeldEntries:
+        """Of runs (first, count), rising."""
+        return cls((first, first, count, 0) for first, count in runs)
+
+    def between(self, first: int, last: int) -> set[int]:
+        """Those from `first` to `last`."""
+        found: set[int] = set()
+        at = max(0, bisect_right(self._firsts, first) - 1)
+        while at < len(self._groups) and self._firsts[at] <= last:
+            found.update(*_runs_between(self._groups[at], first, last))
+            at += 1
+        return found
+
+    def __iter__(self) -> Iterator[int]:
+        for first, last, size, period in self._groups:
+            for start in range(first, last + 1, period or 1):
+                yield from range(start, start + size)
+
+
+def _runs_between(group: Group, first: int, last: int) -> Iterator[range]:
+    start, last_start, size, period = group
+    step = period or 1
+    skipped = max(0, (first - start - size) // step + 1)  # runs that end before `first`
+    for run in range(start + skipped * step, min(last_start, last) + 1, step):
+        yield range(max(run, first), min(run + size, last + 1))
 
 
 def encode_availability(runs: Iterable[tuple[int, int]]) -> bytes:
@@ -30,17 +70,18 @@ def encode_availability(runs: Iterable[tuple[int, int]]) -> bytes:
     return _RUNS.pack(0, len(groups)) + b"".join(_RUN.pack(*group) for group in groups)
 
 
-def decode_availability(data: bytes) -> list[int]:
+def decode_availability(data: bytes) -> HeldEntries:
     """The entry ids again. Raises BadFrame."""
     if len(data) < _RUNS.size or (len(data) - _RUNS.size) % _RUN.size:
         raise BadFrame(f"an availability of {len(data)} bytes")
     version, count = _RUNS.unpack_from(data)
     if version != 0 or count != (len(data) - _RUNS.size) // _RUN.size:
         raise BadFrame(f"an availability of version {version} with {count} groups in {len(data)} bytes")
-    entries: list[int] = []
-    for first, last, size, period in _RUN.iter_unpack(data[_RUNS.size :]):
-        if size < 1 or period < 0 or (last - first) // (period or 1) * size + len(entries) > ENTRIES_MAX:
+    groups: list[Group] = list(_RUN.iter_unpack(data[_RUNS.size :]))
+    entries, end = 0, -1
+    for first, last, size, period in groups:
+        entries += ((last - first) // (period or 1) + 1) * size
+        if size < 1 or period < 0 or not end < first <= last or entries > ENTRIES_MAX:
             raise BadFrame(f"an availability with the group {first}, {last}, {size}, {period}")
-        for start in range(first, last + 1, period or 1):
-            entries.extend(range(start, start + size))
-    return entries
+        end = last + size - 1
+    return HeldEntries(groups)

@@ -270,6 +270,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
             name=config.id,
             listen=config.bookie,
             advertise=advertised,
+            zone=config.zone,
             connections_max=config.limits.bookie_connections_max,
         )
         bookie = Bookie(env, of_bookie, store)

@@ -70,7 +70,7 @@ class NodeConfig:
     """The cluster's secret, the same on all nodes (kvstore/env/secret.py). Nobody but the node may read it."""
     roles: tuple[Role, ...] = (Role.BOOKIE, Role.SERVER)
     zone: str = ""
-    """Where the machine stands; replicas go to distinct zones where there are any."""
+    """Where the machine stands; replicas and copies go to distinct zones where there are any."""
     bookie: str = "127.0.0.1:3181"
     resp: str = "127.0.0.1:6401"
     grpc: str = "127.0.0.1:7401"

@@ -13,6 +13,7 @@ from kvstore.partition import entry as entries
 from kvstore.partition import move_records
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
 from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.placement import Zones
 
 
 class Severity(StrEnum):
@@ -47,6 +48,10 @@ TOO_FEW_COPIES = (
 REPORT_IT = (
     "This must not happen: keep the data directories and the logs of all nodes as they are, and report it with the "
     "output of `kvstore fsck --json`."
+)
+WAIT_FOR_ZONES = (
+    "Leaders move copies that share a zone to bookies of other zones in the background, at the rate of repair: check "
+    "again in a few minutes. If it stays: the leader's log says why it cannot."
 )
 SWEPT = (
     "Leaders sweep left-overs every few minutes. If it stays for an hour: `kvstore ledger show` and `ledger delete`."
@@ -184,6 +189,24 @@ def check_quorum(report: Report, subject: str, metadata: LedgerMetadata, wanted:
     """A closed ledger of fewer copies than `wanted` was written while a bookie was away, and keeps as many."""
     if metadata.state is LedgerState.CLOSED and metadata.quorum.write < wanted:
         report.note(subject, f"was written while bookies were away: {metadata.quorum.write} copies until it is trimmed")
+
+
+def check_zones(
+    report: Report, subject: str, metadata: LedgerMetadata, better: LedgerMetadata | None, zones: Zones
+) -> None:
+    """Copies that share a zone though a writable bookie of another could have one: `better` is the ledger with such
+    copies moved, None if there are none (docs/protocol.md, W10)."""
+    if better is None:
+        return
+    for number, (before, after) in enumerate(zip(metadata.fragments, better.fragments, strict=True)):
+        if before == after or (metadata.state is LedgerState.CLOSED and metadata.last_entry < before.first):
+            continue
+        placed = ", ".join(f"{bookie} in {zones.get(bookie) or 'no zone'}" for bookie in before.ensemble)
+        what = f"copies share a zone from entry {before.first} on: {placed}"
+        if metadata.state is LedgerState.CLOSED:
+            report.warn(subject, what, WAIT_FOR_ZONES)
+        elif number == len(metadata.fragments) - 1:
+            report.note(subject, f"{what}; they are moved when the ledger is closed")
 
 
 def check_copies(

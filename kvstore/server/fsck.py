@@ -31,6 +31,7 @@ from kvstore.server.findings import (
     check_length,
     check_list,
     check_quorum,
+    check_zones,
     orphans,
 )
 from kvstore.server.retirement import kept_ledgers
@@ -43,6 +44,8 @@ from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
+from kvstore.wal.placement import spread_out
+from kvstore.wal.repair import bookies_of
 
 ENTRIES_AT_ONCE = 32
 AGAIN_S = 0.5
@@ -200,6 +203,10 @@ class Fsck:
         self.report.ledgers += 1
         subject = f"{partition} ledger={metadata.ledger}"
         check_quorum(self.report, subject, metadata, min(LogConfig().quorum.write, len(self._view.current.all)))
+        view = self._view
+        zones = {bookie: view.zone(bookie) for bookie in {*bookies_of(metadata), *view.current.all}}
+        better = spread_out(metadata, zones, view.current.writable, self._env.random)
+        check_zones(self.report, subject, metadata, better, zones)
         copies = LedgerCopies(self._bookies, metadata)
         last = await copies.last_entry()
         read, bytes_read = 0, 0

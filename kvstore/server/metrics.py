@@ -182,7 +182,11 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     "partition_log_copies_made": (
         "partition_log_copies_made_total",
-        "Missing copies that were made again in this lead.",
+        "Copies that were made again, or moved, in this lead.",
+    ),
+    "partition_log_ledgers_sharing_zones": (
+        "partition_log_ledgers_sharing_zones",
+        "Closed ones with copies of one entry in one zone, though another zone could have one; they are being moved.",
     ),
     "partition_log_open_ledger_bytes": ("partition_log_open_ledger_bytes", "Size of the ledger that is being written."),
     "partition_log_trimmed_seq": ("partition_log_trimmed_seq", "Sequence below which the log was trimmed."),

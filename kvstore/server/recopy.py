@@ -4,7 +4,7 @@ and reads what one bookie holds.
 A bookie is replaced in a fragment in this order: another one gets every entry that the lost one was to have, each read
 from the remaining copies and its digest verified; then the ledger's metadata names it, by compare-and-set on the
 version from which the copying began. A crash in between leaves copies that nobody asks for. Open ledgers are left to
-their writers, which alone may change their ensembles.
+their writers, which alone may change their ensembles (docs/protocol.md, W11).
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
-from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.choice import BookieView as RegisteredView
-from kvstore.wal.copier import add_copy
+from kvstore.wal.copying import Copying
 from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.placement import newcomers_of
 from kvstore.wal.ports import BookieClient
-from kvstore.wal.repair import missing_copies
+from kvstore.wal.repair import Missing
 
 Progress = Callable[[str, int, int], None]
 """(what is copied or read, entries done, entries in all)."""
@@ -114,44 +114,39 @@ class Recopier:
         metadata, version = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
             return Moved(ledger, 0, STILL_OPEN)
-        wanted, newcomers = self._without(metadata, bookie)
+        wanted = self._without(metadata, bookie)
         if wanted is None:
             return Moved(ledger, 0, NO_SPARE)
-        copied = await self._fill(metadata, wanted, newcomers)
+        copied = await self._fill(metadata, wanted)
         await self._ledgers.write(wanted, version)
         return Moved(ledger, copied, "")
 
-    def _without(self, metadata: LedgerMetadata, bookie: BookieId) -> tuple[LedgerMetadata | None, set[BookieId]]:
-        """The ledger with others in the bookie's place, and who they are; None if there is nobody for one of them."""
-        fragments, newcomers = [], set()
+    def _without(self, metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
+        """The ledger with others in the bookie's place; None if there is nobody for one of them."""
+        fragments = []
         for fragment in metadata.fragments:
             if bookie in fragment.ensemble:
-                newcomer = self._choice.swaps(fragment.ensemble, {bookie}).get(bookie)
+                write = metadata.quorum.write
+                newcomer = self._choice.swaps(fragment.ensemble, {bookie}, write=write).get(bookie)
                 if newcomer is None:
-                    return None, set()
-                newcomers.add(newcomer)
+                    return None
                 ensemble = tuple(newcomer if each == bookie else each for each in fragment.ensemble)
                 fragment = Fragment(fragment.first, ensemble)
             fragments.append(fragment)
-        return replace(metadata, fragments=tuple(fragments)), newcomers
+        return replace(metadata, fragments=tuple(fragments))
 
-    async def _fill(self, metadata: LedgerMetadata, wanted: LedgerMetadata, newcomers: set[BookieId]) -> int:
+    async def _fill(self, metadata: LedgerMetadata, wanted: LedgerMetadata) -> int:
         """Copy to the newcomers what `wanted` names them for, as `metadata` says where it is; returns how much."""
-        ledger = metadata.ledger
-        held = {each: await self._bookies.entries(each, ledger) for each in sorted(newcomers)}
-        missing = missing_copies(wanted, wanted.last_entry, held)
-        reader = EntryReader(metadata, self._bookies, self._env.nursery)
-        for done, (entry, bookie) in enumerate(missing):
-            self._progress(f"ledger {ledger}", done, len(missing))
-            await self._copy(reader, entry, bookie)
-        return len(missing)
 
-    async def _copy(self, reader: EntryReader, entry: EntryId, bookie: BookieId) -> None:
-        metadata = reader.metadata
-        found = await reader.read(entry)
-        packet = reader.digest.packet(metadata.ledger, entry, found.lac, found.length, found.payload)
-        await add_copy(self._bookies, bookie, metadata.ledger, entry, packet, master_key(metadata.password))
-        await asyncio.sleep(len(packet) / self.bytes_per_s)
+        def noticed(missing: list[Missing]) -> None:
+            self._progress(f"ledger {wanted.ledger}", missing[0].entry, wanted.last_entry + 1)
+
+        newcomers = newcomers_of(metadata, wanted)
+        return await self._copying(metadata).fill(wanted, wanted.last_entry, newcomers, newcomers, noticed)
+
+    def _copying(self, metadata: LedgerMetadata) -> Copying:
+        env = self._env
+        return Copying(metadata, self._bookies, env.nursery, env.clock, bytes_per_s=self.bytes_per_s)
 
     # ── looking at what one bookie holds ──────────────────────────────────────────────────────────────────────────────
 
@@ -167,7 +162,8 @@ class Recopier:
         self, ledger: LedgerId, metadata: LedgerMetadata, bookie: BookieId, *, repair: bool
     ) -> list[tuple[LedgerId, EntryId, str]]:
         found = []
-        reader = EntryReader(metadata, self._bookies, self._env.nursery)
+        copying = self._copying(metadata)
+        reader = copying.reader
         last = metadata.last_entry if metadata.state is LedgerState.CLOSED else await self._confirmed(reader)
         for number in range(last + 1):
             entry = EntryId(number)
@@ -179,7 +175,7 @@ class Recopier:
                 fault += "; not repaired: its bookie is read-only"
             elif fault and repair:
                 try:
-                    await self._copy(reader, entry, bookie)
+                    await copying.copy(entry, [bookie])
                     fault += "; copied there again"
                 except LedgerError as error:
                     fault += f"; not repaired: {error}"

@@ -10,7 +10,7 @@ from typing import TypeVar
 from kvstore.env.ports import Env, Nursery
 from kvstore.errors import BookieError, Corrupted, StoreError
 from kvstore.proto import bookkeeper as wire
-from kvstore.proto.availability import decode_availability
+from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
@@ -86,7 +86,7 @@ class Bookies:
         """Wait for the LAC to pass `previous_lac`; see BookieClient."""
         self._at(bookie).long_poll(ledger, previous_lac, timeout_ms, partial(_polled, bookie, done))
 
-    async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
+    async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
         """The ids of the entries that the bookie holds; see BookieClient."""
         return await self._at(bookie).entries(ledger)
 
@@ -136,10 +136,10 @@ class _Remote:
             done,
         )
 
-    async def entries(self, ledger: LedgerId) -> Sequence[int]:
+    async def entries(self, ledger: LedgerId) -> HeldEntries:
         answer = await self.connection.ask(lambda txn: wire.encode_list_entries(txn, ledger), READ_TIMEOUT_S)
         if answer.status in _ABSENT:
-            return []
+            return HeldEntries(())
         if answer.status != Status.OK or answer.body is None:
             raise BookieError(f"{self._bookie}: answered {answer.status}")
         try:
@@ -185,8 +185,8 @@ class _Local:
         # The storage keeps the time itself.
         self._storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
 
-    async def entries(self, ledger: LedgerId) -> Sequence[int]:
-        answered: asyncio.Future[list[int] | StoreError] = self._loop.create_future()
+    async def entries(self, ledger: LedgerId) -> HeldEntries:
+        answered: asyncio.Future[HeldEntries | StoreError] = self._loop.create_future()
 
         def settle(status: Status, runs: Sequence[tuple[int, int]]) -> None:
             if answered.done():
@@ -194,7 +194,7 @@ class _Local:
             if status != Status.OK and status not in _ABSENT:
                 answered.set_result(BookieError(f"{self._bookie}: answered {status.name}"))
             else:
-                answered.set_result([entry for first, count in runs for entry in range(first, first + count)])
+                answered.set_result(HeldEntries.of_runs(runs))
 
         self._storage.list_entries(ledger, done=settle)
         got = await self._in_time(answered, READ_TIMEOUT_S)

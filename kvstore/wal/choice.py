@@ -10,8 +10,9 @@ from kvstore.env.ports import Clock
 from kvstore.errors import NotEnoughBookies
 from kvstore.meta.registration import Bookies
 from kvstore.meta.store import MetadataStore, SessionState
-from kvstore.types import BookieId, Quorum
-from kvstore.wal.placement import choose, quorum_for, swaps
+from kvstore.types import BookieId, LedgerMetadata, Quorum
+from kvstore.wal.placement import choose, quorum_for, spread_out, swaps
+from kvstore.wal.repair import bookies_of
 
 QUARANTINE_S = 5.0
 """A bookie that has failed is nobody's replacement for so long."""
@@ -24,11 +25,13 @@ class BookieView(Protocol):
 
     current: Bookies
 
+    def zone(self, bookie: BookieId) -> str: ...
+
     def on_change(self, listener: Callable[[], None]) -> None: ...
 
 
 class BookieChoice:
-    """Places ledgers. `zone_of` says where a bookie stands; "" for nowhere in particular."""
+    """Places ledgers, their copies in distinct zones where there are enough (docs/protocol.md, W10)."""
 
     def __init__(
         self,
@@ -38,14 +41,12 @@ class BookieChoice:
         clock: Clock,
         random: Random,
         own: BookieId | None = None,
-        zone_of: Callable[[BookieId], str] = lambda _: "",
     ) -> None:
         self.own = own
         self._view = view
         self._store = store
         self._clock = clock
         self._random = random
-        self._zone_of = zone_of
         self._failed_at: dict[BookieId, float] = {}
         self._listeners: dict[object, Callable[[], None]] = {}
         view.on_change(self._changed)
@@ -81,18 +82,27 @@ class BookieChoice:
         good = writable - avoid
         if default.ack <= len(good) < quorum.ensemble:
             quorum, writable = quorum_for(len(good), default), good  # smaller, but of bookies that answer
-        zones = {bookie: self._zone_of(bookie) for bookie in writable}
-        ensemble = choose(zones, quorum.ensemble, self._random, own=self.own, avoid=avoid)
+        zones = self._zones(writable)
+        ensemble = choose(zones, quorum.ensemble, self._random, write=quorum.write, own=self.own, avoid=avoid)
         if len(ensemble) < quorum.ensemble:
             raise NotEnoughBookies(f"want {quorum.ensemble} bookies, have {sorted(ensemble)}")
         return quorum, ensemble
 
     def swaps(
-        self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId], *, is_urgent: bool = False
+        self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId], *, write: int, is_urgent: bool = False
     ) -> dict[BookieId, BookieId]:
-        """Who replaces whom in `ensemble`."""
-        zones = {bookie: self._zone_of(bookie) for bookie in self.spares(is_urgent=is_urgent).union(ensemble)}
-        return swaps(ensemble, failed, zones, self._random, self.own)
+        """Who replaces whom in `ensemble`, whose write sets have `write` bookies."""
+        zones = self._zones(self.spares(is_urgent=is_urgent).union(ensemble))
+        return swaps(ensemble, failed, zones, self._random, self.own, write=write)
+
+    def spread_out(self, metadata: LedgerMetadata) -> LedgerMetadata | None:
+        """A closed ledger with some places given to bookies of other zones; None if that would not help."""
+        spares = self.spares()
+        zones = self._zones(spares.union(bookies_of(metadata)))
+        return spread_out(metadata, zones, spares, self._random, self.own)
+
+    def _zones(self, bookies: Collection[BookieId]) -> dict[BookieId, str]:
+        return {bookie: self._view.zone(bookie) for bookie in bookies}
 
     def listen(self, key: object, listener: Callable[[], None]) -> None:
         """Call `listener` when the answers may have become others, until `forget(key)`."""

@@ -1,7 +1,6 @@
-"""Makes missing copies again: asks the bookies of a log's ledgers what they hold, and copies what they lack.
+"""Keeps a log's copies as they should be: makes again what bookies lack, and moves what shares a zone.
 
 A leader runs it for its own log: after a takeover, when a bookie is back, when another set of bookies is registered.
-Copies are recovery adds, which pass fences; they are throttled by bytes.
 """
 
 from __future__ import annotations
@@ -12,20 +11,18 @@ from collections.abc import Callable
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
-from kvstore.errors import BookieError, LedgerError, MetadataError, StoreError
-from kvstore.proto.digest import master_key
+from kvstore.errors import LedgerError, MetadataError
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
-from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.copying import Copying
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.ports import BookieClient
-from kvstore.wal.repair import Missing, bookies_of, missing_copies
+from kvstore.wal.placement import newcomers_of
+from kvstore.wal.repair import Missing, bookies_of
 
 log = logging.getLogger(__name__)
 
 SETTLE_S = 1.0
 """Entries confirmed so long ago have reached whoever was to get them."""
 RETRY_S = 20.0
-ADD_TIMEOUT_S = 5.0
 
 
 # docs/protocol.md W8
@@ -41,6 +38,7 @@ class Copier:
         bytes_per_s: int,
     ) -> None:
         self.copied = 0
+        """Copies made."""
         self._ports = ports
         self._nursery = nursery
         self._wanted = wanted
@@ -50,6 +48,8 @@ class Copier:
         """Closed ledgers whose copies were all seen."""
         self.lacking: set[LedgerId] = set()
         """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at."""
+        self.crowded: set[LedgerId] = set()
+        """Closed ledgers with copies of one entry in one zone, though a bookie of another can take one."""
 
     def look(self) -> None:
         """Look soon at the ledgers that have not been seen complete."""
@@ -91,63 +91,63 @@ class Copier:
                     is_done = False
         complete.intersection_update(ledger for ledger, _ in wanted)
         self.lacking.intersection_update(ledger for ledger, _ in wanted)
+        self.crowded.intersection_update(ledger for ledger, _ in wanted)
         return is_done
 
     async def _repair(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
         """Makes the ledger's missing copies. `complete` is replaced while bookies come and go: what was seen of them
         before says nothing then."""
-        metadata, _ = await self._ports.ledgers.read(ledger)
+        metadata, version = await self._ports.ledgers.read(ledger)
         if metadata.state is LedgerState.CLOSED:
             last = metadata.last_entry
         if last is None:
             return False  # being closed
         there = [bookie for bookie in bookies_of(metadata) if self._ports.choice.is_registered(bookie)]
         are_all_there = len(there) == len(bookies_of(metadata))
-        held = {}
-        for bookie in there:
-            held[bookie] = await self._ports.bookies.entries(bookie, ledger)
-        missing = missing_copies(metadata, last, held)
-        takers = (
-            self._ports.choice.writable
-        )  # a read-only one keeps what room it has for fences (docs/protocol.md, B20)
-        are_all_there &= all(each.bookie in takers for each in missing)
-        if missing or not are_all_there:
+        if not are_all_there:
             self.lacking.add(ledger)
-        if missing:
-            await self._copy(metadata, [each for each in missing if each.bookie in takers])
+        # A read-only one keeps what room it has for fences (docs/protocol.md, B20).
+        takers = self._ports.choice.writable
+        without_room: set[BookieId] = set()
+
+        def noticed(missing: list[Missing]) -> None:
+            self.lacking.add(ledger)
+            without_room.update(each.bookie for each in missing if each.bookie not in takers)
+
+        copying = self._copying(metadata)
+        self.copied += await copying.fill(metadata, last, there, takers, noticed)
+        are_all_there = are_all_there and not without_room
         if are_all_there:
             self.lacking.discard(ledger)
-        if metadata.state is LedgerState.CLOSED and are_all_there:
+        if metadata.state is not LedgerState.CLOSED:
+            return True
+        await self._spread_out(metadata, version, copying)
+        if are_all_there:
             complete.add(ledger)
         return True
 
-    async def _copy(self, metadata: LedgerMetadata, missing: list[Missing]) -> None:
-        log.info("ledger=%d lacks %d copies", metadata.ledger, len(missing))
-        reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
-        key = master_key(metadata.password)
-        for entry, bookie in missing:
-            found = await reader.read(entry)
-            packet = reader.digest.packet(metadata.ledger, entry, found.lac, found.length, found.payload)
-            await add_copy(self._ports.bookies, bookie, metadata.ledger, entry, packet, key)
-            self.copied += 1
-            await asyncio.sleep(len(packet) / self._bytes_per_s)
+    async def _spread_out(self, metadata: LedgerMetadata, version: int, copying: Copying) -> None:
+        """Give copies that share a zone to bookies of other zones (docs/protocol.md, W11): first the copies are made,
+        then the metadata names them."""
+        ledger = metadata.ledger
+        wanted = self._ports.choice.spread_out(metadata)
+        if wanted is None:
+            self.crowded.discard(ledger)
+            return
+        self.crowded.add(ledger)
+        newcomers = newcomers_of(metadata, wanted)
+        log.info("ledger=%d copies share a zone: some go to %s", ledger, sorted(newcomers))
+        self.copied += await copying.fill(wanted, wanted.last_entry, newcomers, newcomers)
+        await self._ports.ledgers.write(wanted, version)
+        self.crowded.discard(ledger)
 
-
-async def add_copy(
-    bookies: BookieClient, bookie: BookieId, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes
-) -> None:
-    """Store one more copy by a recovery add. Raises the StoreError that says why it was not stored."""
-    stored: asyncio.Future[StoreError | None] = asyncio.get_running_loop().create_future()
-
-    def done(error: StoreError | None) -> None:
-        if not stored.done():
-            stored.set_result(error)
-
-    bookies.add(bookie, ledger, entry, packet, key, True, done)
-    try:
-        async with asyncio.timeout(ADD_TIMEOUT_S):
-            error = await stored
-    except TimeoutError:
-        error = BookieError(f"{bookie}: no answer in time")
-    if error is not None:
-        raise error
+    def _copying(self, metadata: LedgerMetadata) -> Copying:
+        ports = self._ports
+        return Copying(
+            metadata,
+            ports.bookies,
+            self._nursery,
+            ports.clock,
+            bytes_per_s=self._bytes_per_s,
+            own=ports.choice.own,
+        )

@@ -275,7 +275,9 @@ class LedgerHandle:
         writer = self.writer
         first, mine = writer.next_fragment, writer.metadata
         ensemble = mine.fragments[-1].ensemble
-        swapped = self._ports.choice.swaps(ensemble, writer.failed, is_urgent=self._is_urgent())
+        swapped = self._ports.choice.swaps(
+            ensemble, writer.failed, write=mine.quorum.write, is_urgent=self._is_urgent()
+        )
         if not swapped:
             self._feed(ChangeFailed())
             return

@@ -225,6 +225,7 @@ class OpenLog:
             "ledgers": len(self.listed.ledgers),
             "ledgers_lacking_copies": len(self.copier.lacking),
             "ledgers_undecodable": len(self.trimmer.undecodable),
+            "ledgers_sharing_zones": len(self.copier.crowded),
             "copies_made": self.copier.copied,
             "open_ledger_bytes": self._handle.writer.length,
             "trimmed_seq": self.listed.trimmed_seq,

@@ -241,11 +241,12 @@ class _Run:
         """In memory: the closing compare-and-set publishes it, so that no other recovery sees the emptier ensemble
         before."""
         assert self._writer is not None
-        swapped = self._ports.choice.swaps(self._writer.metadata.fragments[-1].ensemble, self._writer.failed)
+        ensemble, write = self._writer.metadata.fragments[-1].ensemble, self._writer.metadata.quorum.write
+        swapped = self._ports.choice.swaps(ensemble, self._writer.failed, write=write)
         if not swapped:
             self._feed(writer.ChangeFailed())
             return
-        ensemble = tuple(swapped.get(b, b) for b in self._writer.metadata.fragments[-1].ensemble)
+        ensemble = tuple(swapped.get(bookie, bookie) for bookie in ensemble)
         self.metadata = self._writer.metadata.with_ensemble(self._writer.next_fragment, ensemble)
         self._feed(EnsembleChanged(self.metadata, frozenset(swapped)))
 

@@ -1,20 +1,35 @@
-"""Which bookies form an ensemble. Decides only; luck comes in as a seeded Random.
+"""Which bookies form an ensemble. Decides only; luck comes in as a seeded Random (docs/protocol.md, W10).
 
 The writer's own bookie is always taken: an add to it is a plain call, so one of three copies costs no frame, and losing
 that machine loses the leader and one copy at once, which is what a quorum is for. The others are spread over zones,
 then drawn.
+
+A *clash* is a pair of places of an ensemble that hold copies of the same entry and stand in the same zone. Where an
+ensemble is as wide as its write quorum, each two places do; where it is wider, those less than a write quorum apart. A
+bookie without a zone clashes with nobody: nothing is known of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
 from kvstore.errors import NotEnoughBookies
-from kvstore.types import BookieId, Quorum
+from kvstore.types import BookieId, Fragment, LedgerMetadata, Quorum
 
 if TYPE_CHECKING:
     from random import Random
+
+Zones = Mapping[BookieId, str]
+"""Where each bookie stands; "" or absent: nowhere in particular."""
+
+
+class Move(NamedTuple):
+    """One bookie takes another's place."""
+
+    leaving: BookieId
+    newcomer: BookieId
 
 
 def quorum_for(writable: int, default: Quorum) -> Quorum:
@@ -26,40 +41,145 @@ def quorum_for(writable: int, default: Quorum) -> Quorum:
 
 
 def choose(
-    zones: Mapping[BookieId, str],
+    zones: Zones,
     count: int,
     luck: Random,
     *,
-    keep: Iterable[BookieId] = (),
+    write: int | None = None,
     own: BookieId | None = None,
     avoid: Collection[BookieId] = (),
 ) -> tuple[BookieId, ...]:
-    """Up to `count` bookies of `zones` (bookie -> zone, "" if it has none) beside those that are kept: the own one
-    first, then from the zones least used so far. Those to avoid are taken last."""
-    kept = list(keep)
-    used = [zones.get(bookie, "") for bookie in kept]
-    left = sorted(set(zones) - set(kept))
+    """Up to `count` bookies of `zones`: the own one first, then from the zones least used so far; those to avoid are
+    taken last. Ordered so that write sets of `write` bookies (all, unless told) clash least."""
+    left = sorted(zones)
     luck.shuffle(left)
     chosen: list[BookieId] = []
+    used: list[str] = []
     while left and len(chosen) < count:
-        best = min(left, key=lambda b: (b in avoid, b != own, used.count(zones[b])))
+        best = min(left, key=lambda b: (b in avoid, used.count(zones[b]) if zones[b] else 0, b != own))
         left.remove(best)
         chosen.append(best)
         used.append(zones[best])
-    return tuple(chosen)
+    return _ordered(chosen, len(chosen) if write is None else write, zones)
 
 
 def swaps(
     ensemble: tuple[BookieId, ...],
     failed: Collection[BookieId],
-    zones: Mapping[BookieId, str],
+    zones: Zones,
     luck: Random,
     own: BookieId | None = None,
+    *,
+    write: int | None = None,
 ) -> dict[BookieId, BookieId]:
-    """For as many failed bookies as there are spare ones: who takes whose place."""
-    spares = {bookie: zone for bookie, zone in zones.items() if bookie not in ensemble}
-    leaving = [bookie for bookie in ensemble if bookie in failed]
-    staying = [bookie for bookie in ensemble if bookie not in failed]
-    zoned = {**{bookie: zones.get(bookie, "") for bookie in staying}, **spares}
-    new = choose(zoned, len(leaving), luck, keep=staying, own=own)
-    return dict(zip(leaving, new, strict=False))
+    """For as many failed bookies as there are spare ones (in `zones`, not in `ensemble`): who takes whose place. Who
+    clashes least, the own one among equals."""
+    spares = sorted(bookie for bookie in zones if bookie not in ensemble)
+    luck.shuffle(spares)
+    width = len(ensemble) if write is None else write
+    places: list[BookieId | None] = [None if bookie in failed else bookie for bookie in ensemble]
+    found: dict[BookieId, BookieId] = {}
+    for place, leaving in enumerate(ensemble):
+        if leaving not in failed or not spares:
+            continue
+
+        def cost(spare: BookieId, place: int = place) -> tuple[int, bool]:
+            return _clashes_at(place, spare, places, width, zones), spare != own
+
+        newcomer = min(spares, key=cost)
+        spares.remove(newcomer)
+        places[place] = found[leaving] = newcomer
+    return found
+
+
+def clashes(ensemble: Sequence[BookieId | None], write: int, zones: Zones) -> int:
+    """How many clashes an ensemble has, each write set being `write` places in a row."""
+    found = sum(_clashes_at(place, bookie, ensemble, write, zones) for place, bookie in enumerate(ensemble) if bookie)
+    return found // 2
+
+
+def better_place(
+    ensemble: tuple[BookieId, ...],
+    write: int,
+    zones: Zones,
+    spares: Collection[BookieId],
+    luck: Random,
+    own: BookieId | None = None,
+) -> Move | None:
+    """The move of one place to a spare bookie that takes most clashes away; None if none takes any. The own bookie
+    stays where another can go."""
+    if not clashes(ensemble, write, zones):
+        return None
+    free = sorted(bookie for bookie in spares if zones.get(bookie) and bookie not in ensemble)
+    luck.shuffle(free)
+    best: tuple[tuple[int, bool], Move] | None = None
+    for place, leaving in enumerate(ensemble):
+        now = _clashes_at(place, leaving, ensemble, write, zones)
+        for newcomer in free if now else ():
+            rank = _clashes_at(place, newcomer, ensemble, write, zones) - now, leaving == own
+            if rank[0] < 0 and (best is None or rank < best[0]):
+                best = rank, Move(leaving, newcomer)
+    return best[1] if best else None
+
+
+def spread_out(
+    metadata: LedgerMetadata, zones: Zones, spares: Collection[BookieId], luck: Random, own: BookieId | None = None
+) -> LedgerMetadata | None:
+    """`metadata` with places given to spare bookies for as long as that takes clashes away; None if none does."""
+    fragments = tuple(
+        Fragment(each.first, _spread_out(each.ensemble, metadata.quorum.write, zones, spares, luck, own))
+        for each in metadata.fragments
+    )
+    return None if fragments == metadata.fragments else replace(metadata, fragments=fragments)
+
+
+def newcomers_of(metadata: LedgerMetadata, wanted: LedgerMetadata) -> set[BookieId]:
+    """The bookies that `wanted` names where `metadata` does not."""
+    pairs = zip(metadata.fragments, wanted.fragments, strict=True)
+    return {bookie for before, after in pairs for bookie in after.ensemble if bookie not in before.ensemble}
+
+
+def _spread_out(
+    ensemble: tuple[BookieId, ...],
+    write: int,
+    zones: Zones,
+    spares: Collection[BookieId],
+    luck: Random,
+    own: BookieId | None,
+) -> tuple[BookieId, ...]:
+    while (move := better_place(ensemble, write, zones, spares, luck, own)) is not None:
+        ensemble = tuple(move.newcomer if each == move.leaving else each for each in ensemble)
+    return ensemble
+
+
+def _clashes_at(place: int, bookie: BookieId, ensemble: Sequence[BookieId | None], write: int, zones: Zones) -> int:
+    """How many other places `bookie` clashes with when it is at `place`."""
+    zone = zones.get(bookie, "")
+    if not zone:
+        return 0
+    others = (ensemble[other] for other in _neighbours(place, len(ensemble), write))
+    return sum(each is not None and zones.get(each, "") == zone for each in others)
+
+
+def _neighbours(place: int, size: int, write: int) -> Iterator[int]:
+    """The places that share an entry with `place`."""
+    return (
+        other for other in range(size) if other != place and min((other - place) % size, (place - other) % size) < write
+    )
+
+
+def _ordered(chosen: list[BookieId], write: int, zones: Zones) -> tuple[BookieId, ...]:
+    """The same bookies, exchanged two by two for as long as that takes clashes away."""
+    best = clashes(chosen, write, zones) if write < len(chosen) else 0
+    is_better = best > 0
+    while is_better:
+        is_better = False
+        for one in range(len(chosen)):
+            for other in range(one):
+                chosen[one], chosen[other] = chosen[other], chosen[one]
+                count = clashes(chosen, write, zones)
+                if count < best:
+                    best, is_better = count, True
+                else:
+                    chosen[one], chosen[other] = chosen[other], chosen[one]
+    return tuple(chosen)

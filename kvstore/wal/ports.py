@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import BookieError, StoreError
+from kvstore.proto.availability import HeldEntries
 from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import BookieId, EntryId, LedgerId, PartitionId, Position, Seq
@@ -65,8 +66,8 @@ class BookieClient(Protocol):
         once, perhaps before this returns."""
         ...
 
-    async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
-        """The ids of the ledger's entries that the bookie holds, rising. Raises BookieError."""
+    async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+        """The ids of the ledger's entries that the bookie holds. Raises BookieError."""
         ...
 
 

@@ -107,9 +107,9 @@ async def test_a_bookie_moves_between_writable_and_read_only(store: MetadataStor
     bookie, client = BookieRegistration(store, B1, A1), RegistrationClient(store)
     await bookie.start(nursery)
     await bookie.set_readonly(True)
-    assert (await client.bookies()) == ({}, {B1: A1})
+    assert (await client.bookies())[:2] == ({}, {B1: A1})
     await bookie.set_readonly(False)
-    assert (await client.bookies()) == ({B1: A1}, {})
+    assert (await client.bookies())[:2] == ({B1: A1}, {})
 
 
 async def test_a_cookie_is_written_once_and_then_by_version(store: MetadataStore, other: MetadataStore) -> None:

@@ -1,7 +1,7 @@
 import pytest
 
 from kvstore.errors import Corrupted
-from kvstore.meta.service_info import check_bookie_id, decode_service_info, encode_service_info
+from kvstore.meta.service_info import check_bookie_id, decode_service_info, decode_zone, encode_service_info
 from kvstore.proto.bookkeeper_metadata_pb2 import BookieServiceInfoFormat
 from kvstore.types import BookieId
 
@@ -45,3 +45,10 @@ def test_ids_that_apaches_clients_take(bookie: str) -> None:
 def test_ids_that_they_do_not(bookie: str) -> None:
     with pytest.raises(ValueError, match="bookie id"):
         check_bookie_id(BookieId(bookie))
+
+
+def test_a_zone_is_a_property_that_apaches_clients_pass_over() -> None:
+    data = encode_service_info("127.0.0.1:3181", "rack-1")
+    assert data == GOLDEN + bytes.fromhex("3a0e0a047a6f6e6512067261636b2d31")
+    assert (decode_zone(B1, data), decode_service_info(B1, data)) == ("rack-1", "127.0.0.1:3181")
+    assert decode_zone(B1, GOLDEN) == decode_zone(B1, b"") == ""

@@ -13,6 +13,7 @@ from kvstore.server.findings import (
     check_length,
     check_list,
     check_quorum,
+    check_zones,
     orphans,
 )
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
@@ -170,3 +171,16 @@ def test_orphans_are_ledgers_of_a_partition_that_no_list_names() -> None:
     ids = [LedgerId(1), LedgerId(2), LedgerId(3)]
     owners = {LedgerId(1): P, LedgerId(2): P}
     assert orphans([LedgerId(1)], ids, owners) == [(LedgerId(2), P)]
+
+
+def test_copies_that_could_stand_in_distinct_zones_are_a_warning_once_their_ledger_is_closed() -> None:
+    """docs/protocol.md, W10."""
+    b4, zones = BookieId("b4"), {B1: "a", B2: "a", B3: "b"}
+    better = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, b4, B3)),))
+    report = Report()
+    check_zones(report, "p1 ledger=1", closed(1), None, zones)
+    assert report.findings == []
+    check_zones(report, "p1 ledger=1", closed(1), better, zones)
+    check_zones(report, "p1 ledger=2", ledger(2), better, zones)
+    assert findings(report) == [(Severity.WARNING, "p1 ledger=1"), (Severity.NOTE, "p1 ledger=2")]
+    assert "b1 in a, b2 in a, b3 in b" in report.findings[0].message

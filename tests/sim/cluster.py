@@ -79,7 +79,7 @@ class Cluster:
     async def found(self) -> None:
         """Make the cluster in the empty metadata store, and start all nodes."""
         founder = await self.metadata.connect()
-        servers = {node.id: "" for node in self.nodes}
+        servers = {node.id: node.zone for node in self.nodes}
         replicas = min(3, len(self.nodes))
         self.ring = await found(
             founder, servers, partitions=self.knobs.partitions, replicas=replicas, instance_id="simulated"

@@ -20,6 +20,8 @@ class Knobs:
 
     nodes: int = 3
     partitions: int = 1
+    zones: tuple[str, ...] = ()
+    """Of the nodes, in turns."""
     session_s: float = 3.0
     quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
     log: LogConfig = field(default_factory=LogConfig)

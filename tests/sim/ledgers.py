@@ -86,6 +86,9 @@ class View:
     def current(self) -> Registered:
         return Registered({BookieId(b): f"{n}:3181" for b, n in sorted(self._cluster.registered.items())}, {})
 
+    def zone(self, bookie: BookieId) -> str:
+        return self._cluster.zones.get(bookie.partition("-")[0], "")
+
     def on_change(self, listener: Callable[[], None]) -> None:
         self.listeners.append(listener)
 
@@ -130,6 +133,8 @@ class LedgerCluster:
             lambda ledger: self.confirmed.get(ledger, NO_ENTRY), self.broken.append, self._closed_at
         )
         self.tree.observers.append(self.rules)
+        self.zones: dict[str, str] = {}
+        """Of the nodes that stand in one."""
         self.registered: dict[str, str] = {}
         """Bookie id -> node."""
         self.views: dict[str, View] = {}

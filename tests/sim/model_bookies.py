@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.meta.registration import Bookies
+from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
 from kvstore.wal.ports import ReadAnswer
@@ -22,6 +23,7 @@ class ModelBookie:
     entries: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     fenced: set[LedgerId] = field(default_factory=set)
     lacs: dict[LedgerId, EntryId] = field(default_factory=dict)
+    zone: str = ""
     is_down: bool = False
     is_readonly: bool = False
     is_silent: bool = False
@@ -45,6 +47,9 @@ class ModelView:
         up = {bookie: "" for bookie, model in self._bookies.items() if not model.is_down}
         readonly = {bookie: "" for bookie in up if self._bookies[bookie].is_readonly}
         return Bookies({bookie: "" for bookie in up if bookie not in readonly}, readonly)
+
+    def zone(self, bookie: BookieId) -> str:
+        return self._bookies[bookie].zone
 
     def on_change(self, listener: Callable[[], None]) -> None:
         self._listeners.append(listener)
@@ -162,8 +167,9 @@ class ModelBookies:
         packet = model.entries.get((ledger, entry)) if lac >= entry else None
         loop.call_later(DELAY_S, done, ReadAnswer(NO_ENTRY if packet is None else entry, packet, lac))
 
-    async def entries(self, bookie: BookieId, ledger: LedgerId) -> Sequence[int]:
-        return (await self._reach(bookie)).of(ledger)
+    async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
+        model = await self._reach(bookie)
+        return HeldEntries.of_runs((entry, 1) for entry in model.of(ledger))
 
     async def _reach(self, bookie: BookieId) -> ModelBookie:
         await asyncio.sleep(DELAY_S)

@@ -6,11 +6,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from kvstore.bookie.config import BookieConfig
 from kvstore.env import Env
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import MetadataError
@@ -48,8 +50,10 @@ class Node:
         self.store: MetadataStore | None = None
         self._world, self._connect = world, connect
         self._stopping: asyncio.Event | None = None
+        self.zone = knobs.zones[(int(name[1:]) - 1) % len(knobs.zones)] if knobs.zones else ""
         self._config = NodeConfig(
             id=name,
+            zone=self.zone,
             zookeeper="zk:2181",
             data_dir=Path("simulated"),
             secret_file=Path("simulated"),
@@ -173,5 +177,9 @@ class Node:
 def small_journals(knobs: Knobs) -> Iterator[None]:
     """Let all nodes that are composed meanwhile have the bookie that the knobs say."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(app, "BookieConfig", lambda *, name, listen, **_: knobs.bookie(name, listen))
+
+        def small(*, name: str, listen: str, zone: str, **_: object) -> BookieConfig:
+            return replace(knobs.bookie(name, listen), zone=zone)
+
+        patch.setattr(app, "BookieConfig", small)
         yield

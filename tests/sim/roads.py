@@ -24,7 +24,7 @@ from kvstore.partition.replica import Replica
 from kvstore.partition.transfer import Import
 from kvstore.server.dispatch import Dispatcher
 from kvstore.wal import opener
-from kvstore.wal.copier import Copier
+from kvstore.wal.copying import Copying
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.trim import Trimmer
@@ -75,7 +75,7 @@ ROADS: dict[str, Road] = {
     "a replica may not open the log": Road(Replica, "_drop_lead"),
     "a read is appended for": Road(Leader, "_turn"),
     "the log is trimmed": Road(Trimmer, "trim", _is_true),
-    "copies are made again": Road(Copier, "_copy"),
+    "copies are made again": Road(Copying, "copy"),
     "a release record saves the wait": Road(LogTakeover, "_is_released", _is_true, ("hand_over", "rolling_restart")),
     "a recovery replaces a bookie": Road(
         opener._Run, "_replace", faults=("kill_leader", "isolate", "cut_a_link"), hints={"nodes": 5}

@@ -1,13 +1,17 @@
 """Sentences about which bookies form an ensemble."""
 
+import itertools
+from collections import Counter
 from random import Random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kvstore.errors import NotEnoughBookies
-from kvstore.types import Quorum
-from kvstore.wal.placement import choose, quorum_for, swaps
-from tests.wal.ledgers import B1, B2, B3, B4, B5, B6
+from kvstore.types import BookieId, Quorum
+from kvstore.wal.placement import better_place, choose, clashes, newcomers_of, quorum_for, spread_out, swaps
+from tests.wal.ledgers import B1, B2, B3, B4, B5, B6, e, ledger
 
 DEFAULT = Quorum(3, 3, 2)
 NOWHERE = dict.fromkeys((B1, B2, B3, B4, B5), "")
@@ -65,3 +69,81 @@ def test_as_many_are_replaced_as_there_are_spares() -> None:
     zones = dict.fromkeys((B1, B2, B3, B4), "")
     assert len(swaps((B1, B2, B3), {B2, B3}, zones, Random(1))) == 1
     assert swaps((B1, B2, B3), {B2}, dict.fromkeys((B1, B2, B3), ""), Random(1)) == {}
+
+
+# Zones: docs/protocol.md, W10.
+
+places = st.dictionaries(
+    st.sampled_from([BookieId(f"b{n}") for n in range(9)]), st.sampled_from(["a", "b", "c", ""]), min_size=3
+)
+
+
+def fewest(zones: dict[BookieId, str], count: int, own: BookieId | None = None) -> int:
+    """The fewest clashes that any choice of `count` bookies has whose write sets are the whole ensemble."""
+    choices = itertools.combinations(sorted(zones), count)
+    return min(clashes(choice, count, zones) for choice in choices if own is None or own in choice)
+
+
+@given(places, st.integers(0, 2**32))
+def test_no_choice_is_more_distinct(zones: dict[BookieId, str], seed: int) -> None:
+    """docs/protocol.md, W10: with too few zones, as distinct as possible."""
+    own = min(zones)
+    assert clashes(choose(zones, 3, Random(seed), own=own), 3, zones) == fewest(zones, 3, own)
+
+
+@given(places, st.integers(0, 2**32))
+def test_a_replacement_is_as_distinct_as_any(zones: dict[BookieId, str], seed: int) -> None:
+    ensemble = tuple(sorted(zones)[:3])
+    leaving = ensemble[seed % 3]
+    replaced = swaps(ensemble, {leaving}, zones, Random(seed), own=max(zones))
+    options = [
+        clashes([spare if each == leaving else each for each in ensemble], 3, zones)
+        for spare in zones
+        if spare not in ensemble
+    ]
+    assert len(replaced) == bool(options)
+    for newcomer in replaced.values():
+        assert clashes([newcomer if each == leaving else each for each in ensemble], 3, zones) == min(options)
+
+
+@given(places, st.integers(0, 2**32))
+def test_spreading_out_ends_where_nothing_is_more_distinct(zones: dict[BookieId, str], seed: int) -> None:
+    zones = {bookie: zone or "d" for bookie, zone in zones.items()}
+    metadata = ledger(*sorted(zones)[:3])
+    better = spread_out(metadata, zones, set(zones), Random(seed))
+    ensemble = (better or metadata).fragments[0].ensemble
+    assert clashes(ensemble, 3, zones) == fewest(zones, 3)
+    if better is not None:
+        assert newcomers_of(metadata, better) == set(ensemble) - set(metadata.fragments[0].ensemble)
+        assert spread_out(better, zones, set(zones), Random(seed)) is None
+
+
+def test_a_striped_ensemble_is_ordered_so_that_each_write_set_is_distinct() -> None:
+    for seed in range(50):
+        chosen = choose(ZONES, 6, Random(seed), write=3, own=B1)
+        for first in range(6):
+            assert len({ZONES[chosen[(first + place) % 6]] for place in range(3)}) == 3
+
+
+def test_what_stands_nowhere_in_particular_shares_a_zone_with_nobody() -> None:
+    assert clashes((B1, B2, B3), 3, NOWHERE) == 0
+    assert clashes((B1, B2, B3), 3, {}) == 0
+
+
+def test_copies_are_not_moved_to_where_nobody_knows_the_zone() -> None:
+    assert better_place((B1, B2, B3), 3, {**ZONES, B5: "", B6: ""}, {B5, B6}, Random(1)) is None
+
+
+def test_the_own_bookie_stays_where_another_can_go() -> None:
+    for seed in range(20):
+        move = better_place((B1, B2, B3), 3, ZONES, {B5, B6}, Random(seed), own=B1)
+        assert move is not None
+        assert move.leaving == B2
+
+
+def test_each_fragment_is_spread_out() -> None:
+    metadata = ledger(B1, B2, B3).with_ensemble(e(5), (B1, B3, B5)).with_ensemble(e(9), (B5, B6, B1))
+    better = spread_out(metadata, ZONES, set(ZONES), Random(1))
+    assert better is not None
+    assert [Counter(ZONES[each] for each in part.ensemble) for part in better.fragments] == [Counter("abc")] * 3
+    assert better.fragments[1] == metadata.fragments[1]
