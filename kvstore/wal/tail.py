@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 
 from kvstore.env.ports import Nursery
@@ -22,6 +23,7 @@ from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
+from kvstore.wal.polling import PollChoice
 from kvstore.wal.ports import LogEntry, ReadAnswer
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,13 @@ BATCH_BYTES_MAX = 4 << 20
 PARALLEL_MAX = 8
 """Reads sent to other nodes at once."""
 POLL_MS = 2_000
-"""One long poll; a poll that brings nothing asks another bookie whether this one lags."""
+"""One long poll; when it brings nothing the other bookies are asked whether this one is behind."""
 LOOK_AGAIN_S = 10.0
 TIMER_MIN_S = 0.001
 """Less than this is not worth a timer, and may be nothing at all on the event loop's clock."""
 POLL_RETRY_S = 0.02
+ASK_S = 0.1
+"""So long others have to say what they know when a long poll has brought nothing."""
 
 
 class TailReader:
@@ -80,7 +84,7 @@ class TailReader:
         self._polling: EntryReader | None = None
         """Whose long poll is under way."""
         self._is_closed = False
-        self._polls = 0
+        self._polls = PollChoice()
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._tell)]
 
     async def read(self, wait_ms: int) -> Sequence[LogEntry]:
@@ -176,6 +180,7 @@ class TailReader:
         metadata, _ = await self._ports.ledgers.read(ledger)
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
         self._next, self._lac, self._piggyback = first, EntryId(first - 1), None
+        self._polls = PollChoice()
         self._looked_at = self._ports.clock.now()
         self._is_stale = False
         for watch in self._watches[1:]:
@@ -321,39 +326,61 @@ class TailReader:
             return
         self._polling = reader
         lac = self._lac
-        bookies = reader.order(EntryId(lac + 1))
-        nearest = bookies[self._polls % len(bookies)]
-        done = partial(self._polled, reader, lac, bookies)
-        self._ports.bookies.long_poll(nearest, reader.metadata.ledger, lac, POLL_MS, done)
+        near = reader.order(EntryId(lac + 1))
+        others = [bookie for bookie in reader.metadata.fragments[-1].ensemble if bookie not in near]
+        asked = self._polls.first((*near, *others))
+        done = partial(self._polled, reader, lac, asked)
+        self._ports.bookies.long_poll(asked, reader.metadata.ledger, lac, POLL_MS, done)
 
-    def _polled(
-        self, reader: EntryReader, lac: EntryId, bookies: tuple[BookieId, ...], answer: ReadAnswer | BookieError
-    ) -> None:
+    def _polled(self, reader: EntryReader, lac: EntryId, asked: BookieId, answer: ReadAnswer | BookieError) -> None:
         if reader is not self._reader or self._is_closed:
             return
+        now = self._ports.clock.now()
         if isinstance(answer, BookieError):
             log.debug("ledger=%d long poll: %s", reader.metadata.ledger, answer)
-            self._polls += 1  # the next one's turn
+            self._polls.failed(asked, now)
             self._loop.call_later(POLL_RETRY_S, self._end_poll, reader)
         elif answer.max_lac > lac:
             self._lac = max(self._lac, answer.max_lac)
             self._keep_piggyback(reader, answer)
             self._end_poll(reader)
+            for bookie in self._polls.due(now):
+                self._nursery.spawn(self._ask_again(reader, bookie, answer.max_lac), name=f"has {bookie} caught up")
         else:
-            other = bookies[(self._polls + 1) % len(bookies)]
-            self._nursery.spawn(self._ask_other(reader, other), name="is the near bookie behind")
+            heard = {asked: answer.max_lac}
+            self._nursery.spawn(self._ask_others(reader, heard), name="is the bookie behind that was asked")
 
-    # docs/protocol.md T3
-    async def _ask_other(self, reader: EntryReader, other: BookieId) -> None:
-        try:
-            heard = await self._ports.bookies.read_lac(other, reader.metadata.ledger, reader.digest)
-        except BookieError:
-            heard = NO_ENTRY
-        if reader is self._reader and heard > self._lac:
-            self._lac = heard
+    async def _ask_others(self, reader: EntryReader, heard: dict[BookieId, EntryId]) -> None:
+        """A long poll brought nothing: there is nothing, or the bookie is one that gets no adds (docs/protocol.md, T3).
+        `heard` is what it knows."""
+        others = [bookie for bookie in reader.metadata.fragments[-1].ensemble if bookie not in heard]
+        asking = [self._nursery.spawn(self._hear(reader, bookie, heard), name=f"ask {bookie}") for bookie in others]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                for task in asking:
+                    await task
+        for task in asking:
+            task.cancel()
+        if reader is not self._reader:
+            return
+        most = self._polls.compare(heard, self._ports.clock.now())
+        if most > self._lac:
+            self._lac = most
         else:
             await asyncio.sleep(POLL_RETRY_S)  # a bookie that does not know the ledger yet answers at once
         self._end_poll(reader)
+
+    async def _ask_again(self, reader: EntryReader, bookie: BookieId, known: EntryId) -> None:
+        """Whether a bookie that was behind knows by now what another knew a moment ago."""
+        await asyncio.sleep(ASK_S)
+        heard: dict[BookieId, EntryId] = {}
+        await self._hear(reader, bookie, heard)
+        if reader is self._reader and heard.get(bookie, NO_ENTRY) >= known:
+            self._polls.caught_up(bookie)
+
+    async def _hear(self, reader: EntryReader, bookie: BookieId, heard: dict[BookieId, EntryId]) -> None:
+        with suppress(BookieError):
+            heard[bookie] = await self._ports.bookies.read_lac(bookie, reader.metadata.ledger, reader.digest)
 
     def _end_poll(self, reader: EntryReader) -> None:
         if self._polling is reader:

@@ -29,7 +29,7 @@ class ModelBookie:
     is_silent: bool = False
     """Does what it is asked and never answers."""
     holds_adds: bool = False
-    """Adds do not even arrive until `release_adds`."""
+    """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
 
     def of(self, ledger: LedgerId) -> list[EntryId]:
         return sorted(entry for of_ledger, entry in self.entries if of_ledger == ledger)
@@ -120,7 +120,7 @@ class ModelBookies:
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         model = self.at[bookie]
-        if not model.is_down:
+        if not model.is_down and not model.holds_adds:
             model.lacs[ledger] = max(model.lacs.get(ledger, NO_ENTRY), EntryId(LAC_HEADER.unpack_from(body)[1]))
 
     async def read(
