@@ -94,6 +94,11 @@ def partition_log(partition_id: PartitionId) -> str:
     return f"{PARTITIONS}/{partition_id}/log"
 
 
+def partition_away(partition_id: PartitionId) -> str:
+    """How long its replicas have been away."""
+    return f"{PARTITIONS}/{partition_id}/away"
+
+
 def partition_term(partition_id: PartitionId) -> str:
     """Its version rises with every leader."""
     return f"{PARTITIONS}/{partition_id}/term"

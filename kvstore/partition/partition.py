@@ -11,6 +11,7 @@ from kvstore.env import Env
 from kvstore.errors import MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning, queries, snapshots
+from kvstore.partition.absences import Absences
 from kvstore.partition.answers import Soon, TurnAway
 from kvstore.partition.carried import Means
 from kvstore.partition.claim import Claims
@@ -97,7 +98,8 @@ class Partition:
         if rings is not None:
             self.mover = Mover(self._means(env, server_env, rings, pins, logs))
         self._exports = snapshots.Exports(self.state, env.clock)
-        self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns)
+        absences = Absences(store, partition)
+        self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
         self._complete_soon = Soon().give
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""

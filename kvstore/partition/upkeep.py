@@ -12,7 +12,8 @@ from collections.abc import Callable
 from random import Random
 
 from kvstore.env import Env
-from kvstore.errors import MetadataError, StoreError
+from kvstore.errors import MetadataError, StoreError, VersionConflict
+from kvstore.partition.absences import Absences
 from kvstore.partition.claim import Claims
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import Published
@@ -29,6 +30,8 @@ LOOK_S = 1.0
 """How often a leader looks whether it is the preferred one."""
 BEHIND_LOOKS = 3
 """A leader whose engine takes no more at so many looks in a row is of no use."""
+LOOKS_MISSED_MAX = 2
+"""A leader that has not looked at its replicas for longer than so many looks take has not seen them away meanwhile."""
 COPIES_MIN = 2
 """Synced states that must hold what is trimmed from the log, on distinct nodes."""
 
@@ -46,12 +49,17 @@ class Upkeep:
         claims: Claims,
         replicas: Callable[[], tuple[ServerId, ...]],
         turns: Turns,
+        absences: Absences,
     ) -> None:
         self.flushes = 0
         self.trimmed = 0
         self.yielded = 0
         self._env, self._config, self._partition = env, config, partition
         self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
+        self._absences = absences
+        self._retention: Retention | None = None
+        """Of the present lead; None before its first look."""
+        self._looked_at = 0.0
         # Replicas that were started together would write files, and compact them, all at one moment: no quorum would be
         # left that does not.
         self._spread = Random(f"{partition} at {server}")
@@ -72,14 +80,13 @@ class Upkeep:
 
     async def _trim_now_and_then(self) -> None:
         leading: LeaderLog | None = None
-        retention = Retention(self._env.clock.now())
         while True:
             await asyncio.sleep(self._config.trim_s)
             mine = self._replica.leading_log
             if mine is not leading:
-                leading, retention = mine, Retention(self._env.clock.now())
+                leading, self._retention = mine, None
             if leading is not None:
-                await self._trim(leading, retention)
+                await self._trim(leading)
 
     async def _lead_back_now_and_then(self) -> None:
         steady = Steady(self._config.lead_back_s)
@@ -131,17 +138,32 @@ class Upkeep:
     def _now(self) -> float:
         return self._env.clock.now()
 
-    async def _trim(self, leading: LeaderLog, retention: Retention) -> None:
-        now = self._env.clock.now()
+    async def _trim(self, leading: LeaderLog) -> None:
         replicas = self._replicas()
         try:
-            published = await self._claims.published()
-            retention.observe({server: said.durable_seq for server, said in published.items()}, now)
-            floor = retention.floor(replicas, min(COPIES_MIN, len(replicas)), now)
+            retention = await self._look(replicas)
+            floor = retention.floor(replicas, min(COPIES_MIN, len(replicas)))
             if floor and self._replica.leading_log is leading:
                 self.trimmed += await leading.trim(floor, self._config.retention_ms)
         except StoreError as error:
             log.info("partition=%s log not trimmed: %r", self._partition, error)
+
+    async def _look(self, replicas: tuple[ServerId, ...]) -> Retention:
+        """Who is away, and for how long, by what this leader and those before it have seen (docs/protocol.md, G20)."""
+        published = await self._claims.published()
+        now = self._now()
+        if self._retention is None:
+            self._retention, self._looked_at = await self._absences.load(), now
+        # A process that stood still, or could not look, has not seen that a replica was away all the time.
+        elapsed_s = min(now - self._looked_at, LOOKS_MISSED_MAX * self._config.trim_s)
+        self._looked_at = now
+        self._retention.look(replicas, {server: said.durable_seq for server, said in published.items()}, elapsed_s)
+        try:
+            await self._absences.save(self._retention.away)
+        except VersionConflict:
+            self._retention = await self._absences.load()  # another leader's count holds
+            self._retention.look(replicas, {server: said.durable_seq for server, said in published.items()}, 0.0)
+        return self._retention
 
 
 async def flush(state: State) -> None:

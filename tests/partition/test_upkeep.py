@@ -31,7 +31,7 @@ def flushes_of(partition: str, server: str, flush_s: float, monkeypatch: pytest.
     state = SimpleNamespace(durable_seq=0, seq=1, submit_flush=lambda done: done(None))
     replica: Any = SimpleNamespace(state=state)
     config = PartitionConfig(flush_s=flush_s)
-    one = Upkeep(env, config, PartitionId(partition), ServerId(server), replica, nothing, nothing, nothing)
+    one = Upkeep(env, config, PartitionId(partition), ServerId(server), replica, nothing, nothing, nothing, nothing)
     with monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
         with pytest.raises(asyncio.CancelledError):

@@ -148,8 +148,8 @@ def _early_reads(patch: pytest.MonkeyPatch) -> None:
 def _trim_applied(patch: pytest.MonkeyPatch) -> None:
     floor = Retention.floor
 
-    def applied(self: Any, replicas: Any, copies_min: int, now: float) -> Seq:
-        return Seq(floor(self, replicas, copies_min, now) + 1_000_000)
+    def applied(self: Any, replicas: Any, copies_min: int) -> Seq:
+        return Seq(floor(self, replicas, copies_min) + 1_000_000)
 
     patch.setattr(Retention, "floor", applied)
 

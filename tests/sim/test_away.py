@@ -1,0 +1,54 @@
+"""A replica that is dead does not hold the log for ever (docs/protocol.md, G20)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.meta.store import MetadataStore
+from kvstore.partition import absences, retention
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.lists import LedgerLists
+from tests.sim.scenarios import P, Stage, knobs, play
+
+pytestmark = pytest.mark.sim
+
+FORGET_S = 60.0
+
+
+async def listed(store: MetadataStore) -> LedgerList:
+    return (await LedgerLists(store).read(P))[0]
+
+
+def test_a_dead_replica_lets_go_of_the_log_over_many_leaders_and_comes_back_by_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(retention, "FORGET_S", FORGET_S)
+    monkeypatch.setattr(absences, "SAVE_S", 3.0)
+
+    async def story(stage: Stage) -> None:
+        store = await stage.cluster.metadata.connect()
+        await stage.put_until_done(stage.leader)
+        dead = stage.others(stage.leader)[0]
+        dead.crash()
+        began = asyncio.get_running_loop().time()
+        trimmed = (await listed(store)).trimmed_seq
+        leads = 0
+        while asyncio.get_running_loop().time() - began < FORGET_S - 10:
+            for _ in range(10):
+                await stage.put_until_done(stage.leader)
+                await asyncio.sleep(1)
+            leader = stage.leader
+            leader.crash()
+            leader.start()
+            await stage.until(lambda: stage.cluster.leader(P) is not None)
+            leads += 1
+            assert (await listed(store)).trimmed_seq <= trimmed + 10, "it counts for a while"
+        await asyncio.sleep(4 * leads + 20)
+        assert leads >= 4
+        assert (await listed(store)).trimmed_seq > trimmed + 20
+        await store.close()
+        dead.start()  # the judge waits for it to have what the others have
+
+    play(story, knobs(roll_entries=4))
