@@ -8,11 +8,15 @@ import tokenize
 from collections import Counter
 from pathlib import PurePosixPath
 
+from loadtest import drill_crowds as drill_crowds
+from loadtest.drill_nemesis import FAULTS as DRILLS
+from tests.sim.faults import FAULTS
 from tests.source import ROOT, tracked_texts
 
 TEXTS = {path: text for path, text in tracked_texts().items() if path.endswith((".py", ".md", ".proto"))}
 FILES = set(tracked_texts())
 FILE = re.compile(r"`((?:[a-z_0-9]+/)*[a-z_0-9]+\.(?:py|md|proto))`")
+TEST = re.compile(r"`(tests/[a-z_0-9/]+\.py)::(test_\w+)`")
 RULE = re.compile(r"[A-Z]\d+")
 CITED = re.compile(r"docs/protocol\.md[\s,:(]+([A-Z]\d+(?:[\s,–-]+(?:and\s+)?[A-Z]\d+)*)")
 
@@ -33,6 +37,19 @@ def test_files_that_documents_name_are_there() -> None:
         for match in FILE.finditer(text)
         if not is_there(match.group(1), path)
     ]
+    assert missing == []
+
+
+def test_tests_faults_and_drills_that_documents_name_are_there() -> None:
+    missing = []
+    for path, text in TEXTS.items():
+        if not path.endswith(".md"):
+            continue
+        for file, name in TEST.findall(text):
+            if file not in TEXTS or not re.search(rf"^\s*(?:async )?def {name}\(", TEXTS[file], re.MULTILINE):
+                missing.append(f"{path}: {file}::{name}")
+        missing += [f"{path}: fault {name}" for name in re.findall(r"\bfault `(\w+)`", text) if name not in FAULTS]
+        missing += [f"{path}: drill {name}" for name in re.findall(r"\bdrill `(\w+)`", text) if name not in DRILLS]
     assert missing == []
 
 
