@@ -18,6 +18,7 @@ from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
 from kvstore.meta import paths
 from kvstore.partition.claim import Claims
 from kvstore.partition.election import LeaderRecord
+from kvstore.partition.jury import Trusted
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
 
@@ -29,6 +30,7 @@ def register(app: typer.Typer) -> None:
     partition.command("show")(show)
     partition.command("pins")(pins)
     partition.command("unpin")(unpin)
+    partition.command("trust")(trust)
     app.add_typer(partition, name="partition")
 
 
@@ -111,6 +113,41 @@ def unpin(
 
     done = pinned.unpin(config_of(data_dir, zookeeper, server, TIMEOUT_S), pin)
     print(as_json({"pin": pin, "partitions": done}) if json else f"{pin} is given back in {', '.join(done) or 'none'}")
+
+
+def trust(
+    partition: Annotated[str, typer.Argument(help="The partition's id, for example p1.")],
+    replica: Annotated[str, typer.Option(help="The server whose copy is right.")],
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
+) -> None:
+    """Declare the copy of one replica right, when replicas differ and no majority agrees.
+
+    Copies that differ from it are set aside and made anew: what only they have is lost to readers.
+    """
+
+    async def work(tools: Tools) -> dict[str, Any]:
+        claims = Claims(tools.store, PartitionId(partition), ServerId("tool"))
+        try:
+            published = await claims.published()
+        except NoSuchNode:
+            raise InvalidRequest(f"no partition {partition!r} has replicas that are up") from None
+        differing = sorted(each for each, said in published.items() if said.doubt is not None)
+        said = published.get(ServerId(replica))
+        if said is None or said.doubt is None:
+            raise InvalidRequest(
+                f"want a replica of {partition} that waits because replicas differ: "
+                f"{', '.join(differing) or 'there is none'}; got {replica!r}"
+            )
+        _, seq, crc = said.doubt
+        await claims.trust(Trusted(ServerId(replica), seq, crc))
+        return {"partition": partition, "replica": replica, "seq": seq, "crc": crc}
+
+    done = with_tools(data_dir, zookeeper, work, server)
+    said = f"{replica}'s copy of {partition} is right as it was at {done['seq']}; those that differ are made anew"
+    print(as_json(done) if json else said)
 
 
 async def _details(tools: Tools, partition: PartitionId, replicas: tuple[ServerId, ...]) -> dict[str, Any]:

@@ -108,6 +108,11 @@ def partition_leader(partition_id: PartitionId) -> str:
     return f"{PARTITIONS}/{partition_id}/leader"
 
 
+def partition_trusted(partition_id: PartitionId) -> str:
+    """What an operator has declared right when its replicas differ."""
+    return f"{PARTITIONS}/{partition_id}/trusted"
+
+
 def partition_pins(partition_id: PartitionId) -> str:
     return f"{PARTITIONS}/{partition_id}/pins"
 

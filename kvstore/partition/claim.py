@@ -17,10 +17,11 @@ from kvstore.errors import (
     UndecodableNode,
     VersionConflict,
 )
-from kvstore.meta import paths
+from kvstore.meta import codec, paths
 from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.store import Change, Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
 from kvstore.partition.election import LeaderRecord, Published
+from kvstore.partition.jury import Trusted
 from kvstore.types import PartitionId, ServerId
 
 
@@ -33,6 +34,7 @@ class Claims:
         self.leader_path = paths.partition_leader(partition)
         self._term = paths.partition_term(partition)
         self._replicas = paths.partition_replicas(partition)
+        self._trusted = paths.partition_trusted(partition)
         # Only this server's processes write it, one at a time, so whatever is there was ours.
         self._mine = KeptEphemeral(store, paths.partition_replica(partition, server), is_our_former=lambda _: True)
         self._published: Published | None = None
@@ -110,6 +112,23 @@ class Claims:
             except (NoSuchNode, UndecodableNode):
                 continue  # it went while we read; or it is of a version that we cannot rank
         return found
+
+    async def trusted(self) -> Trusted | None:
+        """What an operator has declared right, if anything (docs/protocol.md, P35). Raises MetadataError."""
+        await self._store.sync(self._trusted)
+        try:
+            data, _ = await self._store.get(self._trusted)
+        except NoSuchNode:
+            return None
+        return codec.decode(Trusted, data, what=self._trusted)
+
+    async def trust(self, trusted: Trusted) -> None:
+        """Declare it. Raises MetadataError."""
+        data = codec.encode(trusted)
+        try:
+            await self._store.create(self._trusted, data)
+        except NodeExists:
+            await self._store.set(self._trusted, data, -1)
 
     async def _claim_own(self, record: LeaderRecord) -> bool:
         """The znode that is in the way may be one's own: of an earlier session, or from before the lead was offered to

@@ -49,19 +49,22 @@ class Published:
     """Last sequence that its engine has synced to disk."""
     epoch: int
     nonce: str
+    doubt: tuple[Seq, Seq, int] | None = None
+    """That it is barred because replicas differ: since which sequence, and its checksum at its last check."""
 
     def encode(self) -> bytes:
-        return orjson.dumps(
-            {"seq": self.seq, "durable_seq": self.durable_seq, "epoch": self.epoch, "nonce": self.nonce}
-        )
+        said = {"seq": self.seq, "durable_seq": self.durable_seq, "epoch": self.epoch, "nonce": self.nonce}
+        return orjson.dumps(said if self.doubt is None else {**said, "doubt": self.doubt})
 
     @staticmethod
     def decode(data: bytes) -> Published:
         """Raises UndecodableNode."""
         try:
             doc = orjson.loads(data)
-            return Published(Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"])
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            since, seq, crc = doc.get("doubt") or (0, 0, 0)
+            doubt = (Seq(since), Seq(seq), crc) if since else None
+            return Published(Seq(doc["seq"]), Seq(doc["durable_seq"]), doc["epoch"], doc["nonce"], doubt)
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise UndecodableNode(f"replica znode: {error!r}") from error
 
 

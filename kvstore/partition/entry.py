@@ -14,10 +14,13 @@ from typing import Any, NamedTuple
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import Corrupted
+from kvstore.partition.checksum import ENCODING
 from kvstore.proto import entry_pb2
 from kvstore.types import PartitionId, Seq
 
 FORMAT = 1
+FIRST_ENCODING = 1
+"""Of checksums: what an entry that names none has."""
 
 
 class Kind(IntEnum):
@@ -103,6 +106,7 @@ class Entry:
     __slots__ = (
         "ages",
         "check_crc",
+        "check_encoding",
         "check_seq",
         "control",
         "epoch",
@@ -135,6 +139,8 @@ class Entry:
         self.check_seq = 0
         self.check_crc = 0
         """The writer's rolling CRC at `check_seq`, if that is not 0."""
+        self.check_encoding = ENCODING
+        """What that CRC is over."""
         self.control = b""
         """What a control record says (move_records.py)."""
 
@@ -190,6 +196,8 @@ class Entry:
             message.requests.CopyFrom(self.requests.message)
         if self.check_seq:
             message.check.seq, message.check.crc = self.check_seq, self.check_crc
+            if self.check_encoding != FIRST_ENCODING:
+                message.check.encoding = self.check_encoding
         if self.control:
             message.control = self.control
         return message.SerializeToString()
@@ -218,6 +226,7 @@ def decode(payload: bytes) -> Entry:
     entry.control = message.control
     if message.HasField("check"):
         entry.check_seq, entry.check_crc = message.check.seq, message.check.crc
+        entry.check_encoding = message.check.encoding or FIRST_ENCODING
     _check_columns(entry)
     return entry
 

@@ -29,10 +29,12 @@ from kvstore.partition.election import (
 )
 from kvstore.partition.steps import (
     AbandonOpening,
+    Barred,
     Claim,
     Claimed,
     Command,
     Ended,
+    EndLead,
     Event,
     Follow,
     GiveBack,
@@ -68,6 +70,8 @@ class Role(Enum):
     STOPPED = auto()
 
 
+_LEADING = (Role.STANDING, Role.CLAIMING, Role.OPENING, Role.SERVING)
+"""What one that is barred is never found in."""
 _GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SERVES: INCUMBENT_GRACE_S}
 
 
@@ -77,6 +81,8 @@ class Owner:
     def __init__(self, me: ServerId, nonce: str) -> None:
         self.role = Role.FOLLOWING
         self.leader: ServerId | None = None
+        self.is_barred = False
+        """It may neither lead nor stand (docs/protocol.md, P35)."""
         self._me, self._nonce = me, nonce
         self._record: LeaderRecord | None = None
         """The leader znode that is being followed."""
@@ -119,6 +125,8 @@ class Owner:
                 return self._not_taken()
             case Offered(record, term):
                 return self._offered(record, term)
+            case Barred(is_barred):
+                return self._bar(is_barred, now)
             case Stop():
                 return self._stop()
             case _:
@@ -129,6 +137,7 @@ class Owner:
         assert self.role is not Role.SERVING or self.leader == self._me
         assert self.role is not Role.YIELDING or self.leader != self._me
         assert self._failures >= 0
+        assert not (self.is_barred and self.role in _LEADING), f"barred, and {self.role.name}"
 
     def _read(self, record: LeaderRecord | None, is_passing: bool, now: float) -> list[Command]:
         if record is None:
@@ -160,6 +169,8 @@ class Owner:
         if self.role in (Role.STANDING, Role.CLAIMING):
             return []
         commands = self._follow(None)
+        if self.is_barred:
+            return commands
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
         self.role = Role.STANDING
@@ -222,11 +233,14 @@ class Owner:
     def _not_taken(self) -> list[Command]:
         if self.role is not Role.YIELDING:
             return []
+        if self.is_barred:
+            self.role = Role.FOLLOWING
+            return [GiveBack(), *self._follow(None)]
         self.role, self._replaces = Role.CLAIMING, None
         return [*self._follow(None), Claim()]
 
     def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
-        if self.role not in (Role.FOLLOWING, Role.STANDING):
+        if self.role not in (Role.FOLLOWING, Role.STANDING) or self.is_barred:
             return []
         self.role, self._replaces = Role.CLAIMING, record
         return [*self._follow(self._me), Succeed(record, term)]
@@ -241,6 +255,18 @@ class Owner:
             self._out_until = now + OUT_S[min(self._failures, len(OUT_S) - 1)]
             self._failures += 1
         return [GiveBack(), Follow(None), WakeAt(max(now, self._out_until)), ReadLeader()]
+
+    def _bar(self, is_barred: bool, now: float) -> list[Command]:
+        self.is_barred = is_barred
+        if not is_barred:
+            return [ReadLeader()]
+        if self.role is Role.SERVING:
+            return [EndLead(), *self._stand_back(now)]
+        if self.role is Role.OPENING:
+            return [AbandonOpening(), *self._stand_back(now)]
+        if self.role in (Role.STANDING, Role.CLAIMING):  # a claim that is won after this is given back
+            self.role = Role.FOLLOWING
+        return []
 
     def _stop(self) -> list[Command]:
         abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []

@@ -32,6 +32,7 @@ from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
 from kvstore.partition.target import span_of
 from kvstore.partition.tokens import NOTHING, Tokens, spans_of
+from kvstore.partition.trials import CHECKS, Trials
 from kvstore.partition.upkeep import Upkeep, flush
 from kvstore.ring import Rings, codec
 from kvstore.types import PartitionId, Seq, ServerId
@@ -72,6 +73,7 @@ class Partition:
         turns = turns or Turns()
         self._claims = Claims(store, partition, server)
         self.state = State(partition, engine, config)
+        self._trials = Trials(env, partition, server, peers, self.state, replicas, self._claims.trusted)
         self._tail = Tail(partition, self.state, logs, self._install_snapshot)
         self._replica = Replica(
             env,
@@ -87,6 +89,7 @@ class Partition:
             self._note_leader,
             turns,
             self._leader_of,
+            self._trials,
         )
         self._turn_away, self._on_leader = turn_away, on_leader
         self._rings = rings
@@ -141,6 +144,10 @@ class Partition:
         await flush(self.state)
         if not keep_pins:
             self.let_go()
+
+    def on_outvoted(self, outvoted: Callable[[], None]) -> None:
+        """Call `outvoted` when this copy is damaged, and is to be made anew from another replica's."""
+        self._trials.on_outvoted = outvoted
 
     @property
     def keeps_pins(self) -> bool:
@@ -249,7 +256,8 @@ class Partition:
             "flushes": self._upkeep.flushes,
             "owns": len(state.territory.owned.spans) if state.territory.is_founded else None,
             "moves": self.mover.statistics() if self.mover is not None else {},
-            "failure": str(replica.failure) if replica.failure else None,
+            "failure": str(replica.failure) if replica.failure else self._trials.why or None,
+            "is_in_doubt": self._trials.trial.since > 0,
             "leading": leader.statistics() if leader is not None else None,
             "log": led.statistics() if (led := replica.leading_log) is not None else None,
         }
@@ -261,6 +269,8 @@ class Partition:
         state = self.state
         if self._replica.failure is not None or state.position is None:
             return Unavailable(f"partition {self.id}: this replica has no state: {self._replica.failure or 'not yet'}")
+        if state.is_suspect:
+            return Unavailable(f"partition {self.id}: {self._trials.why}")
         if self._is_behind_start:
             return NotCaughtUp(f"partition {self.id}: this replica has not come yet to where the others are")
         at = SEQ_AT.get(op[0])
@@ -306,6 +316,8 @@ class Partition:
         return member.owned_seq if member is not None else 0
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        if method == CHECKS:
+            return self._trials.answer(body)
         if method == snapshots.BEGIN:
             return self._exports.begin()
         if method == snapshots.NEXT:

@@ -10,7 +10,7 @@ from typing import assert_never
 
 from kvstore.env import Env, Task
 from kvstore.env.events import end_task, wait_within
-from kvstore.errors import InvalidRequest, MetadataError, StoreError, Unavailable
+from kvstore.errors import Corrupted, InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
 from kvstore.partition import steps
 from kvstore.partition.answers import Nobody
 from kvstore.partition.claim import Claims
@@ -25,6 +25,7 @@ from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
 from kvstore.partition.steps import Command, Event
 from kvstore.partition.tail import Tail
+from kvstore.partition.trials import Trials
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog, Logs
 
@@ -58,6 +59,7 @@ class Replica:
         on_leader: Callable[[ServerId | None], None],
         turns: Turns,
         begin: Callable[[Leader], Awaitable[None]],
+        trials: Trials,
     ) -> None:
         self.leader: Leader | None = None
         self.state, self.tail = state, tail
@@ -70,6 +72,8 @@ class Replica:
         self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
         self._nonce = env.random.randbytes(8).hex()
         self._owner = Owner(server, self._nonce)
+        self._trials = trials
+        trials.on_barred = self._bar_soon
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
         self._reread = asyncio.Event()
         self._role_changed = asyncio.Event()
@@ -103,6 +107,7 @@ class Replica:
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
         spawn(self._perform_metadata(), name=f"{self._partition} election")
         spawn(self._publish(), name=f"{self._partition} publish")
+        spawn(self._trials.run(), name=f"{self._partition} trials")
         held = self._others.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
         spawn(held, name=f"{self._partition} hold leader")
 
@@ -191,7 +196,7 @@ class Replica:
 
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead in a moment. Raises Unavailable if this replica is not the one, or it is not the time."""
-        if self.role is not Role.FOLLOWING or self.failure is not None or asked.nonce != self._nonce:
+        if self.role is not Role.FOLLOWING or self._owner.is_barred or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if asked.is_planned and not self._turns.take(self._env.clock.now()):
             raise Unavailable(f"{self.server} has a part in another hand-over")
@@ -250,6 +255,10 @@ class Replica:
             case steps.AbandonOpening():
                 if self._opening is not None:
                     self._opening.cancel()
+            case steps.EndLead():
+                if self.leader is not None:
+                    self.leader.stop(NotLeader(self._partition))
+                self._drop_lead()
             case steps.Prove():
                 self._prove()
             case steps.PublishAndRank():
@@ -328,7 +337,9 @@ class Replica:
 
     @property
     def _progress(self) -> Published:
-        return Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce)
+        trial, checks = self._trials.trial, self.state.checks
+        doubt = (trial.since, *list(checks.items())[-1]) if trial.is_barred and checks else None
+        return Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce, doubt)
 
     async def _rank(self) -> None:
         incumbent = self._env.nursery.spawn(self._others.incumbent(), name="ask serving")
@@ -352,6 +363,21 @@ class Replica:
         except StoreError as error:
             self.failure = error
             log.error("partition=%s this replica stops: %r", self._partition, error)
+            self._feed(steps.Barred(True))
+            if isinstance(error, Corrupted):
+                await self._until_led_by_another()
+                self._trials.on_outvoted()
+
+    async def _until_led_by_another(self) -> None:
+        """Whoever leads has applied what this replica could not, or is further."""
+        while self._owner.leader in (None, self.server):
+            await self._role_change(REREAD_S)
+
+    def _bar_soon(self, is_barred: bool) -> None:
+        """Not from inside the step that has found it out. What has failed stays barred."""
+        is_barred |= self.failure is not None
+        if is_barred is not self._owner.is_barred:
+            asyncio.get_running_loop().call_soon(self._feed, steps.Barred(is_barred))
 
     async def _stop_tail(self) -> None:
         tailing, self._tailing = self._tailing, None

@@ -6,6 +6,7 @@
     x | expires_ms u64 be | key     the key by its expiry; empty value
     r | first_seq u64 be            request ids and results that one entry brought   (dedup.py)
     t                               which tokens the partition owns     (territory.py)
+    c                               checksums at the last checked sequences   (checksum.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
 docs/formats.md (State store) has every byte.
@@ -28,6 +29,7 @@ ALL_ORDER = (b"o", b"p")
 ALL_EXPIRY = (b"x", b"y")
 ALL_RETRY = (b"r", b"s")
 TERRITORY_KEY = b"t"
+CHECKS_KEY = b"c"
 EVERYTHING = (b"", b"\xff")
 
 FORMAT = 1

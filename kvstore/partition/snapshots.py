@@ -44,8 +44,8 @@ class Exports:
     def begin(self) -> bytes:
         """Open an export; its number and where it stands. Raises Overloaded, or Unavailable while there is no state."""
         self._drop_idle()
-        if self._state.position is None:
-            raise Unavailable(f"partition {self._state.partition}: this replica has no state yet")
+        if self._state.position is None or self._state.is_suspect:
+            raise Unavailable(f"partition {self._state.partition}: this replica has no state that can be trusted")
         if len(self._open) >= EXPORTS_MAX:
             raise Overloaded(f"want at most {EXPORTS_MAX} exports at once")
         self._count += 1

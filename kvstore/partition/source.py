@@ -124,7 +124,12 @@ class Source:
     def _where(self, asked: Asked) -> Position:
         """Where this replica stands, if it owns the range there. Raises Unavailable."""
         state = self._state
-        if state.position is None or not state.territory.is_founded or not state.territory.owned.covers(asked.span):
+        if (
+            state.position is None
+            or state.is_suspect
+            or not state.territory.is_founded
+            or not state.territory.owned.covers(asked.span)
+        ):
             raise Unavailable(f"partition {self._partition}: a replica that does not own {asked.span} where it stands")
         return state.position
 

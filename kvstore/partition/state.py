@@ -10,12 +10,22 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 
 from crc32c import crc32c
 
 from kvstore.errors import Corrupted
 from kvstore.partition import entry as entries
 from kvstore.partition import move_records, rows
+from kvstore.partition.checksum import (
+    CHECKS_REMEMBERED,
+    ENCODING,
+    Doubt,
+    decode_checks,
+    encode_checks,
+    fold,
+    fold_import,
+)
 from kvstore.partition.commands import Record
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.dedup import RetryTable, decode_row
@@ -57,6 +67,13 @@ class State:
         """Over all effects so far."""
         self.released = False
         """Whether the last entry applied is a release record."""
+        self.doubt: Doubt | None = None
+        """Where this state differs from its log's writer's, as its last check has it."""
+        self.on_doubt: Callable[[], None] = lambda: None
+        self.is_suspect = False
+        """Nobody may be answered by this state: it may be damaged (trials.py)."""
+        self.checks: dict[Seq, int] = {}
+        """What this state's CRC was at the last checked sequences."""
         self.territory = Territory()
         """What is owned."""
         self.held = HeldStates(partition, engine)
@@ -71,13 +88,14 @@ class State:
     # docs/protocol.md P1
     def apply(self, entry: LogEntry) -> None:
         """Apply the next entry of the log; one at or below `position` is ignored. Raises Corrupted if it does not
-        continue this state, or if its check record says that this state is not its writer's."""
+        continue this state. If its check says that this state is not its writer's, that is in `doubt` then."""
         if self.position is None or entry.position > self.position:
             self.apply_decoded(entry.position, entries.decode(entry.payload), None)
 
     def apply_decoded(self, position: Position, entry: Entry, data_keys: list[bytes] | None) -> None:
         """The same for an entry at hand; `data_keys` are those of its keys, if they are at hand too."""
         self._admit(position, entry)
+        checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
         count, crc, seq, territory = self.key_count, self.crc, entry.last_seq, self.territory
         if entry.control:
@@ -88,19 +106,21 @@ class State:
             if not isinstance(record, Mark):
                 batch.put(rows.TERRITORY_KEY, territory.encode())
             if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
-                data_keys, crc = record.keys, crc32c(entry.control, crc)
+                data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
             if data_keys is None:
                 data_keys = list(map(data_key, entry.keys))
             effect = _put_all(batch, entry, data_keys) if entry.is_plain else _change_all(batch, entry, data_keys)
             created, written = effect
             count += created
-            crc = crc32c(b"".join(written), crc32c(b"".join(data_keys), crc))
+            crc = fold(crc, data_keys, written)
         self.is_whole = False
         self._remember(batch, entry)
         released = entry.kinds == _RELEASE
         meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
         batch.put(rows.META_KEY, meta.encode())
+        if checked is not None:
+            self._compare(batch, entry, checked)
         if self._digests and data_keys:
             self._write_counting(batch, data_keys)
         else:
@@ -108,6 +128,8 @@ class State:
         self.territory = territory
         self._stand_at(meta)
         self.is_whole = True
+        if checked is not None and self.doubt is not None:
+            self.on_doubt()  # docs/protocol.md, P5 and P35
         if entry.kinds == _MARK:
             self._mark(position, entry)
 
@@ -144,21 +166,33 @@ class State:
                 f"{self.partition}: entry {position} goes back from epoch {self.epoch}, time {self.record_time_ms} "
                 f"to epoch {entry.epoch}, time {entry.time_ms}"
             )
-        if entry.check_seq:
-            self._compare(entry.check_seq, entry.check_crc)
 
     # docs/protocol.md P5
-    def _compare(self, seq: int, crc: int) -> None:
-        """Raise Corrupted if this state differed from the log writer's at `seq`."""
+    def _crc_at(self, seq: int) -> int | None:
+        """The CRC after the entry that ended at `seq`; None if that is too long ago. Raises Corrupted if none did."""
         for known_seq, known_crc in reversed(self._crcs):
             if known_seq == seq:
-                if known_crc != crc:
-                    raise Corrupted(
-                        f"{self.partition}: effects up to {seq} have CRC {known_crc:08x}, the log's {crc:08x}"
-                    )
-                return
+                return known_crc
             if known_seq < seq:
                 raise Corrupted(f"{self.partition}: no entry ended at {seq}, where the log has a check")
+        return None
+
+    def _compare(self, batch: Batch, entry: Entry, mine: int) -> None:
+        """Keep what this state has where the log has a check, and whether it differs there (docs/protocol.md, P5)."""
+        seq = Seq(entry.check_seq)
+        self.doubt = Doubt(seq, mine, entry.check_crc) if mine != entry.check_crc else None
+        self.checks[seq] = mine
+        while len(self.checks) > CHECKS_REMEMBERED:
+            del self.checks[next(iter(self.checks))]
+        batch.put(rows.CHECKS_KEY, encode_checks(self.doubt, self.checks))
+
+    def acquit(self) -> None:
+        """A majority has what this state has, and not what the log's check says."""
+        self.doubt = None
+        batch = self.engine.batch()
+        batch.put(rows.CHECKS_KEY, encode_checks(None, self.checks))
+        with suppress(OSError):  # it is doubted again after a restart, and acquitted again
+            self.engine.write(batch)
 
     def _remember(self, batch: Batch, entry: Entry) -> None:
         """Take the entry's request ids into the retry table and its rows."""
@@ -210,6 +244,7 @@ class State:
             self.territory = Territory() if territory is None else Territory.decode(territory)
             self._stand_at(rows.meta_of(row))
             self._load_retries()
+        self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
         self.durable_seq = self.seq
         self.is_whole = True
 

@@ -84,6 +84,13 @@ class Tick:
 
 
 @dataclass(frozen=True, slots=True)
+class Barred:
+    """This replica's state may be damaged, and it must not lead; or that is over."""
+
+    is_barred: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     pass
 
@@ -101,6 +108,7 @@ Event = (
     | NotTaken
     | Offered
     | Tick
+    | Barred
     | Stop
 )
 
@@ -155,6 +163,11 @@ class AbandonOpening:
 
 
 @dataclass(frozen=True, slots=True)
+class EndLead:
+    """Answer nothing any more: what is under way is of unknown outcome."""
+
+
+@dataclass(frozen=True, slots=True)
 class Prove:
     """Find out whether this leader is fenced, by an append. One that nobody asks anything would never learn it."""
 
@@ -180,6 +193,7 @@ Command = (
     | GiveBack
     | OpenLog
     | AbandonOpening
+    | EndLead
     | Prove
     | ReadLeader
     | Follow

@@ -76,7 +76,7 @@ class Entry(_message.Message):
 
     @_builtins.property
     def check(self) -> Global___Check:
-        """The writer's state at an earlier sequence. A reader whose state differs there must stop."""
+        """The writer's state at an earlier sequence. Where a reader's differs, the replicas find out whose is damaged."""
 
     def __init__(
         self,
@@ -176,18 +176,22 @@ class Check(_message.Message):
 
     SEQ_FIELD_NUMBER: _builtins.int
     CRC_FIELD_NUMBER: _builtins.int
+    ENCODING_FIELD_NUMBER: _builtins.int
     seq: _builtins.int
     crc: _builtins.int
     """Rolling CRC32C over all effects up to `seq`."""
+    encoding: _builtins.int
+    """What the CRC is over (kvstore/partition/checksum.py); absent: 1. One that a reader does not know is not compared."""
     def __init__(
         self,
         *,
         seq: _builtins.int = ...,
         crc: _builtins.int = ...,
+        encoding: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "seq", b"seq"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["crc", b"crc", "encoding", b"encoding", "seq", b"seq"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -234,13 +234,14 @@ async def serve(
     open_engine: OpenEngine,
     drop_engine: DropEngine | None = None,
     find_engines: FindEngines | None = None,
+    spoil_engine: DropEngine | None = None,
     doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Node]:
     """A running node; leaving the context hands over what it leads and stops it.
 
-    `drop_engine` removes the state of a replica that is not here any more, `find_engines` lists what is on this disk.
-    `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an address is
-    taken), MetadataUnavailable.
+    `drop_engine` removes the state of a replica that is not here any more, `find_engines` lists what is on this disk,
+    `spoil_engine` sets aside the state of a replica that is damaged. `doors` opens what needs the real world, once
+    operations can be taken. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
     """
     node = Node(config, env, store, secret)
     async with AsyncExitStack() as stack:
@@ -249,7 +250,8 @@ async def serve(
             await _open_server(node, stack, logs)
             if doors is not None:
                 await doors(node, stack)
-            engines = (open_engine, drop_engine or (lambda _: None), find_engines or list)
+            drop_engine = drop_engine or (lambda _: None)
+            engines = (open_engine, drop_engine, find_engines or list, spoil_engine or drop_engine)
             await _host(node, stack, logs, *engines)
         elif doors is not None:
             await doors(node, stack)
@@ -330,6 +332,7 @@ async def _host(
     open_engine: OpenEngine,
     drop_engine: DropEngine,
     find_engines: FindEngines,
+    spoil_engine: DropEngine,
 ) -> None:
     """The replicas that the ring assigns to this server."""
     node.hosting = Hosting(
@@ -344,6 +347,7 @@ async def _host(
         open_engine,
         drop_engine,
         find_engines,
+        spoil_engine,
         node.rings,
     )
     await node.hosting.start()

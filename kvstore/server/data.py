@@ -131,6 +131,8 @@ class Data(data_pb2_grpc.DataServicer):
             state = self._source.state_of(partition)
             if state is None:
                 raise NoSuchPin(f"partition {partition} has no replica here")
+            if state.is_suspect:
+                raise NoSuchPin(f"partition {partition}: the replica here may be damaged")
             if state.position is not None and state.position >= position:
                 state.held.expire(self._env.clock.wall_ms())
                 return state.held.get(request.id, position)

@@ -44,6 +44,14 @@ class Engines:
         """Remove all that is here of the partition's state."""
         shutil.rmtree(self._disk.real_path(_home(partition)), ignore_errors=True)
 
+    def spoil(self, partition: PartitionId) -> None:
+        """Set aside the state of a replica that others have outvoted. One that was set aside before stays, as the first
+        evidence, and this one goes. Raises OSError."""
+        if self._disk.exists(_aside(partition)):
+            shutil.rmtree(self._disk.real_path(_state(partition)), ignore_errors=True)
+        else:
+            self._set_aside(partition)
+
     def find(self) -> list[PartitionId]:
         """The partitions of which there is something here."""
         return [PartitionId(name) for name in self._disk.list("partitions")]
@@ -68,7 +76,7 @@ class Engines:
         self._end(f"partition {partition}: the state on this disk is damaged; the next start makes it anew: {why}")
 
     def _set_aside(self, partition: PartitionId) -> None:
-        aside = f"{_home(partition)}/engine.damaged"
+        aside = _aside(partition)
         if self._disk.exists(aside):
             raise ConfigError(
                 f"partition {partition}: the state on this disk is damaged, and one was set aside before: remove "
@@ -91,6 +99,10 @@ def _home(partition: PartitionId) -> str:
 
 def _state(partition: PartitionId) -> str:
     return f"{_home(partition)}/engine"
+
+
+def _aside(partition: PartitionId) -> str:
+    return f"{_home(partition)}/engine.damaged"
 
 
 def _mark(partition: PartitionId) -> str:

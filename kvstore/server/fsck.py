@@ -57,6 +57,10 @@ RESTORE_IT = (
     "Everything else goes on without it. If a later version wrote it, that version can read it. Else keep a copy of "
     "the node, and report it with the output of `kvstore fsck --json`."
 )
+TRUST_ONE = (
+    "Start every replica of the partition: a majority decides, and what it outvotes is made anew. If all are up and "
+    "still differ: `kvstore partition trust PARTITION --replica SERVER` declares one right; the others are made anew."
+)
 FOUND_IT = "Found it: `kvstore up` for a local cluster, `kvstore cluster init` for another."
 
 Progress = Callable[[str, int, int], None]
@@ -182,6 +186,11 @@ class Fsck:
         except Corrupted as error:
             self.report.error(str(partition), f"its election cannot be read: {error!r}")
             return
+        for server, said in sorted(published.items()):
+            if said.doubt is not None:
+                since, seq, crc = said.doubt
+                what = f"does not lead or answer: replicas differ since {since}, it has CRC {crc:08x} at {seq}"
+                self.report.error(f"{partition} {server}", what, TRUST_ONE)
         missing = ", ".join(server for server in replicas if server not in published)
         if missing:
             self.report.warn(str(partition), f"replicas not up: {missing}", START_SERVERS)

@@ -33,6 +33,8 @@ FindEngines = Callable[[], list[PartitionId]]
 ROOM_S = 5.0
 """Between two attempts to begin a replica on a full disk."""
 LEFT_S = 1.0
+ANEW_S = (0.0, 60.0, 600.0, 3600.0)
+"""Before a damaged copy is made anew, by how often that has been done."""
 BREATH_S = 0.03
 """Between two replicas that begin where others answer: to open an engine stops the event loop for some 10 ms."""
 
@@ -53,16 +55,22 @@ class Hosting:
         open_engine: OpenEngine,
         drop_engine: DropEngine,
         find_engines: FindEngines,
+        spoil_engine: DropEngine,
         rings: Rings,
     ) -> None:
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
         self._open_engine, self._drop_engine, self._find_engines = open_engine, drop_engine, find_engines
+        self._spoil_engine = spoil_engine
         self._rings = rings
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
         """Replicas that are not here any more, but for what is pinned of them."""
+        self._spoilt: set[PartitionId] = set()
+        """Replicas whose copies are damaged, and are to be made anew now."""
+        self._made_anew: dict[PartitionId, int] = {}
+        """How often, since this process began."""
         self._turns = Turns()
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] | None = None
@@ -112,6 +120,7 @@ class Hosting:
             await self._reconcile()
 
     async def _reconcile(self) -> None:
+        await self._set_spoilt_aside()
         ring = self._rings.ring
         assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
@@ -129,6 +138,30 @@ class Hosting:
                 await self._begin_if_there_is_room(partition)
                 if self.leads:
                     await asyncio.sleep(BREATH_S)
+
+    async def _set_spoilt_aside(self) -> None:
+        """Stop the replicas whose copies are damaged; they begin again with nothing (docs/protocol.md, P35)."""
+        for partition in sorted(self._spoilt):
+            if partition in self._hosted:
+                replica = self._hosted[partition]
+                await self._stop(partition)
+                replica.let_go()
+                self._spoil_engine(partition)
+        self._spoilt.clear()
+
+    def _make_anew(self, partition: PartitionId) -> None:
+        """Now, if it is the first time. One that is found damaged again and again is a fault of the program's, and is
+        not copied all the time."""
+        count = self._made_anew.get(partition, 0)
+        self._made_anew[partition] = count + 1
+        delay_s = ANEW_S[min(count, len(ANEW_S) - 1)]
+        log.error("partition=%s its copy here is damaged: it is made anew in %d s", partition, delay_s)
+        asyncio.get_running_loop().call_later(delay_s, self._spoil, partition, self._hosted.get(partition))
+
+    def _spoil(self, partition: PartitionId, replica: Partition | None) -> None:
+        if self._hosted.get(partition) is replica:
+            self._spoilt.add(partition)
+            self._changed.set()
 
     async def _drop_strangers(self) -> None:
         """Drop states whose replicas went elsewhere while this server was down. What the ring has never heard of is not
@@ -190,6 +223,7 @@ class Hosting:
             self._rings,
             partial(self._dispatcher.turn_away, partition),
         )
+        replica.on_outvoted(partial(self._make_anew, partition))
         self._hosted[partition] = replica
         self._dispatcher.host(partition, replica)
         await replica.start()

@@ -127,6 +127,10 @@ NAMES: dict[str, tuple[str, str]] = {
     ),
     # One partition's replica; `leading` only where it leads.
     "partition_is_leader": ("partition_is_leader", "1 where this node leads the partition and answers for it."),
+    "partition_is_in_doubt": (
+        "partition_is_in_doubt",
+        "1 while replicas differ and this one has to find out which are damaged; longer than a minute: `kvstore fsck`.",
+    ),
     "partition_has_failed": ("partition_has_failed", "1 if the replica has stopped; /, role and failure, says why."),
     "partition_seq": ("partition_seq", "Sequence of the last mutation applied here."),
     "partition_durable_seq": ("partition_durable_seq", "Sequence up to which the state is on this disk."),

@@ -141,6 +141,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             open_engine=engines.open,
             drop_engine=engines.drop,
             find_engines=engines.find,
+            spoil_engine=engines.spoil,
             doors=_doors,
         ) as node:
             node.resident_bytes = _resident_bytes

@@ -1,5 +1,6 @@
 """The way to the lead and back, rule by rule."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,10 +16,12 @@ from kvstore.partition.election import (
 from kvstore.partition.owner import Owner, Role
 from kvstore.partition.steps import (
     AbandonOpening,
+    Barred,
     Claim,
     Claimed,
     Command,
     Ended,
+    EndLead,
     Event,
     Follow,
     GiveBack,
@@ -299,3 +302,20 @@ def test_whatever_happens_a_replica_without_a_leader_is_never_left_without_a_nex
         seen += owner.handle(Ranked(0, GONE), now)
         seen += owner.handle(Tick(), now + 10)
     assert Claim() in seen
+
+
+# docs/protocol.md P35
+@pytest.mark.parametrize("events", [(), (LeaderRead(None),), CLAIMING, (*CLAIMING, Claimed()), SERVING])
+def test_one_that_is_barred_neither_leads_nor_stands_until_that_is_over(events: tuple[Event, ...]) -> None:
+    owner = owner_after(*events)
+    was = owner.role
+    commands = owner.handle(Barred(True), 5)
+    assert (EndLead() in commands) is (was is Role.SERVING)
+    assert (GiveBack() in commands) is (was in (Role.SERVING, Role.OPENING))
+    for event in (LeaderRead(None), Tick(), Ranked(0, GONE), Offered(OTHERS, 1), Opened(), LeaderRead(None)):
+        commands = owner.handle(event, 6)
+        owner.check()
+        assert not {Claim, OpenLog, PublishAndRank} & {type(command) for command in commands}
+    assert owner.handle(Claimed(), 6) == [GiveBack()], "a claim that was under way"
+    assert owner.handle(Barred(False), 7) == [ReadLeader()]
+    assert PublishAndRank() in owner.handle(LeaderRead(None), 1_000)

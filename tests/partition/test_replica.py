@@ -22,6 +22,7 @@ from kvstore.partition.owner import Role
 from kvstore.partition.replica import Replica
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
+from kvstore.partition.trials import Trials
 from kvstore.types import PartitionId, Position, ServerId
 from kvstore.wal.ledger_list import BEGINNING
 from tests.waiting import PATIENCE_S
@@ -77,6 +78,7 @@ class World:
             lambda leader: None,
             Turns(),
             self._begin,
+            Trials(self.env, P1, ME, nobody, state, lambda: (ME,), Claims(self.store, P1, ME).trusted),  # type: ignore[arg-type]
         )
 
     async def _nothing(self) -> None:

@@ -7,10 +7,11 @@ import pytest
 
 from kvstore.errors import ConfigError, Corrupted
 from kvstore.partition import rows
+from kvstore.partition.checksum import Doubt
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.entry import Kind, decode
 from kvstore.partition.state import State
-from kvstore.types import EntryId, Position
+from kvstore.types import EntryId, Position, Seq
 from kvstore.wal.ports import LogEntry
 from tests.partition.effects import P1, TIME_MS, Writer, all_records, check_indexes, state_over
 
@@ -111,14 +112,20 @@ def with_check(logged: LogEntry, seq: int, crc: int) -> LogEntry:
     return LogEntry(logged.position, entry.encode())
 
 
-def test_a_check_record_stops_a_state_that_differs() -> None:
+# docs/protocol.md P5
+def test_a_check_record_tells_a_state_that_it_differs() -> None:
     writer, state, other = Writer(0), state_over(MemoryEngine()), state_over(MemoryEngine())
     state.apply(writer.put(a="1"))
     other.apply(Writer(0).put(a="2"))
     checked = with_check(writer.put(b="3"), 1, state.crc)
+    told: list[int] = []
+    other.on_doubt = lambda: told.append(other.seq)
+    mine = other.crc
     state.apply(checked)
-    with pytest.raises(Corrupted, match="effects up to 1 have CRC"):
-        other.apply(checked)
+    other.apply(checked)
+    assert state.doubt is None
+    assert other.doubt == Doubt(Seq(1), mine, decode(checked.payload).check_crc)
+    assert told == [2], "it applies on: any later check tells who is right"
 
 
 def test_a_check_may_name_any_recent_entry_but_not_the_middle_of_one() -> None:
@@ -138,8 +145,9 @@ def test_a_check_from_before_a_restart_is_passed_over() -> None:
         state.apply(writer.put(a="1"))
     state = state_over(engine)
     state.apply(with_check(writer.put(a="2"), 2, 12345))
-    with pytest.raises(Corrupted):
-        state.apply(with_check(writer.put(a="2"), 3, 12345))
+    assert state.doubt is None
+    state.apply(with_check(writer.put(a="2"), 3, 12345))
+    assert state.doubt is not None
 
 
 def test_a_state_knows_whether_its_last_entry_is_a_release_record() -> None:

@@ -87,3 +87,15 @@ async def test_a_state_that_is_well_is_left_alone(tmp_path: Path) -> None:
     assert node.engines.find() == [P1]
     node.engines.drop(P1)
     assert node.engines.find() == []
+
+
+# docs/protocol.md P35
+async def test_the_state_of_a_replica_that_was_outvoted_is_set_aside_and_only_the_first_is_kept(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    before = sorted(each.name for each in node.home.glob("engine/*.sst"))
+    for _ in range(2):
+        node.engines.spoil(P1)
+        assert sorted(each.name for each in node.home.glob("engine.damaged/*.sst")) == before
+        assert contents(node.engines.open(P1)) == []
+    assert not node.ends

@@ -10,6 +10,7 @@ from tests.sim.chaos import FAULTS as FAULTS
 from tests.sim.chaos import Chaos as Chaos
 from tests.sim.chaos import fault
 from tests.sim.cluster import Node
+from tests.sim.damage import damage
 from tests.sim.probes import probe
 
 WRITABLE_S, LOOK_S = 3.0, 0.1
@@ -143,6 +144,20 @@ async def wipe(chaos: Chaos) -> None:
         await chaos.a_pause(2.0, 4.0)
 
     await chaos.hold_all(replace_disk())
+
+
+@fault
+async def damaged_replica(chaos: Chaos) -> None:
+    """A replica's state, perhaps the leader's, comes to differ from its log's. Only its checksum does: what it answers
+    until it is found out stays right, so that all else can be judged."""
+    node = chaos.a_node()
+    if node is None or not chaos.may_lose_data_of(node):
+        return
+    partition = chaos.random.choice(chaos.cluster.partitions)
+    replica = node.replica(partition)
+    if replica is not None and replica.state.position is not None:
+        probe("fault.damaged_replica")
+        damage(node, partition)
 
 
 # ── disks and clocks ──────────────────────────────────────────────────────────────────────────────────────────────────

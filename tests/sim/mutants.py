@@ -21,10 +21,12 @@ from kvstore.meta.cookies import encode_cookie
 from kvstore.partition import evaluate
 from kvstore.partition.dedup import RetryTable
 from kvstore.partition.leader import Leader
+from kvstore.partition.owner import Owner
 from kvstore.partition.partition import Partition
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.retention import Retention
 from kvstore.partition.state import State
+from kvstore.partition.trials import Trials
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, Position, Seq
 from kvstore.wal.leader_log import OpenLog
@@ -38,6 +40,7 @@ from tests.sim.stories import (
     wiped_bookie_answers,
     zombie_reads,
 )
+from tests.sim.stories_of_damage import all_differ, leader_is_damaged
 from tests.sim.stories_of_lists import list_written_late, power_fails_before_the_sync
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
@@ -229,3 +232,24 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
         return decided
 
     patch.setattr(evaluate.Evaluator, "evaluate", tear)
+
+
+# ── replicas that differ ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("an outvoted leader stays", story=leader_is_damaged, lead_back_s=100.0, check_every=5)
+def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
+    answer = Trials.answer
+
+    def deaf(self: Any, body: bytes) -> bytes:
+        before = self.trial.since
+        said = answer(self, body)
+        self.trial.since = before
+        return said
+
+    patch.setattr(Trials, "answer", deaf)
+
+
+@mutant("a failed replica stands", story=all_differ, lead_back_s=100.0, check_every=5)
+def _failed_stands(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Owner, "_bar", lambda self, is_barred, now: [])

@@ -154,6 +154,7 @@ class Node:
         try:
             self.store = store = await self._connect()
             engines = {"open_engine": self.engines.open, "drop_engine": self.engines.drop}
+            engines["spoil_engine"] = self.engines.drop
             context = app.serve(
                 self._config, env=env, store=store, secret=SECRET, find_engines=self.engines.find, **engines
             )

@@ -1,0 +1,75 @@
+"""Stories of replicas whose states differ, and how one is made to."""
+
+from __future__ import annotations
+
+import asyncio
+
+from kvstore.meta import paths
+from kvstore.partition.commands import Level
+from kvstore.partition.jury import Trusted
+from tests.sim.damage import damage
+from tests.sim.nodes import Node
+from tests.sim.operations import Status
+from tests.sim.scenarios import P, Stage, knobs
+
+CALM = knobs(lead_back_s=100.0, check_every=5)
+LEDGERS_MAX = 4
+"""Made while a damaged leader is found out: one for its successor, and what other elections may cost."""
+
+
+async def busy(stage: Stage, count: int = 12) -> None:
+    for _ in range(count):
+        await stage.put_until_done(stage.cluster.nodes[0], b"other")
+
+
+def ledgers(stage: Stage) -> int:
+    return sum(paths.ledger_of(path) is not None for path in stage.cluster.metadata.tree.paths())
+
+
+def is_well(node: Node) -> bool:
+    replica = node.replica(P)
+    return replica is not None and not replica.statistics()["failure"] and replica.state.position is not None
+
+
+async def leader_is_damaged(stage: Stage) -> None:
+    """Both others differ from it."""
+    await busy(stage)
+    before, bad = ledgers(stage), stage.leader
+    damage(bad, P)
+    await busy(stage)
+    good = await stage.until_led_by_another(bad)
+    await stage.until(lambda: all(map(is_well, stage.cluster.nodes)))
+    assert (await stage.put(good, attempts=5)).status is Status.OK
+    assert ledgers(stage) <= before + LEDGERS_MAX, "each attempt of a failed replica made a ledger"
+
+
+async def all_differ(stage: Stage) -> Node:
+    """No two replicas agree: nobody leads or answers, and no ledgers are made. Returns one of them."""
+    await busy(stage)
+    first = stage.leader
+    second, third = stage.others(first)
+    last = first.replica(P).state.seq  # type: ignore[union-attr]
+    await stage.until(lambda: all(node.replica(P).state.seq >= last for node in (second, third)))  # type: ignore[union-attr]
+    damage(first, P)
+    damage(second, P, by=1)
+    for _ in range(8):
+        await stage.put(first, b"other")
+    await stage.until(lambda: stage.cluster.leader(P) is None)
+    await asyncio.sleep(30.0)
+    before = ledgers(stage)
+    await asyncio.sleep(30.0)
+    assert stage.cluster.leader(P) is None, "nobody knows whether it is right"
+    assert ledgers(stage) == before, "a replica that may be damaged has begun a takeover"
+    for node in stage.cluster.nodes:
+        assert not is_well(node)
+        for level in (Level.STALE, Level.SESSION):
+            assert (await stage.get(node, level=level)).status is not Status.OK
+    return third
+
+
+async def declare(node: Node) -> None:
+    """What `kvstore partition trust` does."""
+    claims = node.replica(P)._claims  # type: ignore[union-attr]
+    said = (await claims.published())[node.id].doubt
+    assert said is not None
+    await claims.trust(Trusted(node.id, said[1], said[2]))
