@@ -9,7 +9,7 @@ import os
 import sys
 from collections.abc import Coroutine
 from pathlib import Path
-from random import Random
+from random import SystemRandom
 from typing import Any, NoReturn, TypeVar
 
 import uvloop
@@ -38,7 +38,7 @@ def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None,
     used."""
     return Env(
         clock=SystemClock(),
-        random=Random(),
+        random=SystemRandom(),  # nobody may foresee the nonces that are drawn
         transport=_transport(tls),
         disk=DirectoryDisk(root, best_syncs()),
         nursery=TaskNursery(name, on_error=on_error),

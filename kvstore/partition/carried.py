@@ -26,7 +26,7 @@ from kvstore.partition.source import Asked, Source, Verdict
 from kvstore.partition.state import State
 from kvstore.partition.target import Step, span_of
 from kvstore.partition.territory import Import
-from kvstore.ring import Rings, codec, steps
+from kvstore.ring import Rings, steps
 from kvstore.ring.moves import Move, MoveId, MoveState
 from kvstore.types import PartitionId, Position, ServerId
 from kvstore.wal.ledger_list import BEGINNING
@@ -36,8 +36,6 @@ from kvstore.wal.ports import Logs
 log = logging.getLogger(__name__)
 
 CALL_S = 5.0
-TOLD_BYTES_MAX = 64 << 10
-"""Of a ring that servers send each other at a flip: larger ones would cost more than they save."""
 ASK_AGAIN_S = 0.01
 """Whether the source is silent, while it cannot say so."""
 PAUSED_S = 1.0
@@ -276,13 +274,11 @@ class Carried:
 
     # docs/protocol.md M10
     async def _flip(self, move: Move) -> None:
-        """Tell the ring, and at once all who have replicas of source or target: operations wait there."""
+        """Change the ring, and have all who have replicas of source or target read it: operations wait there."""
         seq = self._m.state.seq
         ring = await self._m.rings.change(lambda ring: steps.flip(ring, self.move, seq), soon=True)
         log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
-        data = codec.encode(ring)
-        if len(data) > TOLD_BYTES_MAX:
-            return  # they read it when their watches fire
+        data = ring.routed.to_bytes(source.ROUTED_BYTES, "big")
         of_target = dict.fromkeys(ring.partitions[move.target].replicas, move.target)
         told = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
         for server, partition in sorted(told.items()):
@@ -300,9 +296,9 @@ class Carried:
             else:
                 leader.settle(self.move)
 
-    async def _tell(self, server: ServerId, partition: PartitionId, ring: bytes) -> None:
+    async def _tell(self, server: ServerId, partition: PartitionId, routed: bytes) -> None:
         try:
-            await self._m.peers.call(server, partition, source.FLIPPED, ring, CALL_S)
+            await self._m.peers.call(server, partition, source.FLIPPED, routed, CALL_S)
         except StoreError as error:
             log.debug("server=%s is not told of the flip of move %d: %r", server, self.move, error)
 

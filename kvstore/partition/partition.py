@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from kvstore.env import Env
-from kvstore.errors import MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning, queries, snapshots
 from kvstore.partition.absences import Absences
@@ -27,14 +27,14 @@ from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
 from kvstore.partition.replica import Replica
 from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
-from kvstore.partition.source import FLIPPED, FREEZE_S, METHODS, Source
+from kvstore.partition.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
 from kvstore.partition.target import span_of
 from kvstore.partition.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.trials import CHECKS, Trials
 from kvstore.partition.upkeep import Upkeep, flush
-from kvstore.ring import Rings, codec
+from kvstore.ring import Rings
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
@@ -326,7 +326,7 @@ class Partition:
             return await self._source.answer(method, body)
         if method == FLIPPED:
             if self._rings is not None:
-                self._rings.learn(codec.decode(body))
+                self._rings.hint(_routed(body))
             return b""
         if method in pinning.METHODS:
             return await self._pinning.answer(method, body)
@@ -347,6 +347,13 @@ class Partition:
             except StoreError as error:
                 failure = error
         raise failure
+
+
+def _routed(body: bytes) -> int:
+    """The version that a server tells of after a flip. Raises InvalidRequest."""
+    if len(body) != ROUTED_BYTES:
+        raise InvalidRequest(f"want a version of {ROUTED_BYTES} bytes, got {len(body)}")
+    return int.from_bytes(body, "big")
 
 
 def _level_of(op: Op) -> int:

@@ -41,6 +41,8 @@ PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "mo
 SILENCE = "move-silence"
 METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL, SILENCE))
 FLIPPED = "move-flipped"
+ROUTED_BYTES = 8
+"""Of the version that goes with it."""
 """Told to any replica, of source or target: the ring, as its bytes, as the flip has left it."""
 
 

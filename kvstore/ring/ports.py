@@ -26,8 +26,9 @@ class Rings(Protocol):
         """
         ...
 
-    def learn(self, ring: Ring) -> None:
-        """Another server has written this one."""
+    def hint(self, routed: int) -> None:
+        """Another server says that keys are routed by a ring of this version: it is read, if it is later than the one
+        known here. Nothing else is believed of what others say about the ring (docs/protocol.md H9)."""
         ...
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:

@@ -17,6 +17,7 @@ from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
 from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
+from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.entry import is_release
 from kvstore.partition.state import State
@@ -26,10 +27,11 @@ from kvstore.server.dispatch import Dispatcher
 from kvstore.server.feed_end import latest_of
 from kvstore.server.feeds import Feeds
 from kvstore.server.heat import Load
-from kvstore.server.hosting import DropEngine, FindEngines, Hosting, OpenEngine
+from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
+from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Credentials
 from kvstore.server.peer_server import Handler, PeerServer
 from kvstore.server.progress import MOVES, Copied, Progress
 from kvstore.server.resp import RespServer
@@ -125,6 +127,7 @@ class Node:
                 **self.steward.statistics(),
                 **self.feeds.statistics(),
                 "partitions_without_leader": len(self.leaderless()),
+                "ring_hints_false_total": self.membership.false_hints,
             }
             heat = self.taps.numbers()
             found["partitions"] = {
@@ -232,16 +235,18 @@ async def serve(
     store: MetadataStore,
     secret: ClusterSecret,
     open_engine: OpenEngine,
-    drop_engine: DropEngine | None = None,
+    retire_engine: RetireEngine | None = None,
     find_engines: FindEngines | None = None,
-    spoil_engine: DropEngine | None = None,
+    spoil_engine: SpoilEngine | None = None,
+    age_retired: AgeRetired | None = None,
     doors: Callable[[Node, AsyncExitStack], Awaitable[None]] | None = None,
 ) -> AsyncIterator[Node]:
     """A running node; leaving the context hands over what it leads and stops it.
 
-    `drop_engine` removes the state of a replica that is not here any more, `find_engines` lists what is on this disk,
-    `spoil_engine` sets aside the state of a replica that is damaged. `doors` opens what needs the real world, once
-    operations can be taken. Raises ConfigError, OSError (an address is taken), MetadataUnavailable.
+    `retire_engine` sets the state of a replica aside that is not here any more, `age_retired` makes those one older and
+    removes the oldest, `find_engines` lists what is on this disk, `spoil_engine` sets aside the state of a replica that
+    is damaged. `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an
+    address is taken), MetadataUnavailable.
     """
     node = Node(config, env, store, secret)
     async with AsyncExitStack() as stack:
@@ -250,8 +255,13 @@ async def serve(
             await _open_server(node, stack, logs)
             if doors is not None:
                 await doors(node, stack)
-            drop_engine = drop_engine or (lambda _: None)
-            engines = (open_engine, drop_engine, find_engines or list, spoil_engine or drop_engine)
+            engines = (
+                open_engine,
+                retire_engine or (lambda _: None),
+                find_engines or list,
+                spoil_engine or (lambda _: None),
+                age_retired or (lambda _: None),
+            )
             await _host(node, stack, logs, *engines)
         elif doors is not None:
             await doors(node, stack)
@@ -305,12 +315,13 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
     stack.push_async_callback(membership.close)
     membership.start()
     await membership.wait_ring()
+    credentials = await _credentials(node)
     node.rings = RingStore(node.store, membership)
     dispatcher = node.dispatcher = Dispatcher(env, node.id, membership, config.limits)
     stack.callback(dispatcher.close)
     forwarded_max = config.limits.forwarded_max
-    node.peers = PeerServer(env, node.id, dispatcher, 2 * forwarded_max)
-    node.links = PeerLinks(env, node.id, dispatcher, forwarded_max, node.peers.answer)
+    node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max)
+    node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer)
     dispatcher.use_links(node.links)
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
@@ -325,14 +336,21 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
     stack.push_async_callback(membership.withdraw)
 
 
+async def _credentials(node: Node) -> Credentials:
+    cluster = await LayoutStore(node.store).instance_id()
+    keys = node.secret.derive_all(PURPOSE)
+    return Credentials(node.id, cluster, keys, partial(node.env.random.randbytes, NONCE_BYTES))
+
+
 async def _host(
     node: Node,
     stack: AsyncExitStack,
     logs: PartitionLogs,
     open_engine: OpenEngine,
-    drop_engine: DropEngine,
+    retire_engine: RetireEngine,
     find_engines: FindEngines,
-    spoil_engine: DropEngine,
+    spoil_engine: SpoilEngine,
+    age_retired: AgeRetired,
 ) -> None:
     """The replicas that the ring assigns to this server."""
     node.hosting = Hosting(
@@ -345,10 +363,12 @@ async def _host(
         logs,
         NodePeers(node.links, node.peers),
         open_engine,
-        drop_engine,
+        retire_engine,
         find_engines,
         spoil_engine,
         node.rings,
+        node.config.retired_keep_s,
+        age_retired,
     )
     await node.hosting.start()
     stack.push_async_callback(node.hosting.stop)

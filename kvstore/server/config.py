@@ -90,6 +90,8 @@ class NodeConfig:
     """Allow what can lose acknowledged writes: an acknowledgement by one bookie."""
     repair_after_s: float = 600.0
     """A server that is away for longer gets no second chance: its replicas are made anew on others. 0: never."""
+    retired_keep_s: float = 86_400.0
+    """How long the state of a replica that has left is kept, set aside: as time that the node runs."""
     limits: Limits = field(default_factory=Limits)
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     log: LogConfig = field(default_factory=LogConfig)
@@ -100,6 +102,8 @@ class NodeConfig:
             faults.append(f"id: {fault}")
         if self.repair_after_s < 0:
             faults.append(f"repair_after_s: want at least 0, got {self.repair_after_s:g}")
+        if self.retired_keep_s < 0:
+            faults.append(f"retired_keep_s: want at least 0, got {self.retired_keep_s:g}")
         if not self.roles:
             faults.append("roles: want at least one of bookie, server")
         if fault := zookeeper_fault(self.zookeeper):

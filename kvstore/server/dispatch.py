@@ -191,7 +191,7 @@ class Dispatcher:
     def _fail_moved(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: str = "") -> None:
         """It was thought out with another ring."""
         if ring_version > self._ring_version:
-            self._membership.suspect_ring()
+            self._membership.hint_ring(ring_version)
         moved = Moved(partition, self._ring_version)
         if isinstance(sink, FromPeer):
             sink.turn_away(op, token, moved)
@@ -257,8 +257,8 @@ class Dispatcher:
         if self._is_behind_a_stray(op):
             self._arrivals += 1
             return self._stray((self._arrivals, op, sink, token, 0.0, False))
-        if ring_version > self._ring_version:
-            self._membership.suspect_ring()
+        if ring_version > self._ring_version and self._membership.hint_ring(ring_version):
+            pass  # it goes out when that one has been read
         elif partition not in self._waiting:
             self._arrivals += 1
             if self._send(partition, (self._arrivals, op, sink, token, 0.0, False)):

@@ -1,14 +1,18 @@
 """Where the partitions' states are on this disk, and what becomes of one that is damaged: it is set aside, and the
-replica is made anew as a newcomer's is, from the log or from another replica.
+replica is made anew as a newcomer's is, from the log or from another replica. One whose replica is not here any more is
+retired: set aside for a while, and taken back into use if the replica comes back (docs/protocol.md H10).
 
-    partitions/<id>/engine            the state
-    partitions/<id>/DAMAGED           why the process ended: the next start sets the state aside
-    partitions/<id>/engine.damaged    a state that was set aside. It is never removed by itself, nor replaced
+    partitions/<id>/engine                    the state
+    partitions/<id>/DAMAGED                   why the process ended: the next start sets the state aside
+    partitions/<id>/engine.damaged            a state that was set aside. It is never removed by itself, nor replaced
+    partitions/<id>.retired-<number>-<age>    all that there was of a replica that has left. The last number is the
+                                              latest; the age is counted by processes that ran, never by a date
 """
 
 from __future__ import annotations
 
 import logging
+import re
 import shutil
 from collections.abc import Callable
 from functools import partial
@@ -22,6 +26,8 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
+_RETIRED = re.compile(r"(.+)\.retired-(\d+)-(\d+)")
+
 
 class Engines:
     """`end` ends the process at once; it is called in any thread."""
@@ -30,7 +36,9 @@ class Engines:
         self._disk, self._config, self._end = disk, config, end
 
     def open(self, partition: PartitionId) -> Engine:
-        """Raises OSError; ConfigError if the state is damaged and one was set aside before."""
+        """The state, or the one that was retired last. Raises OSError; ConfigError if it is damaged and one
+        was set aside before."""
+        self._take_back(partition)
         if self._disk.exists(_mark(partition)):
             self._set_aside(partition)
         try:
@@ -40,9 +48,20 @@ class Engines:
             self._set_aside(partition)
             return self._open(partition)
 
-    def drop(self, partition: PartitionId) -> None:
-        """Remove all that is here of the partition's state."""
-        shutil.rmtree(self._disk.real_path(_home(partition)), ignore_errors=True)
+    def retire(self, partition: PartitionId) -> None:
+        """Set aside all that is here of the partition's state, which nobody uses. Raises OSError."""
+        if self._disk.exists(_home(partition)):
+            number = 1 + max((number for id_, number, _, _ in self._retired() if id_ == partition), default=0)
+            self._rename(_home(partition), f"{_home(partition)}.retired-{number}-0")
+
+    def age_retired(self, age_max: int) -> None:
+        """Make what is set aside one older, and remove what has reached this age. Raises OSError."""
+        for partition, number, age, path in self._retired():
+            if age + 1 >= age_max:
+                log.info("partition=%s has left long ago, what was set aside of it is removed: %s", partition, path)
+                shutil.rmtree(self._disk.real_path(path), ignore_errors=True)
+            else:
+                self._rename(path, f"{_home(partition)}.retired-{number}-{age + 1}")
 
     def spoil(self, partition: PartitionId) -> None:
         """Set aside the state of a replica that others have outvoted. One that was set aside before stays, as the first
@@ -53,8 +72,25 @@ class Engines:
             self._set_aside(partition)
 
     def find(self) -> list[PartitionId]:
-        """The partitions of which there is something here."""
-        return [PartitionId(name) for name in self._disk.list("partitions")]
+        """The partitions of which there is something here that is not set aside."""
+        return [PartitionId(name) for name in self._disk.list("partitions") if not _RETIRED.fullmatch(name)]
+
+    def _take_back(self, partition: PartitionId) -> None:
+        """Of a replica that has come back: others count on nothing that it has, but it may be all that is left."""
+        found = [each for each in self._retired() if each[0] == partition]
+        if found and not self._disk.exists(_home(partition)):
+            path = max(found, key=lambda each: each[1])[3]
+            self._rename(path, _home(partition))
+            log.info("partition=%s is here again, its state is taken back from %s", partition, path)
+
+    def _retired(self) -> list[tuple[PartitionId, int, int, str]]:
+        """(partition, number, age, path) of each."""
+        names = filter(None, map(_RETIRED.fullmatch, self._disk.list("partitions")))
+        return [(PartitionId(name[1]), int(name[2]), int(name[3]), f"partitions/{name[0]}") for name in names]
+
+    def _rename(self, old: str, new: str) -> None:
+        self._disk.rename(old, new)
+        self._disk.sync_dir("partitions")
 
     def _open(self, partition: PartitionId) -> Engine:
         path = _state(partition)

@@ -1,4 +1,5 @@
-"""The partition replicas of this server: started and stopped so that they are those that the ring assigns to it."""
+"""The partition replicas of this server: started and stopped so that they are those that the ring assigns to it. The
+state of one that is not here any more is set aside, once the metadata store says so (docs/protocol.md H10)."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.env import Env
-from kvstore.errors import MetadataError, NoSuchNode, StoreError
+from kvstore.errors import Corrupted, MetadataError, NoSuchNode, StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.config import PartitionConfig
@@ -19,7 +20,7 @@ from kvstore.partition.handover import Turns
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
-from kvstore.ring import Rings
+from kvstore.ring import Rings, codec
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.membership import Membership
 from kvstore.types import PartitionId, ServerId
@@ -28,13 +29,17 @@ from kvstore.wal.ports import Logs
 log = logging.getLogger(__name__)
 
 OpenEngine = Callable[[PartitionId], Engine]
-DropEngine = Callable[[PartitionId], None]
+RetireEngine = Callable[[PartitionId], None]
+SpoilEngine = Callable[[PartitionId], None]
+AgeRetired = Callable[[int], None]
 FindEngines = Callable[[], list[PartitionId]]
 ROOM_S = 5.0
 """Between two attempts to begin a replica on a full disk."""
 LEFT_S = 1.0
 ANEW_S = (0.0, 60.0, 600.0, 3600.0)
 """Before a damaged copy is made anew, by how often that has been done."""
+RETIRED_AGES = 24
+"""Parts of the time for which a retired state is kept. A restart may add one of them to it."""
 BREATH_S = 0.03
 """Between two replicas that begin where others answer: to open an engine stops the event loop for some 10 ms."""
 
@@ -53,16 +58,18 @@ class Hosting:
         logs: Logs,
         peers: Peers,
         open_engine: OpenEngine,
-        drop_engine: DropEngine,
+        retire_engine: RetireEngine,
         find_engines: FindEngines,
-        spoil_engine: DropEngine,
+        spoil_engine: SpoilEngine,
         rings: Rings,
+        keep_s: float,
+        age_retired: AgeRetired,
     ) -> None:
         self._env, self._server, self._config, self._store = env, server, config, store
         self._membership, self._dispatcher, self._logs, self._peers = membership, dispatcher, logs, peers
-        self._open_engine, self._drop_engine, self._find_engines = open_engine, drop_engine, find_engines
+        self._open_engine, self._retire_engine, self._find_engines = open_engine, retire_engine, find_engines
         self._spoil_engine = spoil_engine
-        self._rings = rings
+        self._rings, self._keep_s, self._age_retired = rings, keep_s, age_retired
         self._nursery = env.nursery.child("hosting")
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
@@ -80,8 +87,9 @@ class Hosting:
         self._forget = self._membership.on_topology(self._changed.set)
         await self._reconcile()
         self._nursery.spawn(self._follow(), name="follow the ring")
-        self._nursery.spawn(self._drop_strangers(), name="drop what has moved away")
-        self._nursery.spawn(self._drop_left_now_and_then(), name="drop what has left")
+        self._nursery.spawn(self._retire_strangers(), name="retire what has moved away")
+        self._nursery.spawn(self._retire_left_now_and_then(), name="retire what has left")
+        self._nursery.spawn(self._age(), name="age what is retired")
 
     async def stop(self) -> None:
         """Hand over what is led here, and stop every replica; its state is synced."""
@@ -89,7 +97,7 @@ class Hosting:
             self._forget()
         await self._nursery.close()
         for partition in sorted(self._leaving):
-            self._drop(partition)
+            self._leaving.pop(partition).let_go()  # the next process retires it
         stopping = self._env.nursery.child("stopping")
         tasks = [stopping.spawn(self._stop(partition), name=f"stop {partition}") for partition in sorted(self._hosted)]
         for task in tasks:
@@ -131,10 +139,11 @@ class Hosting:
                 self._leaving[partition] = replica
             else:
                 replica.let_go()
-        self._drop_left()
+        await self._retire_left()
         for partition in assigned:
             if partition not in self._hosted:
-                self._drop(partition)
+                if partition in self._leaving:
+                    self._leaving.pop(partition).let_go()
                 await self._begin_if_there_is_room(partition)
                 if self.leads:
                     await asyncio.sleep(BREATH_S)
@@ -163,39 +172,58 @@ class Hosting:
             self._spoilt.add(partition)
             self._changed.set()
 
-    async def _drop_strangers(self) -> None:
-        """Drop states whose replicas went elsewhere while this server was down. What the ring has never heard of is not
-        touched: perhaps this is the wrong cluster."""
+    async def _retire_strangers(self) -> None:
+        """Set aside states whose replicas went elsewhere while this server was down."""
         for partition in self._find_engines():
-            try:
-                ring = await self._rings.change(lambda ring: ring)
-            except StoreError as error:
-                log.info("partition=%s is left as it is: %r", partition, error)
-                continue
-            if partition not in self._hosted and partition not in self._leaving:
-                member = ring.partitions.get(partition)
-                if partition in ring.retired or (member is not None and not member.is_on(self._server)):
-                    log.info("partition=%s is not here any more, its state goes", partition)
-                    self._drop_engine(partition)
+            if await self._has_left(partition) and partition not in self._hosted and partition not in self._leaving:
+                self._retire(partition)
 
-    async def _drop_left_now_and_then(self) -> None:
+    async def _retire_left_now_and_then(self) -> None:
         while True:
             await asyncio.sleep(LEFT_S)
             for _, replica in sorted(self._leaving.items()):
                 await replica.follow_pins()
-            self._drop_left()
+            await self._retire_left()
 
-    def _drop_left(self) -> None:
-        """Drop the states of replicas that are not here any more, once nobody reads of them at pinned positions."""
-        for partition in [each for each, replica in sorted(self._leaving.items()) if not replica.keeps_pins]:
-            self._drop(partition)
+    async def _retire_left(self) -> None:
+        """Set aside the states of replicas that have left, once nobody reads of them at pinned positions."""
+        for partition, replica in sorted(self._leaving.items()):
+            is_over = not replica.keeps_pins and await self._has_left(partition)
+            if is_over and self._leaving.get(partition) is replica:
+                del self._leaving[partition]
+                replica.let_go()
+                self._retire(partition)
 
-    def _drop(self, partition: PartitionId) -> None:
-        """What it held is with others; should it come back, it begins anew."""
-        replica = self._leaving.pop(partition, None)
-        if replica is not None:
-            replica.let_go()
-            self._drop_engine(partition)
+    def _retire(self, partition: PartitionId) -> None:
+        try:
+            self._retire_engine(partition)
+        except OSError as error:
+            log.warning("partition=%s its state could not be set aside, and stays as it is: %s", partition, error)
+        else:
+            log.info("partition=%s is not here any more, its state is set aside", partition)
+
+    async def _has_left(self, partition: PartitionId) -> bool:
+        """Whether the metadata store says, asked for it now, that this server has no replica of the partition. What the
+        ring has never heard of has not left: perhaps this is the wrong cluster."""
+        try:
+            await self._store.sync(paths.RING)
+            data, _ = await self._store.get(paths.RING)
+            ring = codec.decode(data)
+        except (MetadataError, Corrupted) as error:
+            log.info("partition=%s its state is left as it is: %r", partition, error)
+            return False
+        member = ring.partitions.get(partition)
+        return partition in ring.retired or (member is not None and not member.is_on(self._server))
+
+    async def _age(self) -> None:
+        """Remove what was set aside when it has been there for so long while a process ran here. Dates jump; and a
+        server that does not run for a while may be the one that somebody is about to need."""
+        while True:
+            await asyncio.sleep(max(self._keep_s / RETIRED_AGES, LEFT_S))
+            try:
+                self._age_retired(RETIRED_AGES)
+            except OSError as error:
+                log.warning("what is set aside does not age: %s", error)
 
     async def _begin_if_there_is_room(self, partition: PartitionId) -> None:
         """Others serve it meanwhile, and the bookie here what it has."""

@@ -24,6 +24,8 @@ log = logging.getLogger(__name__)
 
 REREAD_S = 10.0
 RETRY_S = 0.2
+DISBELIEF_S = 1.0
+"""After somebody has told of a ring that there is not: so long only watches make this server read it."""
 SPREAD_S = 0.002
 """For each server of the cluster: when the ring changes they do not all read it in the same moment."""
 
@@ -45,6 +47,10 @@ class Membership:
         self._failed = False
         self.undecodable: set[str] = set()
         """Nodes that could not be decoded when they were last read."""
+        self._hinted = 0
+        """The latest routing that somebody has told of, until that was looked at."""
+        self._disbelieves_until = 0.0
+        self.false_hints = 0
         self._stored = 0, 0
         """A version of the ring, and of its znode with it."""
 
@@ -130,10 +136,10 @@ class Membership:
         ring, version = self.topology.ring, self._stored
         return (ring, version[1]) if version[0] == ring.version else None
 
-    # docs/protocol.md H7
-    def learn_ring(self, ring: Ring, stored: int | None = None) -> None:
-        """This server has written a later ring, which made its znode's version `stored`; or was given one."""
-        if stored is not None and ring.version > self._stored[0]:
+    # docs/protocol.md H9
+    def note_written(self, ring: Ring, stored: int) -> None:
+        """This server has written a later ring, which made its znode's version `stored`."""
+        if ring.version > self._stored[0]:
             self._stored = ring.version, stored
         if self._topology is not None and ring.version > self._topology.ring.version:
             known = set(self._topology.ring.partitions)
@@ -143,8 +149,20 @@ class Membership:
             self._unwatch(known - set(ring.partitions))
 
     def suspect_ring(self) -> None:
-        """Somebody has seen a later ring: read again."""
+        """Something does not fit the ring that is known: read again."""
         self._want(paths.RING)
+
+    def hint_ring(self, routed: int) -> bool:
+        """Somebody says that keys are routed by a later ring: read again, at once (docs/protocol.md H9). False if that
+        is not worth waiting for: it is known, or what was said a moment ago was not so."""
+        if self._topology is None or routed <= self._topology.ring.routed:
+            return False
+        if self._env.clock.now() < self._disbelieves_until:
+            return False
+        if routed > self._hinted:
+            self._hinted = routed
+            self._want(paths.RING)
+        return True
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -166,7 +184,8 @@ class Membership:
         self._hint.set()
 
     def _want_soon(self, path: str) -> None:
-        """Read it again after a moment of this server's own. Whoever was told MOVED does not wait for that."""
+        """Read it again after a moment of this server's own. Whoever was told MOVED does not wait for that
+        (docs/protocol.md H7)."""
         servers = len(self._topology.servers) if self._topology is not None else 0
         delay_s = self._env.random.random() * SPREAD_S * servers
         asyncio.get_running_loop().call_later(delay_s, self._want, path)
@@ -218,7 +237,7 @@ class Membership:
         if paths.RING in wanted:
             known = self.topology.ring
             try:
-                ring = await self._read_ring()
+                ring = await self._read_hinted_ring()
             except UndecodableNode as error:
                 self._pass_over(paths.RING, error)
                 ring = known
@@ -231,6 +250,24 @@ class Membership:
             if paths.partition_leader(partition) in wanted:
                 leader = await self._read_leader(partition)
                 self._replace(self.topology.with_leader(partition, leader))
+
+    async def _read_hinted_ring(self) -> Ring:
+        """The ring; and if somebody has told of a later one than this metadata server has, the latest that there is.
+        Who has told of one that there is not is believed again after a while."""
+        ring = await self._read_ring()
+        told = self._hinted
+        if ring.routed < told:
+            await self._store.sync(paths.RING)
+            ring = await self._read_ring()
+        if ring.routed < told:
+            self.false_hints += 1
+            self._disbelieves_until = self._env.clock.now() + DISBELIEF_S
+            self._hinted = 0
+        elif ring.routed >= self._hinted:
+            self._hinted = 0
+        else:
+            self._want(paths.RING)  # somebody has told of a still later one meanwhile
+        return ring
 
     async def _read_ring(self) -> Ring:
         data, stat = await self._store.get(paths.RING)

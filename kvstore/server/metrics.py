@@ -103,6 +103,18 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_peer_links_lost_total": ("server_peer_links_lost_total", "Links that broke."),
     "server_peer_operations_in_flight": ("server_peer_operations_in_flight", "Forwarded operations without an answer."),
     "server_peer_sessions": ("server_peer_sessions", "Links from other servers."),
+    "server_peer_refused_total": (
+        "server_peer_refused_total",
+        "Connections of those who said that they are servers and did not prove it.",
+    ),
+    "server_peer_links_refused_total": (
+        "server_peer_links_refused_total",
+        "Links that another server refused, or over which it did not prove itself or sent what is no frame.",
+    ),
+    "server_ring_hints_false_total": (
+        "server_ring_hints_false_total",
+        "Times that somebody told of a ring which the metadata store does not have.",
+    ),
     "server_peer_operations_total": ("server_peer_operations_total", "Operations that other servers sent on to here."),
     "server_astray": ("server_astray", "Operations of other servers that look for the new owner of their key now."),
     "server_astray_total": ("server_astray_total", "Operations that came to a server which did not own their key."),

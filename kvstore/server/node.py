@@ -139,9 +139,10 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
             store=store,
             secret=secret,
             open_engine=engines.open,
-            drop_engine=engines.drop,
+            retire_engine=engines.retire,
             find_engines=engines.find,
             spoil_engine=engines.spoil,
+            age_retired=engines.age_retired,
             doors=_doors,
         ) as node:
             node.resident_bytes = _resident_bytes

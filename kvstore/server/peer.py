@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env import Env
@@ -11,6 +12,7 @@ from kvstore.server import peer_frames as frames
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import FrameError
 from kvstore.server.peer_link import Link
+from kvstore.server.peer_proof import Credentials
 from kvstore.server.ways import UnderWay, Waiting
 from kvstore.types import PartitionId, ServerId
 
@@ -18,6 +20,10 @@ CONNECT_TIMEOUT_S = 2.0
 CONNECT_AGAIN_S = 0.1
 CUT_OFF_S = 5.0
 """So long a failed attempt to connect says something about the network."""
+COMPLAIN_S = 60.0
+"""A link that is refused is tried again and again, and logged once in that time."""
+
+log = logging.getLogger(__name__)
 
 
 class PeerLinks:
@@ -26,12 +32,13 @@ class PeerLinks:
     def __init__(
         self,
         env: Env,
-        server: ServerId,
+        credentials: Credentials,
         dispatcher: Dispatcher,
         forwarded_max: int,
         serve_here: Callable[[ServerId, PartitionId, str, bytes], Awaitable[bytes]],
     ) -> None:
-        self.server, self.dispatcher, self.forwarded_max = server, dispatcher, forwarded_max
+        self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
+        self.server = credentials.server
         self._env = env
         self._serve_here = serve_here
         self._nursery = env.nursery.child("peer links")
@@ -39,6 +46,8 @@ class PeerLinks:
         self._addresses: dict[ServerId, str] = {}
         """The last ones known: a server whose znode is gone may still be there."""
         self._refused_at: dict[ServerId, float] = {}
+        self._complaints = 0
+        self._complained_at: dict[ServerId, float] = {}
         self.lost_links = 0
         self._is_closed = False
 
@@ -110,6 +119,14 @@ class PeerLinks:
             del self._links[link.server]
             self.lost_links += 1
 
+    def complain(self, server: ServerId, error: FrameError) -> None:
+        """The server refuses the link, does not prove itself, or has sent what is no frame: the link ends."""
+        self._complaints += 1
+        now = self.now()
+        if now - self._complained_at.get(server, now - COMPLAIN_S) >= COMPLAIN_S:
+            self._complained_at[server] = now
+            log.warning("server=%s no link to it, or no more: %s", server, error)
+
     def now(self) -> float:
         return self._env.clock.now()
 
@@ -120,6 +137,7 @@ class PeerLinks:
         return {
             "peer_links": sum(link.is_open for link in self._links.values()),
             "peer_links_lost_total": self.lost_links,
+            "peer_links_refused_total": self._complaints,
             "peer_operations_in_flight": sum(link.in_flight for link in self._links.values()),
         }
 

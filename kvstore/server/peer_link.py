@@ -20,6 +20,7 @@ from kvstore.partition.commands import Code, Sink
 from kvstore.server import peer_frames as frames
 from kvstore.server.astray import WritesByKey
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
+from kvstore.server.peer_proof import Caller
 from kvstore.server.ways import KEYLESS, UNORDERED, UnderWay, Waiting, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
 
@@ -54,7 +55,7 @@ class Link:
         """The other side stops: what is under way is still answered, nothing more is sent."""
         self._links = links
         self._stream: Stream | None = None
-        self._greeting = b""
+        self._caller = Caller(links.credentials, server)
         self._frames = Frames()
         self._count = 0
         self._pending: dict[int, tuple[PartitionId, Waiting]] = {}
@@ -155,9 +156,7 @@ class Link:
     def connection_made(self, transport: Stream) -> None:
         self._stream = transport
         transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
-        words = [b"KVSTORE.PEER", b"%d" % frames.VERSION, self._links.server.encode(), self.server.encode()]
-        hello = b"*4\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
-        transport.write(hello)
+        transport.write(self._caller.hello())
 
     def data_received(self, data: bytes) -> None:
         self._heard_at = self._links.now()
@@ -168,7 +167,7 @@ class Link:
                 for body in self._frames.feed(data):
                     self._take(frames.decode(body))
         except FrameError as error:
-            log.warning("server=%s sent what is no frame, closing the link: %s", self.server, error)
+            self._links.complain(self.server, error)
             self.fail_opening(error)
             self.close()
 
@@ -190,15 +189,11 @@ class Link:
         self.is_full = False
 
     def _greet(self, data: bytes) -> bytes:
-        """Wait for the other side's consent; what follows it."""
-        self._greeting += data
-        line, end, rest = self._greeting.partition(b"\r\n")
-        if not end:
-            if len(line) > 1024:
-                raise FrameError("no greeting")
+        """Prove that this server is of the cluster, and have the other side prove it; what follows that."""
+        proof, rest = self._caller.take(data)
+        self._write(proof)
+        if not self._caller.is_proven:
             return b""
-        if line != b"+OK":
-            raise FrameError(f"the link was refused: {line[:200].decode('utf-8', 'replace')}")
         self.is_open = True
         self._swept_at = self._links.now()
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)

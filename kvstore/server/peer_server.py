@@ -13,8 +13,11 @@ from kvstore.partition.commands import Op, Record
 from kvstore.server import peer_frames as frames
 from kvstore.server.astray import FromPeer
 from kvstore.server.dispatch import Dispatcher
+from kvstore.server.peer_door import PeerDoor, Strangers
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
+from kvstore.server.peer_identity import host_of
 from kvstore.server.peer_pace import Pace
+from kvstore.server.peer_proof import Credentials, Refused
 from kvstore.server.refusals import Refusals
 from kvstore.server.resp_commands import CommandError
 from kvstore.types import PartitionId, ServerId
@@ -39,9 +42,13 @@ Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
 class PeerServer:
     """Takes over connections on which another server has introduced itself. The serving half of the replicas' Peers."""
 
-    def __init__(self, env: Env, server: ServerId, dispatcher: Dispatcher, operations_max: int) -> None:
-        self.dispatcher, self.operations_max = dispatcher, operations_max
-        self._server = server
+    def __init__(self, env: Env, credentials: Credentials, dispatcher: Dispatcher, operations_max: int) -> None:
+        self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
+        self._strangers = Strangers(env.clock)
+        self._hosts: dict[ServerId, str] = {}
+        """Where servers are or were registered: one whose session has ended may still be there."""
+        self._forget_topology = dispatcher.on_topology(self._note_hosts)
+        self._note_hosts()
         self._nursery = env.nursery.child("peer server")
         self._handlers: dict[PartitionId, Handler] = {}
         self._sessions: dict[PeerSession, None] = {}
@@ -61,20 +68,35 @@ class PeerServer:
             raise NotLeader(partition)
         return await handler(server, method, body)
 
-    def accept(self, words: list[bytes], stream: Stream) -> StreamHandler:
-        """Take over a connection that began with `KVSTORE.PEER version from to`. Raises CommandError."""
-        version, other, wanted = (word.decode("utf-8", "replace") for word in words[1:])
-        if version != str(frames.VERSION):
-            raise CommandError(f"ERR peer version: want {frames.VERSION}, got {version[:32]}")
-        if wanted != self._server:
-            raise CommandError(f"ERR this is server {self._server}, not {wanted[:64]}")
+    def accept(self, words: list[bytes], stream: Stream, let_in: Callable[[StreamHandler], None]) -> StreamHandler:
+        """Take over a connection that began with `KVSTORE.PEER …`; `let_in` is called with its next handler once the
+        other side has proven itself (docs/protocol.md H8). Raises CommandError."""
+        try:
+            return PeerDoor(self, words[1:], stream, let_in)
+        except Refused as refused:
+            self.note_refused(stream, refused)
+            raise CommandError(f"ERR {refused.answer}") from None
+
+    def open(self, server: ServerId, stream: Stream, answer: bytes) -> PeerSession:
+        """Begin the link of a server that has proven itself. Raises Refused."""
         if len(self._sessions) >= LINKS_MAX:
-            raise CommandError(f"ERR max number of links reached: {LINKS_MAX}")
-        session = PeerSession(self, ServerId(other), stream)
+            raise Refused(f"max number of links reached: {LINKS_MAX}")
+        session = PeerSession(self, server, stream)
         self._sessions[session] = None
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
-        stream.write(b"+OK\r\n")
+        stream.write(answer)
         return session
+
+    def note_refused(self, stream: Stream, refused: Refused) -> None:
+        address = stream.get_extra_info("peername")
+        self._strangers.note(str(address[0]) if address else "?", str(refused))
+
+    def host_of(self, server: ServerId) -> str | None:
+        """Where the server is registered, or was last."""
+        return self._hosts.get(server)
+
+    def _note_hosts(self) -> None:
+        self._hosts.update((each, host_of(member.resp)) for each, member in self.dispatcher.topology.servers.items())
 
     def ended(self, session: PeerSession) -> None:
         self._sessions.pop(session, None)
@@ -83,10 +105,15 @@ class PeerServer:
         self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
 
     def statistics(self) -> dict[str, int]:
-        return {"peer_sessions": len(self._sessions), "peer_operations_total": self.operations}
+        return {
+            "peer_sessions": len(self._sessions),
+            "peer_operations_total": self.operations,
+            "peer_refused_total": self._strangers.count,
+        }
 
     async def close(self) -> None:
         """Let the other servers end their links, each when it has its answers; end what is left after CLOSE_S."""
+        self._forget_topology()
         for session in list(self._sessions):
             session.say_goodbye()
         for _ in range(CLOSE_LOOKS):

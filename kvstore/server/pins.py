@@ -20,6 +20,7 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
+from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition import pinning
 from kvstore.partition.pinning import Asked, Taken, Told
@@ -174,7 +175,8 @@ class PinKeeper:
         return list(named) or every
 
     async def _holding(self, pin: str) -> list[PartitionId]:
-        """The partitions in which a pin is."""
+        """The partitions in which a pin is, also one that was made a moment ago by way of another server."""
+        await self._source.store.sync(paths.RING)
         ring = self._source.topology.ring
         found = [each for each in sorted(ring.partitions) if pin in dict(await self._pins.all(each))]
         if not found:

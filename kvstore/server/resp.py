@@ -27,7 +27,8 @@ CLOSE_S = 1.0
 """How long a stop waits for what is under way; what is not done then is answered to nobody."""
 CLOSE_LOOKS = 50
 
-AcceptPeer = Callable[[list[bytes], Stream], StreamHandler]
+LetIn = Callable[[StreamHandler], None]
+AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
 
 
 class RespServer:
@@ -157,9 +158,9 @@ class RespServer:
     def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
         return ask(self.backend, op, partition)
 
-    def accept_peer(self, words: list[bytes], stream: Stream) -> StreamHandler:
+    def accept_peer(self, words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
         """Raises CommandError."""
-        return self._accept_peer(words, stream)
+        return self._accept_peer(words, stream, let_in)
 
     def describe_clients(self) -> bytes:
         lines = [each.session.describe(each.address) for each in self._connections]

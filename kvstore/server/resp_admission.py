@@ -11,7 +11,7 @@ SERVERS_MAX = 64
 TRIAL_S = 0.1
 """How long one of them may take to show that it is another server's."""
 REFUSAL = b"-ERR max number of clients reached\r\n"
-_GREETING = b"*4\r\n$12\r\nKVSTORE.PEER\r\n"
+_GREETING = b"*6\r\n$12\r\nKVSTORE.PEER\r\n"
 
 
 class Admission(Enum):

@@ -392,5 +392,5 @@ COMMANDS: dict[bytes, Command] = {
     b"WAIT": Command(_special, 3, 3),
     b"RESET": Command(_special, 1, 1),
     b"QUIT": Command(_special, 1, 0),
-    b"KVSTORE.PEER": Command(_special, 4, 4),
+    b"KVSTORE.PEER": Command(_special, 4, 6),
 }

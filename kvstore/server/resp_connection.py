@@ -390,8 +390,12 @@ class RespConnection(Outbox):
         self._is_closing = True
 
     def become_peer(self, words: list[bytes]) -> None:
-        """Give the connection to another server's link. Raises CommandError if anything else was asked before."""
+        """Give the connection to another server's link. Until that server has proven itself it counts as a client's.
+        Raises CommandError if anything else was asked before."""
         if self._issued or self._queue or self._parser.buffered:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
-        self._peer = self.server.accept_peer(words, self._stream)
+        self._peer = self.server.accept_peer(words, self._stream, self._let_in)
+
+    def _let_in(self, peer: StreamHandler) -> None:
+        self._peer = peer
         self.server.forget(self)  # no client's any more: at a stop whoever has it now ends it, in good order

@@ -29,8 +29,8 @@ class RingStore:
     def ring(self) -> Ring:
         return self._membership.topology.ring
 
-    def learn(self, ring: Ring) -> None:
-        self._membership.learn_ring(ring)
+    def hint(self, routed: int) -> None:
+        self._membership.hint_ring(routed)
 
     def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
         known = self.ring.version
@@ -76,7 +76,7 @@ class RingStore:
             if len(taken) == 1:
                 taken[0].ring = ring
             _end(taken, None)
-            self._membership.learn_ring(ring, version)
+            self._membership.note_written(ring, version)
 
 
 @dataclass(eq=False)

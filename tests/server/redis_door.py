@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kvstore.env.ports import Stream, StreamHandler
 from kvstore.server.config import Limits
-from kvstore.server.resp import RespServer
+from kvstore.server.resp import LetIn, RespServer
 from kvstore.server.resp_commands import CommandError
 from tests.server.backends import OneServer, one_server
 from tests.waiting import PATIENCE_S
@@ -65,7 +65,7 @@ class Door:
             connection.close()
 
 
-def refuse_peers(words: list[bytes], stream: Stream) -> StreamHandler:
+def refuse_peers(words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
     raise CommandError("ERR no peers here")
 
 

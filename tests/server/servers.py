@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 import redis.asyncio as redis
 
 from kvstore.env.real import real_env
+from kvstore.env.secret import ClusterSecret
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
@@ -21,10 +23,12 @@ from kvstore.server.dispatch import Dispatcher
 from kvstore.server.members import Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
+from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.server.peer_server import PeerServer
 from kvstore.server.resp import RespServer
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector, LedPartition
+from tests.server.redis_door import Raw
 from tests.waiting import wait_until
 
 
@@ -48,8 +52,11 @@ class Server:
         self.membership.start()
         await self.membership.wait_ring()
         self.dispatcher = Dispatcher(self.env, self.id, self.membership, limits)
-        self.peers = PeerServer(self.env, self.id, self.dispatcher, 2 * limits.forwarded_max)
-        self.links = PeerLinks(self.env, self.id, self.dispatcher, limits.forwarded_max, self.peers.answer)
+        keys = self.cluster.secret.derive_all(PURPOSE)
+        nonce = partial(self.env.random.randbytes, NONCE_BYTES)
+        self.credentials = Credentials(self.id, self.cluster.instance, keys, nonce)
+        self.peers = PeerServer(self.env, self.credentials, self.dispatcher, 2 * limits.forwarded_max)
+        self.links = PeerLinks(self.env, self.credentials, self.dispatcher, limits.forwarded_max, self.peers.answer)
         self.dispatcher.use_links(self.links)
         self.resp = RespServer(self.env, self.dispatcher, limits, self.peers.accept, dict)
         self.cluster.addresses[self.id] = await self.resp.open(address)
@@ -68,6 +75,15 @@ class Server:
         await self.store.close()
         await self.env.nursery.close()
 
+    async def introduce(self, raw: Raw, to: str) -> None:
+        """Prove on a fresh connection to another of them that it is from this one."""
+        caller = Caller(self.credentials, ServerId(to))
+        raw.writer.write(caller.hello())
+        proof, _ = caller.take(await raw.read_line())
+        raw.writer.write(proof)
+        caller.take(await raw.read_line())
+        assert caller.is_proven
+
     def redis(self) -> redis.Redis:
         host, _, port = self.cluster.addresses[self.id].rpartition(":")
         return redis.Redis(host=host, port=int(port))
@@ -81,6 +97,8 @@ class Servers:
 
     def __init__(self) -> None:
         self.tree = MemoryTree()
+        self.secret = ClusterSecret((bytes(range(32)),))
+        self.instance = "the cluster"
         self.addresses: dict[ServerId, str] = {}
         self.servers: dict[str, Server] = {}
         self.leaders: dict[str, str] = {}

@@ -57,7 +57,7 @@ def flipped(ring: Ring, key: bytes) -> Ring:
 
 def learn(cluster: Servers, ring: Ring, *names: str) -> None:
     for name in names or cluster.servers:
-        cluster[name].membership.learn_ring(ring)
+        cluster[name].membership.note_written(ring, 0)
 
 
 def hold(cluster: Servers, name: str, partition: PartitionId) -> Holding:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
 from random import Random
 
@@ -85,8 +86,6 @@ async def test_a_state_that_is_well_is_left_alone(tmp_path: Path) -> None:
     await node.write()
     assert contents(node.engines.open(P1)) == ROWS
     assert node.engines.find() == [P1]
-    node.engines.drop(P1)
-    assert node.engines.find() == []
 
 
 # docs/protocol.md P35
@@ -99,3 +98,42 @@ async def test_the_state_of_a_replica_that_was_outvoted_is_set_aside_and_only_th
         assert sorted(each.name for each in node.home.glob("engine.damaged/*.sst")) == before
         assert contents(node.engines.open(P1)) == []
     assert not node.ends
+
+
+async def test_a_state_whose_replica_has_left_is_set_aside_and_taken_back_when_it_returns(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    for number in (1, 2):
+        node.engines.retire(P1)
+        assert node.engines.find() == []
+        assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-0"]
+        node.engines.age_retired(24)
+        assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-1"]
+        if number == 1:
+            assert contents(node.engines.open(P1)) == ROWS
+            assert node.engines.find() == [P1]
+    node.engines.retire(P1)  # there is nothing to retire
+    assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-1"]
+
+
+async def test_the_latest_is_taken_back_and_none_is_replaced(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    (tmp_path / "partitions" / "p1.retired-9-20").mkdir(parents=True)
+    (tmp_path / "partitions" / "p10.retired-12-0").mkdir(parents=True)
+    (tmp_path / "partitions" / "p1").mkdir()
+    await node.write()
+    node.engines.retire(P1)
+    assert sorted(os.listdir(tmp_path / "partitions")) == ["p1.retired-10-0", "p1.retired-9-20", "p10.retired-12-0"]
+    assert contents(node.engines.open(P1)) == ROWS
+
+
+async def test_what_is_set_aside_is_removed_at_its_age_and_what_is_in_use_never(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    node.engines.retire(P1)
+    (tmp_path / "partitions" / "p2").mkdir()
+    for age in range(1, 24):
+        node.engines.age_retired(24)
+        assert sorted(os.listdir(tmp_path / "partitions")) == [f"p1.retired-1-{age}", "p2"]
+    node.engines.age_retired(24)
+    assert os.listdir(tmp_path / "partitions") == ["p2"]

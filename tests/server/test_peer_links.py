@@ -13,6 +13,7 @@ from kvstore.partition import commands
 from kvstore.server import peer_frames, peer_link
 from kvstore.server.peer_frames import Frames, Lane, Operations, Results
 from kvstore.server.peer_link import SWEEP_S, Link
+from kvstore.server.peer_proof import NONCE_BYTES, Credentials
 from kvstore.server.peer_server import PeerSession
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector
@@ -168,7 +169,7 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
     links, stream, sink = Links(), Stream(), Collector()
     link = Link(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))
-    link.data_received(b"+OK\r\n")
+    prove(link)
     link.submit(P1, (1, commands.put(b"k", b"v"), sink, 7, 0.0, False))
     await asyncio.sleep(0)
     links.time += 60.0
@@ -188,7 +189,7 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
 async def test_a_batch_is_astray_by_any_of_its_keys_and_a_link_that_is_being_closed_takes_nothing() -> None:
     link = Link(cast(Any, Links()), N2)
     link.connection_made(cast(Any, Stream()))
-    link.data_received(b"+OK\r\n")
+    prove(link)
     batch = commands.batch(b"a", (commands.put(b"a", b"v"), commands.put(b"b", b"v")))
     link.submit(P1, (1, batch, Collector(), 1, 0.0, False))
     assert [order for _, order, _ in link.astray(lambda key: P1 if key == b"a" else PartitionId("p2"))] == [1]
@@ -201,15 +202,23 @@ async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_c
     """To write to it would end the process."""
     link, stream = Link(cast(Any, Links()), N2), Stream()
     link.connection_made(cast(Any, stream))
-    link.data_received(b"+OK\r\n")
+    prove(link)
     await link.opened
     link.connection_lost(None)
     with pytest.raises(Unavailable):
         await link.call(P1, "ask", b"", 0.0)
 
 
+def prove(link: Link) -> None:
+    """Let the other side have proven itself."""
+    link._caller.is_proven = True
+    link.data_received(b"")
+
+
 class Links:
     """What a link asks of those that own it."""
+
+    credentials = Credentials(ServerId("n1"), "the cluster", (bytes(32),), lambda: bytes(NONCE_BYTES))
 
     time = 100.0
     server = ServerId("n1")

@@ -13,7 +13,7 @@ from kvstore.server.peer_frames import Frames, Lane, Operations, Results
 from kvstore.server.peer_pace import LARGE_BYTES, VALUES_LARGE_MAX, VALUES_MAX, Pace, values_of
 from kvstore.types import PartitionId
 from tests.server.servers import servers
-from tests.server.test_peer import connect, hello
+from tests.server.test_peer import connect
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
@@ -99,8 +99,7 @@ async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_i
         async with cluster["n2"].redis() as client:
             await client.set(key, value)
         raw = await connect(cluster)
-        raw.writer.write(hello())
-        assert await raw.read_line() == b"+OK\r\n"
+        await cluster["n1"].introduce(raw, "n2")
         raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
         gets: list[Any] = [(number, (int(Code.GET), key, 0, 0)) for number in range(count)]
         version = cluster["n2"].dispatcher.topology.ring.routed

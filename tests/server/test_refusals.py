@@ -23,7 +23,7 @@ from kvstore.server.ways import Waiting
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector
 from tests.server.servers import Servers, servers
-from tests.server.test_peer_links import Links, Owner, Stream
+from tests.server.test_peer_links import Links, Owner, Stream, prove
 from tests.waiting import wait_until
 
 P1, P2, N2 = PartitionId("p1"), PartitionId("p2"), ServerId("n2")
@@ -185,7 +185,7 @@ class Asking(Links):
 def link_of(links: Asking, stream: Stream) -> Link:
     link = Link(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))
-    link.data_received(b"+OK\r\n")
+    prove(link)
     return link
 
 

@@ -9,14 +9,15 @@ import pytest
 
 from kvstore.server import peer_server, resp
 from kvstore.server.config import Limits
+from kvstore.server.peer_frames import FrameError
 from kvstore.types import PartitionId, ServerId
 from tests.server.redis_door import redis_door
 from tests.server.servers import servers
-from tests.server.test_peer import connect, hello
+from tests.server.test_peer import connect
 from tests.server.test_resp_parser import packed
 
 
-@pytest.mark.parametrize("words", [b"", packed(b"PING"), packed(b"KVSTORE.PEER"), b"*4\r\n$12\r\nKVSTORE.PEER"])
+@pytest.mark.parametrize("words", [b"", packed(b"PING"), packed(b"KVSTORE.PEER"), b"*6\r\n$12\r\nKVSTORE.PEER"])
 async def test_one_client_too_many_is_told_so_whatever_it_says(tmp_path: Path, words: bytes) -> None:
     async with redis_door(tmp_path, limits=Limits(connections_max=1)) as door, door.raw() as first:
         await first.ask(packed(b"PING"), b"+PONG\r\n")
@@ -61,9 +62,8 @@ async def test_links_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(peer_server, "LINKS_MAX", 1)
     async with servers(tmp_path, ["n1", "n2"]) as cluster:
         one, two = await connect(cluster), await connect(cluster)
-        one.writer.write(hello())
-        assert await one.read_line() == b"+OK\r\n"
-        two.writer.write(hello())
-        assert await two.read_line() == b"-ERR max number of links reached: 1\r\n"
+        await cluster["n1"].introduce(one, "n2")
+        with pytest.raises(FrameError, match="max number of links reached: 1"):
+            await cluster["n1"].introduce(two, "n2")
         one.close()
         two.close()

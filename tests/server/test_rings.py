@@ -216,14 +216,13 @@ async def test_a_ring_that_is_known_here_and_old_decides_nothing(store: Flaky, m
     assert not ring.pace.paused, "what is as it should be by the old ring is looked at again"
 
 
-async def test_a_ring_that_another_server_tells_of_is_known_at_once_unless_it_is_older(
+async def test_a_ring_that_this_server_has_written_is_known_at_once_and_an_older_one_is_not_taken(
     store: Flaky, membership: Membership
 ) -> None:
     own = RingStore(store, membership)
     first = own.ring
-    second = await change_ring(store, adding(P2))
-    own.learn(second)
+    second = await own.change(adding(P2))
     assert own.ring is second
-    own.learn(first)
+    membership.note_written(first, 7)
     assert own.ring is second
     assert (await own.change(adding(P3), soon=True)).version == 3

@@ -11,7 +11,7 @@ from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.types import PartitionId, Position
 from tests.sim.probes import declare, probe
 
-declare("engine.fell_back")
+declare("engine.fell_back", "engine.taken_back")
 
 
 class SimEngine(MemoryEngine):
@@ -57,21 +57,35 @@ class Engines:
     def __init__(self, random: Random) -> None:
         self._random = random
         self._engines: dict[PartitionId, SimEngine] = {}
+        self.retired: dict[PartitionId, tuple[SimEngine, int]] = {}
+        """Set aside, with its age."""
 
     def open(self, partition: PartitionId) -> SimEngine:
         """The partition's engine; the process that had it before is dead."""
+        if partition not in self._engines and partition in self.retired:
+            self._engines[partition], _ = self.retired.pop(partition)
+            probe("engine.taken_back")
         if partition not in self._engines:
             self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)))
         engine = self._engines[partition]
         engine.fall_back(self._random)
         return engine
 
-    def drop(self, partition: PartitionId) -> None:
-        """The partition's replica went elsewhere."""
+    def retire(self, partition: PartitionId) -> None:
+        """The partition's replica went elsewhere: its state is set aside."""
+        if partition in self._engines:
+            self.retired[partition] = self._engines.pop(partition), 0
+
+    def spoil(self, partition: PartitionId) -> None:
+        """The replica's copy is damaged: it begins with nothing."""
         self._engines.pop(partition, None)
 
+    def age_retired(self, age_max: int) -> None:
+        aged = {partition: (engine, age + 1) for partition, (engine, age) in self.retired.items()}
+        self.retired = {partition: each for partition, each in aged.items() if each[1] < age_max}
+
     def find(self) -> list[PartitionId]:
-        """The partitions of which there is something here."""
+        """The partitions of which there is something here that is not set aside."""
         return sorted(self._engines)
 
     def durable(self, partition: PartitionId) -> Position | None:
@@ -81,3 +95,4 @@ class Engines:
     def wipe(self) -> None:
         """They were on the disk that is gone."""
         self._engines.clear()
+        self.retired.clear()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from tests.sim.chaos import Chaos, fault
 from tests.sim.probes import probe
+from tests.sim.strangers import WAYS, Stranger
 
 CLIENTS = tuple(f"{kind}{number}" for kind in ("register", "counter", "bank", "reader") for number in range(2))
 
@@ -83,6 +86,17 @@ async def resets(chaos: Chaos) -> None:
     for _ in range(chaos.random.randint(1, 4)):
         chaos.cluster.world.network.reset_random()
         await chaos.a_pause(0.0, 0.2)
+
+
+@fault
+async def forged_frames(chaos: Chaos) -> None:
+    """Strangers connect to the servers, say that they are servers, and send what servers send: rings, writes, versions.
+    Nothing of it may have any effect."""
+    probe("fault.forged_frames")
+    for _ in range(chaos.random.randint(1, 4)):
+        node = chaos.random.choice(chaos.cluster.nodes)
+        stranger = Stranger(chaos.cluster, Random(chaos.random.getrandbits(64)))
+        await stranger.attempt(node, chaos.random.choice(sorted(WAYS)))
 
 
 # ── the metadata store ────────────────────────────────────────────────────────────────────────────────────────────────

@@ -28,6 +28,7 @@ from kvstore.partition.retention import Retention
 from kvstore.partition.state import State
 from kvstore.partition.trials import Trials
 from kvstore.proto.bookkeeper import Status
+from kvstore.server.peer_proof import Called
 from kvstore.types import BookieId, Position, Seq
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.tail import TailReader
@@ -253,3 +254,16 @@ def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
 @mutant("a failed replica stands", story=all_differ, lead_back_s=100.0, check_every=5)
 def _failed_stands(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Owner, "_bar", lambda self, is_barred, now: [])
+
+
+# ── servers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("who says that he is a server is one", "forged_frames", load__registers=3)
+def _anybody(patch: pytest.MonkeyPatch) -> None:
+    def believe(self: Any, data: bytes) -> bytes:
+        self._received += data
+        proof = self._meeting.proof(self._own.keys[0], b"called")
+        return b"+%b\r\n" % proof.hex().encode() if len(self._received) >= 32 else b""
+
+    patch.setattr(Called, "take", believe)

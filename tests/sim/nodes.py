@@ -153,11 +153,12 @@ class Node:
         process = self.sim.process
         try:
             self.store = store = await self._connect()
-            engines = {"open_engine": self.engines.open, "drop_engine": self.engines.drop}
-            engines["spoil_engine"] = self.engines.drop
+            engines = self.engines
             context = app.serve(
-                self._config, env=env, store=store, secret=SECRET, find_engines=self.engines.find, **engines
-            )
+                self._config, env=env, store=store, secret=SECRET, open_engine=engines.open,
+                retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
+                spoil_engine=engines.spoil,
+            )  # fmt: skip
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()
             await self._stopping.wait()

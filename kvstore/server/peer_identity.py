@@ -1,0 +1,46 @@
+"""Whether a certificate is that of the server which it is shown for (docs/protocol.md H8). Decides only.
+
+It is, if it names the server's id, or the host at which that server is or was registered in the metadata store. A
+client's certificate names neither, although the same authority has signed it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+Certificate = Mapping[str, Any]
+"""As `ssl.SSLSocket.getpeercert` gives it."""
+
+
+def certificate_fault(certificate: Certificate | None, server: str, host: str | None) -> str:
+    """Why the certificate is not the server's; empty if it is, or if nobody had to show one."""
+    if not certificate:
+        return ""
+    names = list(_names(certificate))
+    wanted = [server] if host is None else [server, host]
+    if any(_covers(name, each) for name in names for each in wanted):
+        return ""
+    return f"its certificate is of {', '.join(names) or 'nobody'}, want {' or '.join(wanted)}"
+
+
+def host_of(address: str) -> str:
+    """The host of `host:port`."""
+    return address.rpartition(":")[0].strip("[]")
+
+
+def _names(certificate: Certificate) -> Iterator[str]:
+    """Its alternative names; its common name only if there are none, as for hosts."""
+    alternative = [name for kind, name in certificate.get("subjectAltName", ()) if kind in ("DNS", "IP Address")]
+    if alternative:
+        yield from alternative
+        return
+    for part in certificate.get("subject", ()):
+        yield from (value for kind, value in part if kind == "commonName")
+
+
+def _covers(name: str, wanted: str) -> bool:
+    name, wanted = name.lower(), wanted.lower()
+    if name.startswith("*."):
+        return "." in wanted and wanted.partition(".")[2] == name[2:]
+    return name == wanted
