@@ -45,8 +45,9 @@ async def test_who_only_says_that_he_is_a_server_is_none(cluster: Servers) -> No
     assert await raw.read_line() == b"-ERR peer version: want 2, got '1'\r\n"
     raw.close()
     raw = await connect(cluster)
-    raw.writer.write(hello() + call + bytes(32))
+    raw.writer.write(hello())
     assert (await raw.read_line()).startswith(b"+")
+    raw.writer.write(call + bytes(32))
     assert (await raw.read_to_end()).startswith(b"-ERR peer: ")
     assert (counted(cluster), len(cluster["n2"].peers._sessions)) == (2, 0)
 

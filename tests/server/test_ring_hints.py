@@ -97,7 +97,7 @@ async def test_a_hint_is_followed_at_once_also_where_the_metadata_server_lags(wo
 async def test_a_false_hint_changes_nothing_and_is_not_followed_again_for_a_while(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DISBELIEF_S", 0.3)
+    monkeypatch.setattr(module, "DISBELIEF_S", 600.0)
     known, reads = world.membership.topology, world.store.reads
 
     async def is_refuted(times: int) -> bool:
@@ -109,13 +109,12 @@ async def test_a_false_hint_changes_nothing_and_is_not_followed_again_for_a_whil
     for _ in range(1000):
         assert not world.membership.hint_ring(1 << 61)
         await asyncio.sleep(0)
-    assert (world.store.reads - reads, world.store.syncs, world.membership.topology) == (2, 1, known)
+    assert (world.store.reads - reads, world.store.syncs) == (2, 1)
+    assert world.membership.topology.ring.version == known.ring.version
     flipped = await world.flip(known.ring)
-
-    async def is_believed() -> bool:
-        return world.membership.hint_ring(flipped.routed)
-
-    await wait_until(is_believed, what="the time of disbelief is over")
+    assert not world.membership.hint_ring(flipped.routed)
+    world.membership._disbelieves_until = 0.0  # its time is over
+    assert world.membership.hint_ring(flipped.routed)
     await wait_until(lambda: world.knows(flipped.version), what="who tells the truth is believed again")
 
 
