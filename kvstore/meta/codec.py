@@ -29,6 +29,14 @@ def encode(document: object, *, format: int = 1) -> bytes:
     return msgspec.json.encode({"format": format, **cast("dict[str, Any]", fields)})
 
 
+def format_of(data: bytes, *, what: str) -> int:
+    """The format number of a document. Raises UndecodableNode."""
+    try:
+        return msgspec.json.decode(data, type=_Envelope).format
+    except msgspec.MsgspecError as error:
+        raise UndecodableNode(f"{what} has no format number: {error}") from error
+
+
 def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
     """The document in `data`. `what` names it in errors. Raises UndecodableNode, also for another format
     number."""

@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 REREAD_S = 10.0
 """A watch is only a hint; this often the leader's znode is read without one."""
 PUBLISH_S = 1.0
+VAIN_RANK_MAX = 400
+"""A minute."""
 OPEN_PATIENCE_S = 10.0
 """A candidate that applies nothing of the log for so long gives the lead back."""
 WAKE_S_MIN = 0.001
@@ -85,6 +87,9 @@ class Replica:
         self._tailing: Task | None = None
         self._log: LeaderLog | None = None
         self._claimed = LeaderRecord(server, 0, self._nonce)
+        self._vain_leads = 0
+        """Times in a row that this replica has opened the log and could not lead: it stands later each time
+        (docs/protocol.md, G22)."""
 
     @property
     def role(self) -> Role:
@@ -349,6 +354,7 @@ class Replica:
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
             rank = len(self._others.servers)
+        rank += min((1 << self._vain_leads) - 1, VAIN_RANK_MAX)
         self._feed(steps.Ranked(rank, await incumbent))
 
     # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
@@ -388,12 +394,13 @@ class Replica:
         opened = False
         try:
             self._log = await self._logs.open_as_leader(self._partition, self._config.lease_ms, self._next_seq)
+            self._vain_leads += 1  # unless it goes on: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
             await self._stop_tail()
             leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             self.leader = leader
             await self._begin(leader)
-            opened = True
+            opened, self._vain_leads = True, 0
         except (StoreError, TimeoutError) as error:
             log.info("partition=%s could not take the lead: %r", self._partition, error)
         finally:

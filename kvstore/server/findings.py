@@ -12,7 +12,7 @@ from kvstore.errors import Corrupted
 from kvstore.partition import entry as entries
 from kvstore.partition import move_records
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId
-from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.ledger_list import GROW_FROM, LedgerList
 from kvstore.wal.placement import Zones
 
 
@@ -52,6 +52,10 @@ REPORT_IT = (
 WAIT_FOR_ZONES = (
     "Leaders move copies that share a zone to bookies of other zones in the background, at the rate of repair: check "
     "again in a few minutes. If it stays: the leader's log says why it cannot."
+)
+LONG_LIST = (
+    "Something keeps the log from being trimmed, or its leaders change all the time: `kvstore node list` says who is "
+    "away, `kvstore snapshot list` and `kvstore partition show` what holds it, the leaders' logs why they end."
 )
 SWEPT = (
     "Leaders sweep left-overs every few minutes. If it stays for an hour: `kvstore ledger show` and `ledger delete`."
@@ -171,6 +175,8 @@ def check_list(
     """A partition's list and the metadata of its ledgers (docs/protocol.md G1, G3)."""
     ledgers = listed.ledgers
     ids = [each.id for each in ledgers]
+    if len(ids) > GROW_FROM:
+        report.warn(str(partition), f"its list names {len(ids)} ledgers, far more than it should need", LONG_LIST)
     if len(set(ids)) != len(ids):
         report.error(str(partition), f"its list names a ledger twice: {ids}")
     for before, after in itertools.pairwise(ledgers):

@@ -188,6 +188,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "Part of the operations that one key has; `kvstore ring show` names it.",
     ),
     "partition_log_ledgers": ("partition_log_ledgers", "Ledgers in the partition's list; only its leader says it."),
+    "partition_log_list_bytes": (
+        "partition_log_list_bytes",
+        "What that list takes in the metadata store; at 262,144 it is rolled no further, at 524,288 nobody can lead.",
+    ),
     "partition_log_ledgers_lacking_copies": (
         "partition_log_ledgers_lacking_copies",
         "Those that lack copies, or whose bookies are not all up, as its leader last saw.",

@@ -8,12 +8,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
-from kvstore.meta import codec, paths
+from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Create, MetadataStore, ensure_path
 from kvstore.ring import Ring
 from kvstore.ring import codec as codec_of_ring
 from kvstore.types import LedgerId, PartitionId
+from kvstore.wal import list_codec
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import LedgerList, Listed
 from kvstore.wal.lists import LedgerLists
@@ -59,7 +60,9 @@ async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList
     come after the log was dropped. Raises VersionConflict if the ring is another one."""
     await ensure_path(store, paths.KEPT)
     with suppress(NodeExists):  # of an attempt before
-        await store.multi([Check(paths.RING, ring_version), Create(paths.kept_log(partition), codec.encode(listed))])
+        await store.multi(
+            [Check(paths.RING, ring_version), Create(paths.kept_log(partition), list_codec.encode(listed))]
+        )
 
 
 async def _kept(store: MetadataStore, partition: PartitionId) -> Sequence[Listed]:
@@ -68,7 +71,7 @@ async def _kept(store: MetadataStore, partition: PartitionId) -> Sequence[Listed
         data, _ = await store.get(path)
     except NoSuchNode:
         return ()
-    return codec.decode(LedgerList, data, what=path).ledgers
+    return list_codec.decode(data, what=path).ledgers
 
 
 async def kept_ledgers(store: MetadataStore) -> set[LedgerId]:

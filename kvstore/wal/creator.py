@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Collection
 from random import Random
 
 from kvstore.env.ports import Clock
+from kvstore.errors import MetadataError
 from kvstore.meta.ledger_ids import LedgerIdGenerator
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
+
+log = logging.getLogger(__name__)
 
 OWNER_KEY = "kvstore-partition"
 """In a ledger's custom metadata: whose log it was made for. By this tag orphans are found."""
@@ -47,11 +51,25 @@ class LedgerCreator:
     async def prepare(self, partition: PartitionId) -> None:
         """Make a ledger ahead for the next `create`, unless there is one. Raises NotEnoughBookies, MetadataError."""
         if self._ready(partition) is None:
+            await self._drop_prepared(partition)
             metadata = await self._make(partition, LedgerId(-1), ())
             self._prepared[partition] = metadata, self._clock.now()
 
+    async def discard(self, metadata: LedgerMetadata) -> None:
+        """Delete a ledger that certainly no list names and nobody has touched; if that fails it is an orphan, which is
+        swept later (docs/protocol.md, G2, G22)."""
+        try:
+            await self._ledgers.remove(metadata.ledger, 0)
+        except MetadataError as error:
+            log.info("ledger=%d was not listed and stays for the sweep: %r", metadata.ledger, error)
+
+    async def _drop_prepared(self, partition: PartitionId) -> None:
+        metadata, _ = self._prepared.pop(partition, (None, 0.0))
+        if metadata is not None:
+            await self.discard(metadata)
+
     def _ready(self, partition: PartitionId) -> LedgerMetadata | None:
-        """What was made ahead, if it is as good as a new one. What is not is an orphan, and swept some time."""
+        """What was made ahead, if it is as good as a new one."""
         metadata, made_at = self._prepared.get(partition, (None, 0.0))
         if metadata is None or self._clock.now() - made_at > PREPARED_S_MAX:
             return None
@@ -64,9 +82,10 @@ class LedgerCreator:
     ) -> LedgerMetadata:
         """A new open ledger whose id is above `after`. Raises NotEnoughBookies, MetadataError."""
         ready = None if failed else self._ready(partition)
-        self._prepared.pop(partition, None)
         if ready is not None and ready.ledger > after:
+            del self._prepared[partition]
             return ready
+        await self._drop_prepared(partition)
         return await self._make(partition, after, failed)
 
     async def _make(self, partition: PartitionId, after: LedgerId, failed: Collection[BookieId]) -> LedgerMetadata:

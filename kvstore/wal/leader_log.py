@@ -18,6 +18,7 @@ from kvstore.env.ports import Nursery
 from kvstore.errors import (
     LedgerFenced,
     MetadataError,
+    MetadataUnknown,
     NoSuchNode,
     NotEnoughBookies,
     OutcomeUnknown,
@@ -31,7 +32,7 @@ from kvstore.wal.config import LogConfig
 from kvstore.wal.copier import Copier
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
-from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.ledger_list import NEVER, LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import AppendDone
@@ -48,6 +49,8 @@ STALL_MAX_S = 6.0
 """A leader whose entries have found no ack quorum for so long gives up its log: another may reach the bookies. Clients
 have been refused by then."""
 CLOSE_RETRY_S = 0.5
+YOUNG_S = 60.0
+"""A ledger of a long list is not rolled before that for anything but its size."""
 
 
 class _Held(NamedTuple):
@@ -94,6 +97,7 @@ class OpenLog:
         self._on_lost: list[Callable[[StoreError], None]] = []
         self._wake = asyncio.Event()
         self._changing_list = asyncio.Lock()
+        self._growth = self._next_growth()
         self._handle = self._open(opened.metadata)
         self.copier = Copier(ports, nursery, self._to_repair, bytes_per_s=config.repair_bytes_per_s)
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=Pins(store, lists), clock=ports.clock)
@@ -139,7 +143,8 @@ class OpenLog:
             self._first_append = first_seq, self._ports.clock.now()
             self._wake.set()
         handle.append(payload, done)
-        if writer.length >= self._config.roll_bytes or writer.last_added >= self._config.roll_entries:
+        growth = self._growth
+        if writer.length >= self._config.roll_bytes * growth or writer.last_added >= self._config.roll_entries * growth:
             self._wake.set()
 
     def close_for_good(self) -> None:
@@ -194,6 +199,12 @@ class OpenLog:
             self._lose(LedgerFenced(f"partition {self.partition}: another leader changed its list"))
             raise LedgerFenced(str(error)) from error
         self.listed = listed
+        self._growth = self._next_growth()
+
+    def _next_growth(self) -> int:
+        """How much larger and older than usual the next ledgers get. A list that is too long is not rolled at all: the
+        leader goes on with the ledger that it has."""
+        return NEVER if self._lists.is_crowded(self.partition) else self.listed.growth
 
     def _open(self, metadata: LedgerMetadata) -> LedgerHandle:
         return LedgerHandle(
@@ -223,6 +234,7 @@ class OpenLog:
         """Numbers for operators."""
         return {
             "ledgers": len(self.listed.ledgers),
+            "list_bytes": self._lists.size_of(self.partition),
             "ledgers_lacking_copies": len(self.copier.lacking),
             "ledgers_undecodable": len(self.trimmer.undecodable),
             "ledgers_sharing_zones": len(self.copier.crowded),
@@ -263,11 +275,13 @@ class OpenLog:
                 self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))
 
     def _roll_reason(self) -> str:
-        config, writer = self._config, self._handle.writer
-        if writer.length >= config.roll_bytes or writer.last_added + 1 >= config.roll_entries:
+        config, writer, growth, now = self._config, self._handle.writer, self._growth, self._ports.clock.now()
+        if writer.length >= config.roll_bytes * growth or writer.last_added + 1 >= config.roll_entries * growth:
             return "it is full"
-        if self._first_append is not None and self._ports.clock.now() - self._first_append[1] >= config.roll_age_s:
+        if self._first_append is not None and now - self._first_append[1] >= config.roll_age_s * growth:
             return "it is old"
+        if growth > 1 and now - self._handle.created_at < YOUNG_S * growth:
+            return ""  # other reasons may come again and again: a long list has to wait
         if len(writer.metadata.fragments) >= config.roll_fragments:
             return "its ensemble has changed too often"
         if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, len(self._ports.choice.spares())):
@@ -318,7 +332,13 @@ class OpenLog:
                 bound = self._first_append[0]
                 listed = listed.with_exact(old.ledger, bound)  # nobody looks at it again
             listed = listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
-            await self._write_list(listed, metadata)
+            try:
+                await self._write_list(listed, metadata)
+            except MetadataUnknown:
+                raise  # it may be listed
+            except StoreError:
+                await self._creator.discard(metadata)
+                raise
             self._held = deque()
             await old.drained()
             if self.lost is not None:

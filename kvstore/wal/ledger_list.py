@@ -15,6 +15,9 @@ _FIRST = Seq(0)
 LEASE_MARGIN_MIN_S = 0.05
 LEASE_MARGIN = 0.1
 """Share of the lease that two machines' clocks may drift apart while it runs, far more than they do."""
+GROW_FROM, GROW_STEP, GROWTH_MAX = 1_000, 500, 64
+"""A list of more ledgers than the first gets twice as large ones with each further step, up to so many times."""
+NEVER = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +108,13 @@ class LedgerList:
         while count and not self.ledgers[count].exact:
             count -= 1
         return count
+
+    @property
+    def growth(self) -> int:
+        """How many times larger and older than usual the next ledger gets before it is rolled (docs/protocol.md, G21):
+        whatever holds the log, its list does not grow in step with it."""
+        steps = -(-(len(self.ledgers) - GROW_FROM) // GROW_STEP)
+        return min(1 << max(0, steps), GROWTH_MAX)
 
     def lease_wait_s(self) -> float:
         """How long after the last fencing answer a former leader may still answer reads: the largest lease of the

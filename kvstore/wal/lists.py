@@ -6,13 +6,18 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 
-from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
-from kvstore.meta import codec, paths
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode, VersionConflict
+from kvstore.meta import paths
 from kvstore.meta.store import Change, Check, MetadataStore, SetData, ensure_path
 from kvstore.meta.update import until_known
 from kvstore.types import LedgerId, PartitionId
 from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.list_codec import decode, encode
 
+LIST_BYTES_MAX = 512 << 10
+"""A list that would take more is not given another ledger: half of what ZooKeeper takes."""
+CROWDED_BYTES = LIST_BYTES_MAX // 2
+"""A list that takes more is rolled no further, and taken over slowly: what is left is for takeovers."""
 UNKNOWN_RETRY_S = 0.2
 UNKNOWN_ATTEMPTS_MAX = 50
 
@@ -22,6 +27,15 @@ class LedgerLists:
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
+        self._sizes: dict[PartitionId, int] = {}
+
+    def size_of(self, partition: PartitionId) -> int:
+        """Bytes that the list takes in the metadata store, as last read or written here; 0 if it never was."""
+        return self._sizes.get(partition, 0)
+
+    def is_crowded(self, partition: PartitionId) -> bool:
+        """It is so long that it must grow no faster than need be (docs/protocol.md, G21)."""
+        return self.size_of(partition) > CROWDED_BYTES
 
     async def read(self, partition: PartitionId, *, latest: bool = False) -> tuple[LedgerList, int]:
         """The list and its version; -1 for a partition that has none yet. `latest`: as of now, not as of this server's
@@ -33,7 +47,8 @@ class LedgerLists:
             data, stat = await self._store.get(path)
         except NoSuchNode:
             return LedgerList(), -1
-        return codec.decode(LedgerList, data, what=path), stat.version
+        self._sizes[partition] = len(data)
+        return decode(data, what=path), stat.version
 
     async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
         """The list and its version, created empty if there was none."""
@@ -43,7 +58,7 @@ class LedgerLists:
             return listed, version
         await ensure_path(self._store, paths.parent(path))
         with suppress(NodeExists):
-            await until_known(lambda: self._store.create(path, codec.encode(listed)))
+            await until_known(lambda: self._store.create(path, encode(listed)))
         return await self.read(partition)
 
     # docs/protocol.md G12
@@ -59,11 +74,15 @@ class LedgerLists:
         """Compare-and-set; returns the new version. With `created`, only if that ledger's metadata is still as it was
         created.
 
-        Raises VersionConflict if somebody else wrote, NoSuchNode if the ledger was swept. After an ambiguous write the
-        list is read again until it is known: our own document in it is success. Raises MetadataUnknown if that takes
-        too long.
+        Raises MetadataError if it has grown too long for one more ledger, VersionConflict if somebody else wrote,
+        NoSuchNode if the ledger was swept. After an ambiguous write the list is read again until it is known: our own
+        document in it is success. Raises MetadataUnknown if that takes too long.
         """
-        path, data = paths.partition_log(partition), codec.encode(listed)
+        path, data = paths.partition_log(partition), encode(listed)
+        if created is not None and len(data) > LIST_BYTES_MAX:
+            raise MetadataError(
+                f"{path}: {len(listed.ledgers)} ledgers would take {len(data)} of {LIST_BYTES_MAX} bytes"
+            )
         change: list[Change] = [SetData(path, data, version)]
         if created is not None:
             change.insert(0, Check(paths.ledger(created), 0))
@@ -76,10 +95,12 @@ class LedgerLists:
                     await self._store.sync(paths.PARTITIONS)
                     found, stat = await self._store.get(path)
                     if found == data and stat.version == version + 1:
+                        self._sizes[partition] = len(data)
                         return stat.version
                     if stat.version != version or has_conflict:
                         raise VersionConflict(path)
                 await self._store.multi(change)
+                self._sizes[partition] = len(data)
                 return version + 1
             except MetadataUnknown:
                 is_unknown = True
@@ -109,4 +130,4 @@ class ReadersLists(LedgerLists):
             data, _ = await self._store.get(path)
         except NoSuchNode:
             return listed, version
-        return codec.decode(LedgerList, data, what=path), -1
+        return decode(data, what=path), -1

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from kvstore.env.ports import Nursery
-from kvstore.errors import MetadataError, NoSuchNode, VersionConflict
+from kvstore.errors import MetadataUnknown, NoSuchNode, StoreError, VersionConflict
 from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX = 4
 TIMER_MIN_S = 0.001
+CROWDED_WAIT_S = 60.0
+"""Each takeover makes the list longer: of one that is long already there are no more than one in so long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,10 @@ class LogTakeover:
 
     async def _attempt(self, lease_ms: int, next_seq: Callable[[], Seq]) -> TakenOver:
         listed, version = await self._lists.make(self._partition)
+        if self._lists.is_crowded(self._partition):
+            log.warning("partition=%s has a list of %d ledgers: it waits", self._partition, len(listed.ledgers))
+            await asyncio.sleep(CROWDED_WAIT_S)
+            listed, version = await self._lists.make(self._partition)
         taken = [LedgerTakeover(each.id, self._ports, self._nursery) for each in listed.ledgers[-2:]]
         for each in taken:
             await each.take_over()
@@ -85,8 +91,10 @@ class LogTakeover:
             epoch = listed.epoch + 1
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
-        except VersionConflict:
-            await self._discard(metadata)
+        except MetadataUnknown:
+            raise  # it may be listed
+        except StoreError:
+            await self._creator.discard(metadata)
             raise
         end = await self._end(listed, closed)
         log.info("partition=%s epoch=%d opened ledger=%d after %s", self._partition, epoch, metadata.ledger, end)
@@ -110,14 +118,6 @@ class LogTakeover:
                 return
             await asyncio.sleep(max(left_s, TIMER_MIN_S))
 
-    async def _discard(self, metadata: LedgerMetadata) -> None:
-        """Remove a ledger that was not listed; if that fails it is an orphan, which is swept later."""
-        try:
-            await self._ports.ledgers.remove(metadata.ledger, 0)
-        except MetadataError as error:
-            log.info("ledger=%d was not listed and stays for the sweep: %r", metadata.ledger, error)
-
-    # docs/protocol.md G2
     async def _end(self, listed: LedgerList, closed: list[LedgerMetadata]) -> Position:
         """The last entry of the log before the new ledger; all of its ledgers are closed, and the last ones at hand."""
         for metadata in reversed(closed):

@@ -96,8 +96,9 @@ class Trimmer:
         owner = self._owner
         before_ms = self._clock.wall_ms() - older_than_ms
         count = 0
+        listed = {each.id for each in owner.listed.ledgers}
         for ledger in await self._ledgers.list_ids():
-            if ledger in self._of_others or owner.listed.names(ledger):
+            if ledger in self._of_others or ledger in listed:
                 continue
             with suppress(NoSuchLedger, NoSuchNode, VersionConflict):
                 try:

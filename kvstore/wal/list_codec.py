@@ -1,0 +1,104 @@
+"""A partition's list of ledgers ↔ the bytes of its node. Decides only (docs/protocol.md, G21; docs/formats.md).
+
+    up to 500 ledgers    {"format":1,"epoch":7,"ledgers":[{"id":…,"first_seq":…,"exact":…,"epoch":…,"lease_ms":…},…],…}
+    more                 {"format":2,"epoch":7,"packed":"<base64 of zlib>","count":20000,…}
+
+packed := zlib of id* first_seq* exact* epoch* lease_ms*    each a column of `count` little-endian i64, all but exact as
+differences to the one before. Some seven bytes a ledger, where JSON takes 75.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import zlib
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from kvstore.errors import UndecodableNode
+from kvstore.meta import codec
+from kvstore.types import LedgerId, Seq
+from kvstore.wal.ledger_list import LedgerList, Listed, TrimmedEnd
+
+PLAIN_MAX = 500
+"""Ledgers that are written one by one, as every build can read them."""
+COUNT_MAX = 1 << 20
+"""More ledgers than any list has; a guard against nonsense."""
+_COLUMNS = 5
+_WIDTH = 8
+_FIRST = Seq(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """Format 2."""
+
+    packed: bytes
+    count: int
+    epoch: int = 0
+    trimmed_seq: Seq = _FIRST
+    trimmed_end: TrimmedEnd | None = None
+
+
+def encode(listed: LedgerList) -> bytes:
+    """The document of `listed`."""
+    ledgers = listed.ledgers
+    if len(ledgers) <= PLAIN_MAX:
+        return codec.encode(listed)
+    columns = (
+        _differences(each.id for each in ledgers),
+        _differences(each.first_seq for each in ledgers),
+        (int(each.exact) for each in ledgers),
+        _differences(each.epoch for each in ledgers),
+        _differences(each.lease_ms for each in ledgers),
+    )
+    packed = zlib.compress(_bytes_of(array("q", itertools.chain.from_iterable(columns))))
+    document = _Packed(packed, len(ledgers), listed.epoch, listed.trimmed_seq, listed.trimmed_end)
+    return codec.encode(document, format=2)
+
+
+def decode(data: bytes, *, what: str) -> LedgerList:
+    """The list in `data`. Raises UndecodableNode, which names `what`."""
+    if codec.format_of(data, what=what) == 1:
+        return codec.decode(LedgerList, data, what=what)
+    document = codec.decode(_Packed, data, what=what, format=2)
+    return LedgerList(document.epoch, _unpacked(document, what), document.trimmed_seq, document.trimmed_end)
+
+
+def _unpacked(document: _Packed, what: str) -> tuple[Listed, ...]:
+    count = document.count
+    size = count * _COLUMNS * _WIDTH
+    if not 0 < count <= COUNT_MAX:
+        raise UndecodableNode(f"{what} says that it has {count} ledgers; want 1 to {COUNT_MAX}")
+    unpacker = zlib.decompressobj()
+    try:
+        raw = unpacker.decompress(document.packed, size + 1)
+    except zlib.error as error:
+        raise UndecodableNode(f"{what} cannot be unpacked: {error}") from error
+    if len(raw) != size or not unpacker.eof:
+        raise UndecodableNode(f"{what} unpacks to {len(raw)} bytes; want {size} for {count} ledgers")
+    numbers = array("q")
+    numbers.frombytes(raw)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    ids, firsts, exact, epochs, leases = (numbers[at * count : (at + 1) * count] for at in range(_COLUMNS))
+    rows = zip(_sums(ids), _sums(firsts), exact, _sums(epochs), _sums(leases), strict=True)
+    return tuple(Listed(LedgerId(id), Seq(first), flag == 1, epoch, lease) for id, first, flag, epoch, lease in rows)
+
+
+def _bytes_of(numbers: array[int]) -> bytes:
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _differences(values: Iterable[int]) -> Iterable[int]:
+    before = 0
+    for value in values:
+        yield value - before
+        before = value
+
+
+def _sums(differences: Iterable[int]) -> Iterable[int]:
+    return itertools.accumulate(differences)
