@@ -54,8 +54,8 @@ WAIT_FOR_ZONES = (
     "again in a few minutes. If it stays: the leader's log says why it cannot."
 )
 LONG_LIST = (
-    "Something keeps the log from being trimmed, or its leaders change all the time: `kvstore partition show` says which "
-    "replica is away, `kvstore partition pins` what holds the log, the leaders' logs why they end."
+    "Something keeps the log from being trimmed, or its leaders change all the time: `kvstore partition show` says "
+    "which replica is away, `kvstore partition pins` what holds the log, the leaders' logs why they end."
 )
 SWEPT = (
     "Leaders sweep left-overs every few minutes. If it stays for an hour: `kvstore ledger show` and `ledger delete`."
