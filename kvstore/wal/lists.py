@@ -30,7 +30,7 @@ class LedgerLists:
         self._sizes: dict[PartitionId, int] = {}
 
     def size_of(self, partition: PartitionId) -> int:
-        """Bytes that the list takes in the metadata store, as last read or written here; 0 if it never was."""
+        """Bytes that the list takes in the metadata store once it is written again; 0 if it was never read here."""
         return self._sizes.get(partition, 0)
 
     def is_crowded(self, partition: PartitionId) -> bool:
@@ -47,8 +47,10 @@ class LedgerLists:
             data, stat = await self._store.get(path)
         except NoSuchNode:
             return LedgerList(), -1
-        self._sizes[partition] = len(data)
-        return decode(data, what=path), stat.version
+        listed = decode(data, what=path)
+        # One that an older build has written out takes less once it is written again.
+        self._sizes[partition] = len(data) if len(data) <= CROWDED_BYTES else len(encode(listed))
+        return listed, stat.version
 
     async def make(self, partition: PartitionId) -> tuple[LedgerList, int]:
         """The list and its version, created empty if there was none."""

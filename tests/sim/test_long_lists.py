@@ -52,7 +52,9 @@ async def grown(bench: Bench, count: int) -> None:
 def test_a_log_of_thousands_of_ledgers_is_led_again(count: int) -> None:
     async def case(bench: Bench) -> None:
         await grown(bench, count)
+        began = bench.env.clock.now()
         writer = Writer(await opened(bench.logs(SMALL, Failing(bench.tree))), seq=4)
+        assert bench.env.clock.now() - began < 5, "packed it is not crowded"
         await writer.append(20)
         assert len(writer.entries.confirmed) == 20
         listed = await bench.listed()
