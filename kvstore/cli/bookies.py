@@ -44,7 +44,7 @@ def register(app: typer.Typer) -> None:
 def list_bookies(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all bookies that ever were: address, whether they are there, how many ledgers name them."""
+    """List all bookies that ever were: address, zone, whether they are there, how many ledgers name them."""
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         view = BookieView(tools.store)
@@ -63,6 +63,7 @@ def list_bookies(
             {
                 "id": bookie,
                 "address": view.current.all.get(bookie),
+                "zone": view.zone(bookie) or None,
                 "state": _state(view, bookie),
                 "ledgers": named.get(bookie, 0),
             }
