@@ -140,6 +140,7 @@ class MemoryEngine:
         self._flushed = self._written
 
     def close(self) -> None:
+        assert self._open, "an engine is closed once: RocksDB refuses the second time"
         self._close_views()
         self._open = False
 

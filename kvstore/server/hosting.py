@@ -153,7 +153,7 @@ class Hosting:
         for partition in sorted(self._spoilt):
             if partition in self._hosted:
                 replica = self._hosted[partition]
-                await self._stop(partition)
+                await self._stop(partition, keep_pins=True)
                 replica.let_go()
                 self._spoil_engine(partition)
         self._spoilt.clear()
