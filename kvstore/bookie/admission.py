@@ -66,13 +66,23 @@ class Admission:
 
     def ask(self, ledger: int, size: int, judged: Callable[[Verdict], None]) -> bool:
         """Call `judged` with what the metadata says of an ordinary add of `size` bytes. False: too many wait."""
+
+        def on_answer(answer: LedgerMetadata | Exception | None) -> None:
+            judged(Verdict.UNKNOWN if isinstance(answer, Exception) else judge_by_metadata(answer, self._bookie))
+
+        return self.ask_metadata(ledger, size, on_answer)
+
+    def ask_metadata(
+        self, ledger: int, size: int, answered: Callable[[LedgerMetadata | Exception | None], None]
+    ) -> bool:
+        """Call `answered` with the ledger's metadata; `size` bytes wait for it. False: too many wait."""
         if self._count >= WAITING_MAX or self._bytes + size > WAITING_BYTES_MAX:
             return False
         self._bytes += size
 
         def on_answer(answer: LedgerMetadata | Exception | None) -> None:
             self._bytes -= size
-            judged(Verdict.UNKNOWN if isinstance(answer, Exception) else judge_by_metadata(answer, self._bookie))
+            answered(answer)
 
         self._ask(ledger, on_answer)
         return True

@@ -42,6 +42,8 @@ class Statistics:
     fences: int = 0
     refused_fenced: int = 0
     refused_key: int = 0
+    refused_digest: int = 0
+    """Adds and explicit LACs whose digest was wrong."""
     refused_readonly: int = 0
     refused_overload: int = 0
     refused_unknown: int = 0

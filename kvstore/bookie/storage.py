@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 from kvstore.bookie.admission import Admission, Authority
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.digests import Digests, lac_proves_itself, proves_itself
 from kvstore.bookie.door import Door
 from kvstore.bookie.fencing import Verdict, judge_add
 from kvstore.bookie.group import Group
@@ -28,8 +30,8 @@ from kvstore.bookie.segment import Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status
-from kvstore.proto.digest import HEADER, LAC_HEADER
-from kvstore.types import BookieId
+from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
+from kvstore.types import BookieId, EntryId, LedgerId
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +60,7 @@ class BookieStorage:
         self.bookie = bookie
         self.door = Door(lambda: self.is_busy)
         self.admission = Admission(authority, bookie, env.nursery, self.statistics, on_answered=self.door.let_in)
+        self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
         self._loop = asyncio.get_running_loop()
@@ -132,6 +135,21 @@ class BookieStorage:
         if of_ledger != ledger or of_entry != entry or entry < 0 or ledger < 0:
             done(Status.BAD_REQUEST)
             return
+        if proves_itself(body):
+            self._take(ledger, entry, body, key, recovery, lac, done)
+            return
+
+        def judged(status: Status) -> None:
+            if status is Status.OK:
+                self._take(ledger, entry, body, key, recovery, lac, done)
+            else:
+                done(status)
+
+        check = partial(EntryDigest.open, ledger=LedgerId(ledger), entry=EntryId(entry), packet=body)
+        self.digests.judge(ledger, key, len(body), check, judged)
+
+    def _take(self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done) -> None:
+        """Store a packet whose digest is right, if it is admitted."""
         found = self._ledgers.get(ledger)
         if found is None or found.key != key or found.is_fenced or not found.is_admitted:
             found = self._judged(ledger, entry, body, key, recovery, lac, done)  # otherwise judge_add says ADMIT
@@ -339,10 +357,25 @@ class BookieStorage:
         self.reader.list_entries(ledger, done=done)
 
     def write_lac(self, ledger: int, body: bytes, key: bytes, *, done: Done) -> None:
-        """Keep an explicit LAC packet. Readers see it at once: it only tells of entries that others have stored."""
+        """Keep an explicit LAC packet whose digest is right. Readers see it at once: it only tells of what others have
+        stored."""
         if not LAC_HEADER.size <= len(body) <= LAC_MAX or LAC_HEADER.unpack_from(body)[0] != ledger or ledger < 0:
             done(Status.BAD_REQUEST)
             return
+        if lac_proves_itself(body):
+            self._keep_lac(ledger, body, key, done)
+            return
+
+        def judged(status: Status) -> None:
+            if status is Status.OK:
+                self._keep_lac(ledger, body, key, done)
+            else:
+                done(status)
+
+        check = partial(EntryDigest.open_lac, ledger=LedgerId(ledger), packet=body)
+        self.digests.judge(ledger, key, len(body), check, judged)
+
+    def _keep_lac(self, ledger: int, body: bytes, key: bytes, done: Done) -> None:
         found = self._ledgers.get(ledger)
         if ledger in self.inventory.tombstones or not 0 < len(key) <= KEY_MAX:
             done(Status.FENCED if key else Status.BAD_REQUEST)

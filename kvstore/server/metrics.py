@@ -49,6 +49,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "Adds refused since the ledger is fenced: a former leader.",
     ),
     "bookie_refused_key": ("bookie_refused_key_total", "Requests refused since their key is not the ledger's."),
+    "bookie_refused_digest": (
+        "bookie_refused_digest_total",
+        "Adds and explicit last-add-confirmed refused since their digest was wrong: damaged in memory or on the wire.",
+    ),
     "bookie_refused_readonly": ("bookie_refused_readonly_total", "Adds refused since the disk is full."),
     "bookie_refused_overload": ("bookie_refused_overload_total", "Requests refused since too many were under way."),
     "bookie_refused_unknown": ("bookie_refused_unknown_total", "Requests answered with: I cannot tell."),

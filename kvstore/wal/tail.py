@@ -340,15 +340,35 @@ class TailReader:
             log.debug("ledger=%d long poll: %s", reader.metadata.ledger, answer)
             self._polls.failed(asked, now)
             self._loop.call_later(POLL_RETRY_S, self._end_poll, reader)
-        elif answer.max_lac > lac:
-            self._lac = max(self._lac, answer.max_lac)
-            self._keep_piggyback(reader, answer)
-            self._end_poll(reader)
-            for bookie in self._polls.due(now):
-                self._nursery.spawn(self._ask_again(reader, bookie, answer.max_lac), name=f"has {bookie} caught up")
-        else:
+        elif answer.max_lac <= lac:
             heard = {asked: answer.max_lac}
             self._nursery.spawn(self._ask_others(reader, heard), name="is the bookie behind that was asked")
+        elif asked == self._ports.choice.own:  # it has checked what it learned that from (docs/protocol.md, B21)
+            self._believe(reader, answer, answer.max_lac)
+        else:
+            self._nursery.spawn(self._verify(reader, asked, answer), name="verify a last-add-confirmed")
+
+    async def _verify(self, reader: EntryReader, asked: BookieId, answer: ReadAnswer) -> None:
+        """The number in an answer has no digest: it only says that it is worth asking for a packet that has one and
+        says the same (docs/protocol.md, T10)."""
+        heard: dict[BookieId, EntryId] = {}
+        await self._hear(reader, asked, heard)
+        if reader is not self._reader:
+            return
+        lac = heard.get(asked, NO_ENTRY)
+        if lac < answer.max_lac:
+            log.info("ledger=%d %s says lac=%d and shows %d", reader.metadata.ledger, asked, answer.max_lac, lac)
+            self._polls.failed(asked, self._ports.clock.now())
+            await asyncio.sleep(POLL_RETRY_S)
+        self._believe(reader, answer, lac)
+
+    def _believe(self, reader: EntryReader, answer: ReadAnswer, lac: EntryId) -> None:
+        """A digest vouches for `lac`, or this node's own bookie does."""
+        self._lac = max(self._lac, lac)
+        self._keep_piggyback(reader, answer)
+        self._end_poll(reader)
+        for bookie in self._polls.due(self._ports.clock.now()):
+            self._nursery.spawn(self._ask_again(reader, bookie, lac), name=f"has {bookie} caught up")
 
     async def _ask_others(self, reader: EntryReader, heard: dict[BookieId, EntryId]) -> None:
         """A long poll brought nothing: there is nothing, or the bookie is one that gets no adds (docs/protocol.md, T3).

@@ -350,6 +350,16 @@ def _stale_rewrite() -> None:
     replace(inventory.Inventory, "stored", make)
 
 
+@mutant("takes entries whose digest is wrong")
+def _any_digest() -> None:
+    replace(storage_module, "proves_itself", lambda _original: lambda _packet: True)
+
+
+@mutant("takes a last-add-confirmed whose digest is wrong")
+def _any_lac() -> None:
+    replace(storage_module, "lac_proves_itself", lambda _original: lambda _packet: True)
+
+
 @mutant("lets copies use up a full disk")
 def _copies_first() -> None:
     replace(journal, "leaves", lambda _original: lambda _use, _segment_bytes: 0)

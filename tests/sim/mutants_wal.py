@@ -26,6 +26,7 @@ from kvstore.wal.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
 from tests.sim import (
+    test_flipped_bits,
     test_ledger,
     test_log,
     test_recovery_cases,
@@ -43,6 +44,7 @@ CASES = (
     test_roll_cases,
     test_tail_cases,
     test_trim_cases,
+    test_flipped_bits,
 )
 Patch = Callable[[pytest.MonkeyPatch], None]
 MUTANTS: dict[str, Patch] = {}
@@ -282,6 +284,14 @@ def _beyond_lac(patch: pytest.MonkeyPatch) -> None:
         return EntryId(original(self, reader) + is_open)
 
     patch.setattr(TailReader, "_limit", limit)
+
+
+@mutant("a tail believes a number without a digest")
+def _unverified_lac(patch: pytest.MonkeyPatch) -> None:
+    async def believe(self: Any, reader: EntryReader, _asked: Any, answer: Any) -> None:
+        self._believe(reader, answer, answer.max_lac)
+
+    patch.setattr(TailReader, "_verify", believe)
 
 
 @mutant("a lease counts from the acknowledgement")

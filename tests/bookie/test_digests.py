@@ -1,0 +1,119 @@
+"""A bookie stores and believes nothing whose digest is wrong (docs/protocol.md, B21)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvstore.proto.bookkeeper import Status
+from kvstore.proto.digest import EntryDigest, master_key
+from kvstore.types import DigestType, EntryId, LedgerId
+from tests.bookie.support import KEY, Shelf, lac_packet, metadata, packet, run
+from tests.sim.env import SimWorld
+
+L = LedgerId(7)
+
+
+async def opened(world: SimWorld) -> Shelf:
+    return await Shelf(world.env("b1")).start()
+
+
+def flipped(data: bytes, bit: int) -> bytes:
+    changed = bytearray(data)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
+
+
+async def add(shelf: Shelf, entry: int, body: bytes, *, key: bytes = KEY, recovery: bool = False) -> Status:
+    answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    shelf.storage.add(L, entry, body, key, recovery=recovery, done=answer.set_result)
+    return await answer
+
+
+async def write_lac(shelf: Shelf, body: bytes, key: bytes = KEY) -> Status:
+    answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
+    shelf.storage.write_lac(L, body, key, done=answer.set_result)
+    return await answer
+
+
+@pytest.mark.parametrize("recovery", [False, True])
+def test_an_add_with_a_flipped_bit_is_refused_wherever_the_bit_is(world: SimWorld, recovery: bool) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        good = packet(L, 0, b"payload")
+        for bit in range(8 * len(good)):
+            assert await add(shelf, 0, flipped(good, bit), recovery=recovery) is Status.BAD_REQUEST, f"bit {bit}"
+        assert shelf.storage.statistics.refused_digest == 8 * (len(good) - 16), "ledger and entry are compared before"
+        assert await shelf.status(L, 0) in (Status.NO_ENTRY, Status.NO_LEDGER)
+        assert await add(shelf, 0, good, recovery=recovery) is Status.OK, "the same bookie takes the good one"
+
+    run(world, scenario())
+
+
+def test_a_flipped_bit_moves_no_last_add_confirmed(world: SimWorld) -> None:
+    """Tails would apply entries that a recovery may still drop (L10)."""
+
+    async def scenario() -> None:
+        shelf = await opened(world)
+        for entry in range(4):
+            assert await shelf.add(L, entry, lac=0) is Status.OK
+        of_entry, explicit = packet(L, 4, lac=0), lac_packet(L, 0)
+        assert await add(shelf, 4, flipped(of_entry, 8 * 23)) is Status.BAD_REQUEST
+        assert await write_lac(shelf, flipped(explicit, 8 * 15 + 1)) is Status.BAD_REQUEST
+        status, _, lac = await shelf.read(L, 0)
+        assert (status, lac) == (Status.OK, 0)
+        assert not shelf.poll(L, 0, 50_000).done()
+        assert (await shelf.read_lac(L))[1] is None
+        assert await write_lac(shelf, explicit) is Status.OK
+
+    run(world, scenario())
+
+
+@pytest.mark.parametrize("kind", [DigestType.CRC32, DigestType.HMAC])
+@pytest.mark.parametrize("recovery", [False, True])
+def test_other_digests_are_checked_as_the_ledgers_metadata_says(
+    world: SimWorld, kind: DigestType, recovery: bool
+) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        shelf.meta.known[L] = replace(metadata(L), digest=kind, password=b"secret")
+        digest, key = EntryDigest(kind, b"secret"), master_key(b"secret")
+        for number in range(5):
+            entry = EntryId(number)
+            good = digest.packet(L, entry, EntryId(-1), 7, b"payload")
+            bad = flipped(good, 8 * len(good) - 1)
+            assert await add(shelf, entry, bad, key=key, recovery=recovery) is Status.BAD_REQUEST
+            assert await add(shelf, entry, good, key=key, recovery=recovery) is Status.OK
+        lac = digest.lac_packet(L, EntryId(2))
+        assert await write_lac(shelf, flipped(lac, 8 * 15 + 1), key) is Status.BAD_REQUEST
+        assert await write_lac(shelf, lac, key) is Status.OK
+        assert len(shelf.meta.asked) <= 3, "the digest, and the admission, are asked for once"
+
+    run(world, scenario())
+
+
+@pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
+def test_what_cannot_be_checked_is_taken(world: SimWorld, kind: DigestType) -> None:
+    """No digest at all, or one with a password that the metadata do not have: readers check."""
+
+    async def scenario() -> None:
+        shelf = await opened(world)
+        shelf.meta.known[L] = replace(metadata(L), digest=kind)
+        body = EntryDigest(kind, b"theirs").packet(L, EntryId(0), EntryId(-1), 7, b"payload")
+        assert await add(shelf, 0, body, key=master_key(b"theirs")) is Status.OK
+        assert shelf.storage.statistics.refused_digest == 0
+
+    run(world, scenario())
+
+
+def test_while_nobody_says_which_digest_a_ledger_has_what_does_not_prove_itself_is_refused(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        assert await shelf.add(L, 0) is Status.OK
+        shelf.meta.is_away = True
+        assert await shelf.add(L, 1) is Status.OK, "CRC32C needs nobody"
+        assert await add(shelf, 2, flipped(packet(L, 2), 300)) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, scenario())
