@@ -14,8 +14,14 @@ from struct import Struct
 from crc32c import crc32c
 
 MAGIC = b"kvs-indx"
-FORMAT = 1
+FORMAT = 2
+FORMAT_WITH_FILES = 1
+"""Each had the list of the segments in it."""
+LIST_MAGIC = b"kvs-segs"
+LIST_FORMAT = 1
 
+_LIST = Struct(">II")
+"""The segment beside whose checkpoint it stands, and how many: segments."""
 _HEADER = Struct(">8sII")
 """magic, format, crc of the rest."""
 _SEGMENT = Struct(">IQQQBIIIII")
@@ -54,7 +60,8 @@ class Checkpoint:
     is_limbo: bool
     """Records of any ledger may be missing."""
     files: list[int]
-    """The segments that there were, the one after this included."""
+    """The segments that there were, the one after this included; empty: not known. They stand in a list of their own,
+    in format 1 in here."""
     dropped: list[int]
     """Ledgers with records in this segment, or dropped in it, that are gone."""
     tombstones: list[int]
@@ -70,13 +77,12 @@ def encode_checkpoint(checkpoint: Checkpoint) -> bytes:
             checkpoint.end,
             checkpoint.last_group,
             checkpoint.is_limbo,
-            len(checkpoint.files),
+            0,
             len(checkpoint.dropped),
             len(checkpoint.tombstones),
             len(checkpoint.ledgers),
             0,
         ),
-        _packed("I", checkpoint.files),
         _packed("Q", checkpoint.dropped),
         _packed("Q", checkpoint.tombstones),
     ]
@@ -105,8 +111,8 @@ def decode_checkpoint(data: bytes) -> Checkpoint | None:
     magic, version, crc = _HEADER.unpack_from(data)
     if magic != MAGIC or crc != crc32c(data[_HEADER.size :]):
         return None
-    if version != FORMAT:
-        raise ValueError(f"index format {version}; this build reads {FORMAT}")
+    if version not in (FORMAT_WITH_FILES, FORMAT):
+        raise ValueError(f"index format {version}; this build reads {FORMAT_WITH_FILES} and {FORMAT}")
     reader = _Reader(data, _HEADER.size)
     file, salt, end, group, limbo, files, dropped, tombstones, ledgers, _ = reader.unpack(_SEGMENT)
     return Checkpoint(
@@ -120,6 +126,27 @@ def decode_checkpoint(data: bytes) -> Checkpoint | None:
         tombstones=reader.array("Q", tombstones).tolist(),
         ledgers=[_ledger(reader) for _ in range(ledgers)],
     )
+
+
+def encode_list(file: int, files: list[int]) -> bytes:
+    """The segments that there are, when `file` was full."""
+    rest = _LIST.pack(file, len(files)) + _packed("I", files)
+    return _HEADER.pack(LIST_MAGIC, LIST_FORMAT, crc32c(rest)) + rest
+
+
+def decode_list(data: bytes, file: int) -> list[int] | None:
+    """None for anything but a whole list that stands beside the checkpoint of `file`. Raises ValueError for a format
+    that this build does not know."""
+    if len(data) < _HEADER.size + _LIST.size:
+        return None
+    magic, version, crc = _HEADER.unpack_from(data)
+    if magic != LIST_MAGIC or crc != crc32c(data[_HEADER.size :]):
+        return None
+    if version != LIST_FORMAT:
+        raise ValueError(f"format {version} of a list of segments; this build reads {LIST_FORMAT}")
+    reader = _Reader(data, _HEADER.size)
+    of, count = reader.unpack(_LIST)
+    return reader.array("I", count).tolist() if of == file else None
 
 
 def _ledger(reader: _Reader) -> LedgerPart:

@@ -108,7 +108,6 @@ class Inventory:
 
     def load(self, segment: Segment, checkpoint: Checkpoint) -> None:
         """Apply a segment's checkpoint: the same as its records."""
-        self.expected = set(checkpoint.files)
         for ledger in checkpoint.dropped:
             self.drop(ledger, tombstone=False)
         self.tombstones.update(checkpoint.tombstones)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from errno import EDQUOT, ENOSPC
 
+from kvstore.bookie.checkpoints import write_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal import Journal
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.record import Kind
-from kvstore.bookie.replay import Replayed, write_checkpoint
+from kvstore.bookie.replay import Replayed
 from kvstore.bookie.room import Use
 from kvstore.env.ports import Disk
 

@@ -11,11 +11,11 @@ import asyncio
 import logging
 
 from kvstore.bookie.admission import Authority
+from kvstore.bookie.checkpoints import remove_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
 from kvstore.bookie.ledger import lac_of
 from kvstore.bookie.record import ADMITTED, RECORD_HEADER_SIZE, Kind
-from kvstore.bookie.replay import checkpoint_path
 from kvstore.bookie.room import JournalFull, Use
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.storage import BookieStorage
@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 STEP_BYTES = 256 << 10
 """Rewritten between two syncs and pauses."""
+STUCK_S = 3600.0
+"""After so long a segment that could not be read is tried again, though nothing has changed."""
 FULL_RETRY_S = 5.0
 """Between two looks while the disk is full."""
 
@@ -42,8 +44,9 @@ class Reclaimer:
         self._inventory = storage.inventory
         self._journal = storage.journal
         self._authority = authority
-        self._stuck: set[int] = set()
-        """Segments with live entries that cannot be read: they stay, as evidence and in case the disk recovers."""
+        self._stuck: dict[int, tuple[int, float]] = {}
+        """Segments with live entries that cannot be read, how many live bytes they had, and when that was seen. They
+        stay until something has changed: an entry was stored anew, a ledger was deleted, or the disk reads it again."""
 
     async def run(self) -> None:
         """Look again and again, for ever."""
@@ -112,16 +115,23 @@ class Reclaimer:
         enough = self._config.sparse_share * self._config.segment_bytes
         current = self._journal.synced_file
         full = [each for file, each in sorted(self._inventory.segments.items()) if file < current]
-        sparse = [each for each in full if each.live_bytes <= enough and each.file not in self._stuck]
+        sparse = [each for each in full if each.live_bytes <= enough and not self._is_stuck(each)]
         return sorted(sparse, key=lambda segment: segment.live_bytes)
+
+    def _is_stuck(self, segment: Segment) -> bool:
+        """Nothing has changed since entries of it could not be read (docs/protocol.md, B22)."""
+        live_bytes, seen_at = self._stuck.get(segment.file, (-1, 0.0))
+        return live_bytes == segment.live_bytes and self._env.clock.now() - seen_at < STUCK_S
 
     async def _free(self, segment: Segment) -> bool:
         if segment.live and not self._journal.has_room(Use.REWRITE, segment.live_bytes):
             return False
         for ledger in sorted(segment.live):
             if not await self._rewrite(segment, ledger):
-                self._stuck.add(segment.file)
+                await self._storage.synced()  # what could be written again is live here no more
+                self._stuck[segment.file] = segment.live_bytes, self._env.clock.now()
                 return False
+        self._stuck.pop(segment.file, None)
         for ledger in sorted(segment.touched):
             self._repeat_facts(segment, ledger)
         if self._inventory.is_limbo:
@@ -132,9 +142,7 @@ class Reclaimer:
         del self._inventory.segments[segment.file]
         await self._storage.synced()
         segment.remove()
-        checkpoint = checkpoint_path(self._config.index_dir, segment.file)
-        if self._env.disk.exists(checkpoint):
-            self._env.disk.remove(checkpoint)
+        remove_checkpoint(self._env.disk, self._config.index_dir, segment.file)
         self._storage.statistics.reclaimed_bytes += freed
         self._journal.make_spare()
         return True

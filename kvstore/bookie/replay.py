@@ -9,10 +9,10 @@ written once more to a new segment before anybody is answered.
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from dataclasses import dataclass, field
 
-from kvstore.bookie.checkpoint import Checkpoint, decode_checkpoint, encode_checkpoint
+from kvstore.bookie.checkpoint import Checkpoint
+from kvstore.bookie.checkpoints import indexed, read_checkpoint
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.record import (
     FILE_HEADER_SIZE,
@@ -31,10 +31,6 @@ from kvstore.errors import ConfigError
 log = logging.getLogger(__name__)
 
 _BLOCK = 4096
-
-
-def checkpoint_path(directory: str, file: int) -> str:
-    return f"{directory}/{file:08d}.index"
 
 
 @dataclass(slots=True)
@@ -83,12 +79,14 @@ class _Replay:
         self._journal_dir = journal_dir
         self._index_dir = index_dir
         self._inventory = Inventory()
+        self._listed: set[int] = set()
+        """The segments that there were, as far as the anchor says."""
         self._result = Replayed(self._inventory, 1, 1, (0, 0))
 
     def run(self) -> Replayed:
         names = [file_of_name(name) for name in self._disk.list(self._journal_dir)]
         present = sorted(file for file in names if file is not None)
-        files = {file: self._look(file) for file in sorted({*present, *_indexed(self._disk, self._index_dir)})}
+        files = {file: self._look(file) for file in sorted({*present, *indexed(self._disk, self._index_dir)})}
         self._result.next_file = max(files, default=0) + 1
         anchor = max((file for file, found in files.items() if self._is_certified(found)), default=0)
         expected = self._expected(files, anchor)
@@ -104,9 +102,8 @@ class _Replay:
         return self._result
 
     def _look(self, file: int) -> _File:
-        path = checkpoint_path(self._index_dir, file)
         try:
-            checkpoint = decode_checkpoint(self._read(path)) if self._disk.exists(path) else None
+            checkpoint = read_checkpoint(self._disk, self._index_dir, file)
             segment = self._segment(file, 0)
             header = None
             if self._disk.exists(segment.path):
@@ -131,13 +128,6 @@ class _Replay:
         header, open_files = FileHeader(file, salt), self._inventory.open_files
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
-    def _read(self, path: str) -> bytes:
-        file = self._disk.open(path)
-        try:
-            return file.read(0, file.size())
-        finally:
-            file.close()
-
     def _bytes(self, segment: Segment) -> bytes:
         try:
             return _read_what_can_be(segment, 0, segment.handle.size())
@@ -154,14 +144,24 @@ class _Replay:
         """The segments up to the anchor that the anchor says there are."""
         if anchor == 0:
             return set()
+        listed = self._listed = self._list_of(files, anchor)
+        return {file for file in listed or files if file <= anchor}
+
+    def _list_of(self, files: dict[int, _File], anchor: int) -> set[int]:
+        """The segments that there were: from the list beside the anchor's checkpoint, or else from the records of the
+        anchor, and if those can no longer be read, what is found, with the segment in which the journal went on."""
         found = files[anchor]
-        if found.checkpoint is not None:
-            return {file for file in found.checkpoint.files if file <= anchor}
+        checkpoint = found.checkpoint
+        if checkpoint is not None and checkpoint.files:
+            return set(checkpoint.files)
         probe = Inventory()
-        for record in self._scan(found, None, files).records:
-            if record.head.kind in (Kind.FILES, Kind.REMOVED):
+        scanned = self._scan(found, None if checkpoint is None else checkpoint.end, files)
+        for record in scanned.records:
+            if record.head.kind in (Kind.FILES, Kind.NEXT, Kind.REMOVED):
                 probe.apply(found.segment, record.head, record.body)
-        return {file for file in probe.expected or files if file <= anchor}
+        if checkpoint is not None and (scanned.damage or not probe.expected):
+            probe.expected |= {*files, anchor + 1}
+        return probe.expected
 
     def _scan(self, found: _File, known_end: int | None, files: dict[int, _File]) -> Scan:
         file = found.segment.file
@@ -179,6 +179,8 @@ class _Replay:
             segment.end = checkpoint.end
             self._result.next_group = max(self._result.next_group, checkpoint.last_group + 1)
             self._inventory.load(segment, checkpoint)
+            if is_anchor:
+                self._inventory.expected = set(self._listed)
         elif found.has_header:
             after = next((files.get(other) for other in expected if other > file), None)
             first = after.first if after is not None else None
@@ -251,37 +253,3 @@ def _read_what_can_be(segment: Segment, offset: int, size: int) -> bytes:
             return bytes(size)
     blocks = range(offset, offset + size, _BLOCK)
     return b"".join(_read_what_can_be(segment, at, min(_BLOCK, offset + size - at)) for at in blocks)
-
-
-def _indexed(disk: Disk, directory: str) -> list[int]:
-    """The segments with a file of a checkpoint's name."""
-    stems = [name.removesuffix(".index") for name in disk.list(directory) if name.endswith(".index")]
-    return [int(stem) for stem in stems if stem.isdigit()]
-
-
-def write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
-    """Write a full segment's checkpoint, if the disk takes it. Without it, or with a bad one, a start reads the segment
-    itself."""
-    try:
-        _write_checkpoint(disk, directory, checkpoint)
-    except OSError as error:
-        log.warning("segment=%d no checkpoint, the next start will read it whole: %s", checkpoint.file, error)
-
-
-def _write_checkpoint(disk: Disk, directory: str, checkpoint: Checkpoint) -> None:
-    file = disk.open(checkpoint_path(directory, checkpoint.file), create=True)
-    data = encode_checkpoint(checkpoint)
-
-    def on_synced(error: OSError | None) -> None:
-        file.close()
-        if error is None:
-            with suppress(OSError):
-                disk.sync_dir(directory)
-
-    try:
-        file.pwrite(0, data)
-        file.truncate(len(data))
-        file.submit_sync(on_synced)
-    except OSError:
-        file.close()
-        raise

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.admission import Admission, Authority
+from kvstore.bookie.checkpoints import write_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import Digests, lac_proves_itself, proves_itself
 from kvstore.bookie.door import Door
@@ -24,7 +25,7 @@ from kvstore.bookie.ledger import Ledger, lac_of
 from kvstore.bookie.opening import make_directory, tidy, write_again
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RECOVERY, Kind
-from kvstore.bookie.replay import replay, write_checkpoint
+from kvstore.bookie.replay import replay
 from kvstore.bookie.room import JournalFull, Use
 from kvstore.bookie.segment import Segment
 from kvstore.bookie.statistics import Statistics

@@ -12,7 +12,19 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.bookie import admission, fencing, identity, inventory, journal, reader, reclaim, replay, scan, segment
+from kvstore.bookie import (
+    admission,
+    checkpoints,
+    fencing,
+    identity,
+    inventory,
+    journal,
+    reader,
+    reclaim,
+    replay,
+    scan,
+    segment,
+)
 from kvstore.bookie import service as service_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.fencing import Verdict
@@ -348,6 +360,19 @@ def _stale_rewrite() -> None:
         return stored
 
     replace(inventory.Inventory, "stored", make)
+
+
+@mutant("gives a damaged segment up for good")
+def _stuck_for_good() -> None:
+    replace(reclaim.Reclaimer, "_is_stuck", lambda _original: lambda self, segment: segment.file in self._stuck)
+
+
+@mutant("keeps a list of segments beside each checkpoint")
+def _lists_for_good() -> None:
+    def make(original: Any) -> Any:
+        return lambda disk, directory, suffix=".index": [] if suffix == ".files" else original(disk, directory, suffix)
+
+    replace(checkpoints, "indexed", make)
 
 
 @mutant("takes entries whose digest is wrong")

@@ -303,6 +303,39 @@ def test_a_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -
     run(world, scenario())
 
 
+@pytest.mark.parametrize("end", ["repaired", "deleted"])
+def test_a_damaged_segment_goes_when_its_entries_were_stored_again_or_deleted(
+    world: SimWorld, meta: Metadata, end: str
+) -> None:
+    """Without a restart (docs/protocol.md, B22)."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        disk = world.node("b1").disk
+        path = segments(disk)[0]
+        content = bytes(disk.names.now.files[path].cache.data)
+        disk.flip_bit(path, 8 * (content.index(payload_of(KEPT, 0)) + 3))
+        delete(meta, GONE, FENCED)
+        await store.reclaimer.drop_deleted()
+        while freed := await store.reclaimer.free_segments():
+            assert 1 not in freed
+        rewritten = store.shelf.storage.statistics.rewritten_bytes
+        assert await store.reclaimer.free_segments() == []
+        assert store.shelf.storage.statistics.rewritten_bytes == rewritten, "not tried while nothing has changed"
+        if end == "repaired":
+            assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0), recovery=True) is Status.OK
+        else:
+            delete(meta, KEPT)
+            await store.reclaimer.drop_deleted()
+        assert 1 in await store.reclaimer.free_segments()
+        assert path not in segments(disk)
+        if end == "repaired":
+            await check_kept(store.shelf)
+
+    run(world, scenario())
+
+
 def test_a_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
