@@ -353,14 +353,13 @@ class TailReader:
         says the same (docs/protocol.md, T10)."""
         heard: dict[BookieId, EntryId] = {}
         await self._hear(reader, asked, heard)
-        if reader is not self._reader:
-            return
         lac = heard.get(asked, NO_ENTRY)
         if lac < answer.max_lac:
             log.info("ledger=%d %s says lac=%d and shows %d", reader.metadata.ledger, asked, answer.max_lac, lac)
             self._polls.failed(asked, self._ports.clock.now())
             await asyncio.sleep(POLL_RETRY_S)
-        self._believe(reader, answer, lac)
+        if reader is self._reader:
+            self._believe(reader, answer, lac)
 
     def _believe(self, reader: EntryReader, answer: ReadAnswer, lac: EntryId) -> None:
         """A digest vouches for `lac`, or this node's own bookie does."""
