@@ -16,7 +16,7 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.peer import Peer
 from tests.bookie.support import KEY, ME, packet
-from tests.sim.pause import pause
+from tests.waiting import wait_until
 
 SIZE = 100_000
 IN_NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
@@ -86,9 +86,11 @@ async def test_a_disk_that_was_filled_and_freed_is_written_to_again_by_the_same_
         assert process.stdin is not None
         process.stdin.write("7\n")
         process.stdin.flush()
-        async with asyncio.timeout(30):
-            while await writer.add(9, 0) is not Status.OK:
-                await pause(0.2)
+
+        async def takes_adds() -> bool:
+            return await writer.add(9, 0) is Status.OK
+
+        await wait_until(takes_adds, timeout_s=30, what="the bookie is writable again")
         for entry in range(kept):
             answer = await peer.ask(wire.encode_read(1, 8, entry))
             assert answer.body == packet(8, entry, b"x" * SIZE)
