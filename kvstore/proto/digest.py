@@ -4,8 +4,8 @@ entry packet := ledger i64 | entry i64 | lac i64 | length i64 | digest | payload
 LAC packet   := ledger i64 | lac i64 | digest
 `lac` is the writer's last add confirmed when it built the packet; `length` counts the payload bytes of all entries up
 to and including this one. The digest covers everything but itself: CRC32C (4 bytes), CRC32 (8, the upper half zero),
-HMAC-SHA1 (20), none. Bookies store no packet whose digest is wrong (docs/protocol.md, B21 and L16); a reader checks digest,
-ledger and entry.
+HMAC-SHA1 (20), none. Bookies store no packet whose digest is wrong (docs/protocol.md, B21 and L16); a reader checks
+digest, ledger and entry.
 """
 
 from __future__ import annotations
