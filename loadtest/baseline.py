@@ -13,8 +13,10 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 FORMAT = 3
-ASIDE = ("seed", "prefix", "data_dir", "report", "baseline", "errors_max", "achieved_min")
+ASIDE = ("seed", "prefix", "data_dir", "report", "baseline", "errors_max", "achieved_min", "p99_ms")
 """Options that two runs may differ in. All others make them unlike."""
+LENGTHS = ("seconds", "warmup")
+"""So do these at a steady rate: rates and latencies are those of any length. Other shapes stretch over it."""
 PULSES = {"p50_ms": "pulse_p50_ms", "p99_ms": "pulse_p95_ms"}
 """Which of the pulse's figures goes with which latency: tails grow more than medians where others are at work."""
 PACE_MAX = 3.0
@@ -82,7 +84,8 @@ class Comparison(NamedTuple):
 def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """What to store of a run. Raises ValueError for one that failed: later runs would be measured by it."""
     if not document["verdict"]["is_met"]:
-        raise ValueError(f"want a run that was as it must be, got one that failed: {document['verdict']['reasons']}")
+        why = [*document["verdict"]["reasons"], *document["verdict"].get("spoiled", [])]
+        raise ValueError(f"want a run that was as it must be, got one that failed or was spoiled: {why}")
     kept = ("door", "operation", "count", "per_s", *PULSES)
     return {
         "format": FORMAT,
@@ -95,14 +98,19 @@ def baseline_of(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def like_of(document: Mapping[str, Any]) -> dict[str, Any]:
     """What two runs must have in common."""
-    return {name: value for name, value in document["options"].items() if name not in ASIDE}
+    return _without_asides(document["options"])
+
+
+def _without_asides(options: Mapping[str, Any]) -> dict[str, Any]:
+    aside = (*ASIDE, *LENGTHS) if options.get("shape") == "steady" else ASIDE
+    return {name: value for name, value in options.items() if name not in aside}
 
 
 def differences(stored: Mapping[str, Any], document: Mapping[str, Any]) -> list[str]:
     """Why the two must not be compared; empty if they may be. Raises ValueError if `stored` is no baseline."""
     if stored.get("format") != FORMAT:
         raise ValueError(f"want a baseline of format {FORMAT}, got {stored.get('format')!r}: store a new one")
-    made, now = stored["made"], like_of(document)
+    made, now = _without_asides(stored["made"]), like_of(document)
     found = [
         f"{name} was {made.get(name)!r} and is {now.get(name)!r}"
         for name in (*now, *(name for name in made if name not in now))

@@ -3,7 +3,7 @@
     python -m loadtest.compare reports/loadtest.json loadtest/baseline.json [--save]
 
 Exit codes: 0 nothing has fallen, 1 something has or the run itself failed, 2 the two cannot be compared, or the run not
-stored.
+stored, 3 the run was spoiled by its own machine and says nothing.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from pathlib import Path
 from kvstore.cli.output import as_table
 from loadtest.baseline import Comparison, Tolerance, baseline_of, compare, differences
 from loadtest.options import path_word, read_json
+from loadtest.spoiled import EXIT
 
 
 def main(words: Sequence[str] | None = None) -> None:
@@ -45,6 +46,10 @@ def run_compare(results: Path, baseline: Path, tolerance: Tolerance, *, save: bo
             print(f"baseline stored in {baseline}")
             return 0
         reasons = [] if document["verdict"]["is_met"] else document["verdict"]["reasons"]
+        spoiled = document["verdict"].get("spoiled", [])
+        if spoiled and not reasons:
+            print(f"not compared with {baseline}: the run was spoiled: {'; '.join(spoiled)}", file=sys.stderr)
+            return EXIT
         stored = read_json(baseline)
         unlike = differences(stored, document)
         comparison = Comparison([], []) if unlike else compare(stored, document, tolerance)

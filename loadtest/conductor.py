@@ -21,11 +21,12 @@ from loadtest.baseline import Comparison, Tolerance, compare, differences
 from loadtest.chaos import chaos_of
 from loadtest.doors import first_values
 from loadtest.expectations import Expectations
-from loadtest.figures import PERCENTILES, Run, document
+from loadtest.figures import PERCENTILES, Run, add_figures, document
 from loadtest.options import Options, read_json
 from loadtest.recorder import Recorder
 from loadtest.report import page
 from loadtest.shapes import Knee, Seen, Shape, shape_of
+from loadtest.spoiled import EXIT, SHAPES
 from loadtest.workloads import Draws, Keyspace
 
 SETTLE_S, LAG_S = 2, 2
@@ -86,7 +87,7 @@ class Conductor:
 
     def target(self, now: float, running: int) -> tuple[int, float] | None:
         """How many users there should be, and how many to start per second; None: the run is over."""
-        self.recorder.used(now, time.process_time())
+        self.recorder.look(now, time.process_time())
         if self.began is not None:
             self.users[int(now)] = running
         at_s = 0.0 if self.began is None else now - self.began
@@ -116,15 +117,15 @@ class Conductor:
         made = document(self.recorder, self._run(self.began, doors))
         comparison = self._beside(made)
         verdict = made["verdict"]  # `is_met` stays: it may be the first baseline itself
-        verdict["reasons"] += comparison.falls
+        add_figures(verdict, comparison.falls)
         verdict["notes"] += comparison.notes
         self.options.figures.write_text(json.dumps(made, indent=1), encoding="utf-8")
         self.options.report.write_text(page(made, comparison.lines), encoding="utf-8")
         print(summary(made), file=sys.stderr)
-        for told in (*verdict["notes"], *verdict["reasons"]):
+        for told in (*verdict["notes"], *(f"SPOILED: {each}" for each in verdict["spoiled"]), *verdict["reasons"]):
             print(f"loadtest: {told}", file=sys.stderr)
         print(f"loadtest: report in {self.options.report}", file=sys.stderr, flush=True)
-        return 1 if verdict["reasons"] else 0
+        return 1 if verdict["reasons"] else EXIT if verdict["spoiled"] else 0
 
     def _judge_frame(self, began: float) -> None:
         """What is not as it must be besides operations."""
@@ -152,13 +153,16 @@ class Conductor:
             ended=self.ended or time.time(),
             counted_from=began + self.options.warmup,
             options=self.options.document() | {"doors": doors, "workers": self._workers_most} | self._cluster,
-            machine=machine() | dict(self._pulse) | {"generator_busiest": self.recorder.busiest},
+            machine=machine()
+            | dict(self._pulse)
+            | {"generator_busiest": self.recorder.busiest, "generator_queued": self.recorder.queued},
             goals=self.options.goals,
             events=self._chaos.events if self._chaos is not None else (),
             knee=_knee(self._shape) if isinstance(self._shape, Knee) else None,
             users=self.users,
             faults=self.faults,
             notes=self._notes(),
+            is_spoilable=self.options.shape in SHAPES,
         )
 
     def _notes(self) -> list[str]:
@@ -205,6 +209,7 @@ def summary(made: Mapping[str, Any]) -> str:
     times = ", ".join(f"p{each:g} {total[f'p{each:g}_ms']:g} ms" for each in PERCENTILES)
     return (
         f"loadtest: {total['per_s']:g}/s, achieved {total['achieved']:.2%} of {total['due_per_s']:g}/s due; {times}; "
+        f"late p99 {total['late_p99_ms']:g} ms; "
         f"{total['errors']} errors, {total['wrong']} wrong values"
     )
 

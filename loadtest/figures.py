@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from loadtest.goals import Goals, slow
 from loadtest.recorder import FINE, Cell, Recorder, Tally, histogram
+from loadtest.spoiled import spoils
 
 FORMAT = 1
 PERCENTILES = (50.0, 95.0, 99.0, 99.9)
@@ -29,16 +31,6 @@ class Event:
     is_failed: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
-    """What a run must reach. A wrong value fails any run."""
-
-    achieved_min: float = 0.0
-    """Operations begun before the end and done, of those due after the warm-up; 0: whatever."""
-    errors_max: float = 0.01
-    """Of all operations that ended."""
-
-
 @dataclass(slots=True, kw_only=True)
 class Run:
     """A run's frame: when, what, how."""
@@ -57,11 +49,14 @@ class Run:
     """What else fails it: users that broke, commands that failed."""
     notes: Sequence[str] = ()
     """What does not fail it, and should be known of its figures."""
+    is_spoilable: bool = True
+    """Else what has spoiled it is a note."""
 
 
 def document(recorder: Recorder, run: Run) -> dict[str, Any]:
     """Everything that the report shows, ready for JSON."""
     total = _total(recorder, run)
+    operations = [_operation(*key, tally, _counted_s(run)) for key, tally in sorted(recorder.tallies.items())]
     return {
         "format": FORMAT,
         "began": run.began,
@@ -70,7 +65,7 @@ def document(recorder: Recorder, run: Run) -> dict[str, Any]:
         "options": dict(run.options),
         "machine": dict(run.machine),
         "total": total,
-        "operations": [_operation(*key, tally, _counted_s(run)) for key, tally in sorted(recorder.tallies.items())],
+        "operations": operations,
         "errors": [
             {"door": door, "operation": operation, "error": error, "count": count}
             for (door, operation, error), count in sorted(recorder.error_counts.items())
@@ -79,12 +74,15 @@ def document(recorder: Recorder, run: Run) -> dict[str, Any]:
         "timeline": _timeline(recorder, run),
         "events": [_event(recorder, run, event) for event in sorted(run.events, key=lambda event: event.at)],
         "knee": run.knee,
-        "verdict": verdict(total, run),
+        "verdict": verdict(total, operations, spoils(total, recorder.queued), run),
     }
 
 
-def verdict(total: Mapping[str, Any], run: Run) -> dict[str, Any]:
-    """Whether the run is as it must be, and if not, why."""
+def verdict(
+    total: Mapping[str, Any], operations: Sequence[Mapping[str, Any]], spoilt_by: Sequence[str], run: Run
+) -> dict[str, Any]:
+    """Whether the run is as it must be, and if not, why. Of a run that was spoiled no figure counts: what they would
+    have said of the store is a note."""
     goals = run.goals
     reasons = [f"{event.what}: {event.outcome}" for event in run.events if event.is_failed]
     reasons += run.faults
@@ -96,11 +94,21 @@ def verdict(total: Mapping[str, Any], run: Run) -> dict[str, Any]:
     if ended and total["errors"] > goals.errors_max * ended:
         share = total["errors"] / ended
         reasons.append(f"{share:.2%} of the operations failed; the most is {goals.errors_max:.2%}")
+    missed = slow(operations, goals)
     if total["achieved"] < goals.achieved_min:
-        reasons.append(
-            f"{total['achieved']:.2%} of the due operations were done; the least is {goals.achieved_min:.2%}"
-        )
-    return {"is_met": not reasons, "reasons": reasons, "notes": list(run.notes)}
+        missed.append(f"{total['achieved']:.2%} of the due operations were done; the least is {goals.achieved_min:.2%}")
+    found = {"is_met": True, "reasons": reasons, "spoiled": [], "notes": list(run.notes)}
+    found["spoiled" if run.is_spoilable else "notes"] += spoilt_by
+    add_figures(found, missed)
+    return found | {"is_met": not found["reasons"] and not found["spoiled"]}
+
+
+def add_figures(verdict: dict[str, Any], missed: Sequence[str]) -> None:
+    """What figures say against the run: reasons, unless it was spoiled."""
+    if verdict["spoiled"]:
+        verdict["notes"] += [f"not judged, since the run was spoiled: {each}" for each in missed]
+    else:
+        verdict["reasons"] += missed
 
 
 def _counted_s(run: Run) -> float:
@@ -124,6 +132,7 @@ def _total(recorder: Recorder, run: Run) -> dict[str, Any]:
         "achieved": round(window.responses.get_total_count() / window.due, 4) if window.due else 0.0,
         **_percentiles(responses),
         **{f"service_{name}": value for name, value in _percentiles(services).items()},
+        **{f"late_{name}": value for name, value in _percentiles(recorder.late).items()},
     }
 
 

@@ -3,7 +3,7 @@
     locust -f loadtest/locustfile.py --headless --workload ycsb-b --rate 1000 --seconds 60 [GrpcUser] [RespUser]
 
 See README.md beside this file. Exit codes: 0 as it must be, 1 not so (the report and the last lines say why), 2 wrong
-usage or no cluster.
+usage or no cluster, 3 spoiled by its own machine.
 """
 
 # ruff: noqa: E402

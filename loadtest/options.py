@@ -14,7 +14,7 @@ from kvstore.client import ClientConfig, Level
 from kvstore.client.config import parse_url
 from kvstore.places import fault_of
 from loadtest import shapes
-from loadtest.figures import Goals
+from loadtest.goals import Goals, p99_goals
 from loadtest.pacing import EVEN, POISSON
 from loadtest.workloads import WORKLOADS, Workload, workloads_of
 
@@ -43,6 +43,7 @@ class Options:
     data_dir: Path = Path("data")
     errors_max: float = 0.01
     achieved_min: float = 0.0
+    p99_ms: str = ""
     report: Path = Path("reports/loadtest.html")
     baseline: Path | None = None
 
@@ -65,6 +66,10 @@ class Options:
             wrong.append(f"--level: want one of {', '.join(LEVELS)}, got {self.level!r}")
         paths = {"data-dir": self.data_dir, "report": self.report, "baseline": self.baseline or ""}
         wrong += [f"--{name}: {fault}" for name, place in paths.items() if (fault := fault_of(place))]
+        try:
+            p99_goals(self.p99_ms)
+        except ValueError as error:
+            wrong.append(f"--p99-ms: {error}")
         if not self.report.name or self.report.suffix == ".json":
             wrong.append(f"--report: want a file for the HTML; the figures go beside it as .json, got {self.report}")
         if wrong:
@@ -85,7 +90,7 @@ class Options:
 
     @property
     def goals(self) -> Goals:
-        return Goals(achieved_min=self.achieved_min, errors_max=self.errors_max)
+        return Goals(achieved_min=self.achieved_min, errors_max=self.errors_max, p99_ms=p99_goals(self.p99_ms))
 
     @property
     def read_level(self) -> Level:
@@ -193,6 +198,7 @@ def add_options(parser: ArgumentParser) -> None:
     option("data_dir", "A local cluster's directory; chaos needs one.")
     option("errors_max", "Errors that are allowed, of all operations: 0 to 1.")
     option("achieved_min", "Operations that must be done, of those due: 0 to 1.")
+    option("p99_ms", "Milliseconds that p99 may be: 50, or by operation: read=20,update=50; or both: read=20,50.")
     option("report", "Where the HTML goes; the figures go beside it as JSON.")
     group.add_argument("--baseline", default="", help="Compare with this; exit code 1 on a fall.")
 

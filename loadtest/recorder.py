@@ -1,5 +1,5 @@
 """What was measured: histograms and a timeline, in deltas that workers send and a master merges. Decides only; but
-`take`, which each worker calls every second, also looks how much processor time its process has used.
+`look`, which each process calls every second, asks the system how much of a processor it used and waited for.
 
 Two latencies of each operation, in microseconds. *Response*: from when it should have begun; that is what a caller with
 a timetable of its own sees. *Service*: from when it did begin. An operation counts as done in the second in which it
@@ -13,10 +13,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from hdrh.histogram import HdrHistogram
 
+QUEUED = Path("/proc/self/schedstat")
+"""Of the main thread, in which all users of a process run: nanoseconds on a processor, and ready without one."""
 LATENCY_US_MAX = 600_000_000
 WRONG_MAX = 50
 """Wrong values that are told in full; all are counted."""
@@ -81,9 +84,22 @@ class Recorder:
         self.busiest = 0.0
         """The highest share of a processor that a process of the load used over USE_S, after the warm-up."""
         self._used: tuple[float, float] | None = None
+        self.late = histogram(FINE)
+        """How long after it was due and its user free each request went out."""
+        self.queued: float | None = None
+        """The highest share of the time after the warm-up in which a process waited for a processor; None: unknown."""
+        self._queued_since: tuple[float, float] | None = None
 
     def done(
-        self, door: str, operation: str, *, intended: float, ended: float, service_s: float, length: int = 0
+        self,
+        door: str,
+        operation: str,
+        *,
+        intended: float,
+        ended: float,
+        service_s: float,
+        length: int = 0,
+        late_s: float = 0.0,
     ) -> None:
         response_us = _us(ended - intended)
         begin = self.cell(int(intended))
@@ -96,6 +112,7 @@ class Recorder:
         tally.responses.record_value(response_us)
         tally.services.record_value(_us(service_s))
         tally.bytes += length
+        self.late.record_value(_us(late_s))
 
     def failed(self, door: str, operation: str, error: str, *, intended: float, ended: float) -> None:
         """It raised. Its time is in no histogram: it says how patient the caller was."""
@@ -126,6 +143,22 @@ class Recorder:
             self.busiest = max(self.busiest, round((processor_s - before_s) / (at - since), 3))
             self._used = at, processor_s
 
+    def waited(self, at: float, queued_s: float) -> None:
+        """By then this process had waited so long for a processor while it was ready to run."""
+        if self._queued_since is None or at < self.counted_from:
+            self._queued_since = at, queued_s
+            return
+        since, before_s = self._queued_since
+        if at - since >= USE_S:
+            self.queued = round((queued_s - before_s) / (at - since), 3)
+
+    def look(self, at: float, processor_s: float) -> None:
+        """To be called every second."""
+        self.used(at, processor_s)
+        queued_s = queued_or_none()
+        if queued_s is not None:
+            self.waited(at, queued_s)
+
     def cell(self, second: int) -> Cell:
         found = self.cells.get(second)
         if found is None:
@@ -145,7 +178,7 @@ class Recorder:
 
     def take(self) -> dict[str, Any]:
         """What was measured since the last call, as plain lists and bytes; begins anew."""
-        self.used(time.time(), time.process_time())
+        self.look(time.time(), time.process_time())
         delta = {
             "cells": [
                 [second, cell.due, cell.done, cell.errors, cell.responses.encode()]
@@ -159,7 +192,10 @@ class Recorder:
             "wrong": self.wrong,
             "wrong_count": self.wrong_count,
             "busiest": self.busiest,
+            "late": self.late.encode(),
+            "queued": self.queued,
         }
+        self.late = histogram(FINE)
         self.cells, self.tallies, self.error_counts, self.wrong, self.wrong_count = {}, {}, Counter(), [], 0
         self._ready.clear()
         return delta
@@ -180,6 +216,9 @@ class Recorder:
         self.wrong = [*self.wrong, *delta["wrong"]][:WRONG_MAX]
         self.wrong_count += delta["wrong_count"]
         self.busiest = max(self.busiest, delta["busiest"])
+        self.late.decode_and_add(delta["late"])
+        shares = [share for share in (self.queued, delta["queued"]) if share is not None]
+        self.queued = max(shares, default=None)
 
     # ── figures ──
 
@@ -196,6 +235,14 @@ class Recorder:
                 )
                 whole.times.add(cell.responses)
         return whole
+
+
+def queued_or_none() -> float | None:
+    """How long the main thread has waited for a processor since it began, in seconds; None where nobody counts it."""
+    try:
+        return int(QUEUED.read_text(encoding="ascii").split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _us(seconds: float) -> int:

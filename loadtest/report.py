@@ -67,6 +67,7 @@ def page(document: Mapping[str, Any], beside: Sequence[Beside] = ()) -> str:
 def _verdict(document: Mapping[str, Any]) -> str:
     verdict = document["verdict"]
     told = [f'<p class="bad">✗ {escape(reason)}</p>' for reason in verdict["reasons"]]
+    told += [f'<p class="bad">Spoiled, neither good nor bad: {escape(each)}</p>' for each in verdict["spoiled"]]
     notes = [f"<p>Note: {escape(note)}</p>" for note in verdict["notes"]]
     return "".join([*(told or ['<p class="good">✓ as it must be</p>']), *notes])
 
@@ -78,6 +79,7 @@ def _cards(total: Mapping[str, Any]) -> str:
         ("p50", f"{total['p50_ms']:g} ms"),
         ("p99", f"{total['p99_ms']:g} ms"),
         ("p99.9", f"{total['p99.9_ms']:g} ms"),
+        ("sent late, p99", f"{total['late_p99_ms']:g} ms"),
         ("errors", f"{total['errors']:,}"),
         ("wrong values", f"{total['wrong']:,}"),
     )

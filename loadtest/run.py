@@ -3,7 +3,8 @@
     python -m loadtest.run [--data-dir DIR] [--processes N] [any option of loadtest/locustfile.py] [GrpcUser|RespUser]
 
 A cluster of its own lives in a scratch folder and is ended afterwards; a --data-dir that is named must serve. The
-report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage.
+report is reports/loadtest.html. The exit code is Locust's: 0 as it must be, 1 not so, 2 wrong usage, 3 spoiled: the
+load generator itself was late or starved, and the run says nothing of the store.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ FOLDER = Path(__file__).parent
 PROFILE = (
     *("--workload", "ycsb-a,ycsb-b,hot-reads,cas", "--shape", "steady"),
     *("--rate", "250", "--seconds", "105", "--warmup", "10", "--keys", "10000"),
-    *("--achieved-min", "0.99", "--baseline", str(FOLDER / "baseline.json")),
+    *("--achieved-min", "0.99", "--p99-ms", "250", "--baseline", str(FOLDER / "baseline.json")),
 )
 """With loading the records and writing the report two minutes. What is given on the command line wins."""
 

@@ -90,6 +90,7 @@ class PacedUser(User):
         self._recorder = session.recorder
         self._deeds = Deeds(self.open_door(session, number), draws, session.keyspace, random)
         arrivals = draws.workload.arrivals
+        self._free_at = 0.0
         self._timetable = Timetable(begins(arrivals, session.rate_per_user, time.time(), random))
         gevent.sleep(self.wait_time())
 
@@ -105,6 +106,7 @@ class PacedUser(User):
         """One operation, however late."""
         door, operation = self._deeds.door, self._deeds.draw()
         intended = self._timetable.due
+        could_begin = max(intended, self._free_at)
         self._timetable.following()
         door.watch.reset()
         error: Exception | None = None
@@ -117,13 +119,20 @@ class PacedUser(User):
         except BaseException:  # it was killed, or has a fault: due, and never done
             self._recorder.abandoned([intended])
             raise
+        self._free_at = ended
+        sent = door.watch.sent
         self.environment.events.request.fire(
             request_type=door.name,
             name=operation,
             response_time=(ended - intended) * 1000,
             response_length=length,
             exception=error,
-            context={"intended": intended, "ended": ended, "service_s": ended - door.watch.sent},
+            context={
+                "intended": intended,
+                "ended": ended,
+                "service_s": ended - sent,
+                "late_s": max(0.0, sent - could_begin),
+            },
         )
 
 
@@ -141,7 +150,13 @@ def record(
     intended, ended = context["intended"], context["ended"]
     if exception is None:
         recorder.done(
-            request_type, name, intended=intended, ended=ended, service_s=context["service_s"], length=response_length
+            request_type,
+            name,
+            intended=intended,
+            ended=ended,
+            service_s=context["service_s"],
+            length=response_length,
+            late_s=context["late_s"],
         )
         return
     if isinstance(exception, WrongValue):

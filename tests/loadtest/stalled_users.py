@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,7 @@ from loadtest.workloads import Draws, Keyspace, workloads_of
 
 ANSWER_S, RUN_S, PER_S = 0.5, 1.2, 10.0
 SILENT_S = 0.3
+HOG_S = 0.2
 
 
 class SlowDoor:
@@ -109,6 +111,7 @@ def stalled() -> dict[str, Any]:
         "done": tally.responses.get_total_count(),
         "response_max_ms": tally.responses.get_max_value() / 1000,
         "service_max_ms": tally.services.get_max_value() / 1000,
+        "late_max_ms": recorder.late.get_max_value() / 1000,
         "errors": tally.errors,
         "wrong": recorder.wrong,
         "error_counts": [[*key, count] for key, count in recorder.error_counts.items()],
@@ -147,6 +150,26 @@ def killed() -> dict[str, int]:
     return {name: sum(getattr(cell, name) for cell in cells) for name in ("due", "done", "errors")}
 
 
+class HoggedUser(SlowUser):
+    """Something else in its process takes the processor when its operation is due."""
+
+    def operation(self) -> None:
+        until = time.time() + HOG_S
+        while time.time() < until:
+            pass
+        super().operation()
+
+
+def late_of_a_hogged_one_ms() -> float:
+    recorder = Recorder()
+    environment = environment_of(recorder)
+    environment.events.request.add_listener(partial(record, recorder))
+    user = HoggedUser(environment)
+    user.on_start()
+    user.operation()
+    return float(recorder.late.get_max_value() / 1000)
+
+
 def failed_after_s() -> float:
     user = silent_user(Recorder())
     found: dict[str, float] = {}
@@ -157,4 +180,5 @@ def failed_after_s() -> float:
 
 if __name__ == "__main__":
     figures = stalled() | started() | {"killed": killed(), "failed_after_s": failed_after_s()}
+    figures["hogged_late_ms"] = late_of_a_hogged_one_ms()
     sys.stdout.write(json.dumps(figures))

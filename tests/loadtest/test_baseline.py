@@ -12,6 +12,7 @@ import pytest
 
 from loadtest.baseline import COUNT_MIN, Tolerance, baseline_of, compare, differences
 from loadtest.compare import main, run_compare
+from loadtest.spoiled import EXIT
 
 
 def operation(door: str, name: str, **more: Any) -> dict[str, Any]:
@@ -144,7 +145,7 @@ def test_a_run_without_a_pulse_is_not_compared() -> None:
 @pytest.mark.parametrize(
     ("part", "name"),
     [
-        *(("options", name) for name in ("rate", "workload", "seconds", "warmup", "preload", "doors")),
+        *(("options", name) for name in ("rate", "workload", "preload", "doors")),
         *(("options", name) for name in ("workers", "nodes", "partitions", "an_option_to_come")),
         ("machine", "cores"),
     ],
@@ -154,6 +155,31 @@ def test_another_run_or_machine_is_not_compared(part: str, name: str) -> None:
     assert reason.startswith(f"{name} was")
     (reason,) = differences(baseline_of(changed(part, **{name: 7})), RUN)
     assert reason.startswith(f"{name} was 7")
+
+
+def test_a_run_of_another_length_is_compared_at_a_steady_rate_and_nowhere_else() -> None:
+    """A short run beside the stored one was not judged at all."""
+    short = changed("options", seconds=30.0, warmup=3.0)
+    assert differences(baseline_of(RUN), short) == []
+    assert fallen(short | {"total": {"per_s": 100.0, "achieved": 1.0}}) == ["per_s"]
+    stored = baseline_of(RUN) | {"made": RUN["options"]}  # as those that were stored with their length
+    assert differences(stored, changed("options", seconds=30.0, report="y.html", seed=1) | {}) == []
+    of_step = changed("options", shape="step")
+    (reason,) = differences(baseline_of(of_step), changed("options", shape="step", seconds=30.0))
+    assert reason == "seconds was 105.0 and is 30.0"
+
+
+def test_a_spoiled_run_is_not_stored_and_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    spoiled = RUN | {
+        "verdict": {"is_met": False, "reasons": [], "spoiled": ["the load generator was late"], "notes": []}
+    }
+    with pytest.raises(ValueError, match=r"spoiled.*the load generator was late"):
+        baseline_of(spoiled)
+    results, baseline = tmp_path / "results.json", tmp_path / "baseline.json"
+    baseline.write_text(json.dumps(baseline_of(RUN)))
+    results.write_text(json.dumps(spoiled))
+    assert run_compare(results, baseline, Tolerance()) == EXIT
+    assert "the run was spoiled: the load generator was late" in capsys.readouterr().err
 
 
 def test_where_the_report_goes_makes_no_difference() -> None:

@@ -13,6 +13,7 @@ from loadtest.baseline import baseline_of
 from loadtest.conductor import Conductor
 from loadtest.options import Options
 from loadtest.recorder import Recorder
+from loadtest.spoiled import EXIT
 
 BEGAN = 1_000.0
 
@@ -33,6 +34,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     found = Clock()
+    monkeypatch.setattr("loadtest.recorder.queued_or_none", lambda: None)  # the machine of this test may starve
     monkeypatch.setattr(conducting, "time", found)
     return found
 
@@ -144,6 +146,31 @@ def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: p
     assert "✗ per_s has fallen" in (tmp_path / "report.html").read_text()
     whole_run(tmp_path, clock, baseline=path, keys=7)
     assert "not compared with" in capsys.readouterr().err
+
+
+def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its figures say against the store: they are not the store's."""
+    _, made = whole_run(tmp_path, clock)
+    stored = baseline_of(made)
+    stored["figures"]["per_s"] = 1_000.0
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(stored))
+    looks = iter(range(1_000))
+    monkeypatch.setattr("loadtest.recorder.queued_or_none", lambda: next(looks) * 0.5)
+    code, made = whole_run(tmp_path, clock, baseline=path, p99_ms="1")
+    assert code == EXIT == 3
+    verdict = made["verdict"]
+    assert (verdict["is_met"], verdict["reasons"]) == (False, [])
+    assert verdict["spoiled"] == [
+        "the load generator starved: it was ready to run and waited for a processor 50% of the time; the most is 25%"
+    ]
+    assert [note.partition(": ")[0] for note in verdict["notes"]] == ["not judged, since the run was spoiled"] * 2
+    assert "loadtest: SPOILED: the load generator starved" in capsys.readouterr().err
+    assert "Spoiled, neither good nor bad" in (tmp_path / "report.html").read_text()
+    code, made = whole_run(tmp_path, clock, shape="knee")
+    assert any("starved" in note for note in made["verdict"]["notes"]), "a knee overloads everything"
 
 
 @pytest.mark.parametrize(

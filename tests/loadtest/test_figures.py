@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from loadtest.figures import Event, Goals, Run, document
+from loadtest.figures import Event, Run, document
+from loadtest.goals import Goals
 from loadtest.recorder import Recorder
 
 BEGAN = 1_000.0
@@ -37,7 +38,7 @@ def test_tables_begin_after_the_warm_up_and_the_timeline_with_the_run() -> None:
     assert made["total"]["per_s"] == made["total"]["due_per_s"] == 10.0
     assert made["total"]["done"] == 200
     assert [point["done"] for point in made["timeline"]] == [10] * 20 + [0]
-    assert made["verdict"] == {"is_met": True, "reasons": [], "notes": []}
+    assert made["verdict"] == {"is_met": True, "reasons": [], "spoiled": [], "notes": []}
 
 
 def test_times_of_the_whole_run_have_three_digits() -> None:
@@ -86,7 +87,47 @@ def test_a_failed_event_and_a_broken_user_fail_the_run() -> None:
 
 def test_a_note_fails_nothing() -> None:
     verdict = document(measured(), run(notes=["the load generator is saturated"]))["verdict"]
-    assert verdict == {"is_met": True, "reasons": [], "notes": ["the load generator is saturated"]}
+    assert verdict == {"is_met": True, "reasons": [], "spoiled": [], "notes": ["the load generator is saturated"]}
+
+
+def late(recorder: Recorder, *, late_s: float, took_s: float = 0.187) -> Recorder:
+    for number in range(150):
+        intended = BEGAN + 5 + number / 10
+        recorder.done(
+            "resp", "read", intended=intended, ended=intended + took_s, service_s=took_s - late_s, late_s=late_s
+        )
+    return recorder
+
+
+def test_a_run_whose_generator_was_late_is_neither_good_nor_bad() -> None:
+    """p99 of 187 ms passed: the generator had a quarter of a processor, and nobody asked how long it waited for it."""
+    made = document(late(measured(), late_s=0.12), run(goals=Goals(p99_ms={"": 50.0}, achieved_min=1.0)))
+    verdict = made["verdict"]
+    assert (verdict["is_met"], verdict["reasons"]) == (False, [])
+    assert "the load generator was late: one request in a hundred went out 120" in verdict["spoiled"][0]
+    (note,) = verdict["notes"]
+    assert note.startswith("not judged, since the run was spoiled: resp read: p99 is 187")
+
+
+def test_what_no_generator_can_spoil_fails_a_spoiled_run_all_the_same() -> None:
+    recorder = late(measured(), late_s=0.12)
+    recorder.is_wrong("b'key' holds another's value")
+    verdict = document(recorder, run())["verdict"]
+    assert (len(verdict["spoiled"]), verdict["reasons"]) == (1, ["1 reads gave wrong values"])
+
+
+def test_where_everything_is_overloaded_on_purpose_lateness_is_a_note() -> None:
+    verdict = document(late(measured(), late_s=0.12), run(is_spoilable=False))["verdict"]
+    assert (verdict["is_met"], verdict["spoiled"], len(verdict["notes"])) == (True, [], 1)
+
+
+def test_a_slow_store_misses_its_goal_and_spoils_nothing() -> None:
+    """p99 of 700 ms passed without a word."""
+    recorder = late(measured(), late_s=0.003, took_s=0.7)
+    verdict = document(recorder, run(goals=Goals(p99_ms={"read": 250.0})))["verdict"]
+    assert verdict["spoiled"] == []
+    assert verdict["reasons"] == ["resp read: p99 is 700.415 ms; the goal is 250 ms"]
+    assert document(recorder, run())["verdict"]["is_met"]
 
 
 def test_an_event_shows_what_callers_saw_until_the_next_one() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from random import Random
 from typing import Any
 
@@ -18,7 +20,9 @@ def measure(recorder: Recorder, seed: int, count: int = 500) -> None:
             recorder.failed("grpc", "read", "Unavailable", intended=intended, ended=intended + 5)
             continue
         took = random.lognormvariate(-6, 1)
-        recorder.done("grpc", "read", intended=intended, ended=intended + took, service_s=took / 2, length=10)
+        recorder.done(
+            "grpc", "read", intended=intended, ended=intended + took, service_s=took / 2, length=10, late_s=took / 4
+        )
 
 
 def figures(recorder: Recorder) -> list[object]:
@@ -34,7 +38,8 @@ def figures(recorder: Recorder) -> list[object]:
         )
         for key, tally in recorder.tallies.items()
     }
-    return [cells, tallies, recorder.error_counts, recorder.wrong, recorder.wrong_count]
+    late = [recorder.late.get_total_count(), recorder.late.get_value_at_percentile(99)]
+    return [cells, tallies, recorder.error_counts, recorder.wrong, recorder.wrong_count, late]
 
 
 def test_merged_workers_are_as_one_process() -> None:
@@ -161,3 +166,39 @@ class TouchedCells(dict[int, Cell]):
     def get(self, second: int, default: Any = None) -> Any:
         self.touched.add(second)
         return super().get(second, default)
+
+
+def test_the_wait_for_a_processor_is_a_share_of_the_time_after_the_warm_up_and_of_the_worst_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("loadtest.recorder.queued_or_none", lambda: None)
+    one, other, master = Recorder(counted_from=10.0), Recorder(counted_from=10.0), Recorder()
+    for second in range(21):
+        one.waited(second, 0.9 * min(second, 9) + 0.3 * max(second - 9, 0))
+        other.waited(second, 0.1 * second)
+    assert one.queued == pytest.approx(0.3)
+    for each in (one, other):
+        master.merge(each.take())
+    assert master.queued == one.queued
+
+
+def test_linux_tells_how_long_a_process_waited_for_a_processor() -> None:
+    """Two that are busy on one processor wait half of the time."""
+    told = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True, timeout=60, check=True)
+    assert float(told.stdout) > 0.2, "seconds of one"
+
+
+STARVED = """
+import os, time
+from loadtest.recorder import queued_or_none
+os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+child = os.fork()
+until = time.time() + (1.5 if child == 0 else 1.0)
+before = queued_or_none()
+while time.time() < until:
+    pass
+if child == 0:
+    os._exit(0)
+print(queued_or_none() - before)
+os.waitpid(child, 0)
+"""

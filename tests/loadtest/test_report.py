@@ -10,7 +10,8 @@ import pytest
 
 from loadtest.baseline import Line as Beside
 from loadtest.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Line, Mark, timeline
-from loadtest.figures import Event, Goals, Run, document
+from loadtest.figures import Event, Run, document
+from loadtest.goals import Goals
 from loadtest.recorder import Recorder
 from loadtest.report import page
 
