@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import ssl
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -17,7 +19,13 @@ import redis
 import trustme
 
 from kvstore.client import Client
+from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import StoreError
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.server.peer_frames import FrameError
+from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Caller, Credentials
+from kvstore.types import ServerId
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster]
@@ -34,6 +42,8 @@ class Secured:
         issued = authority.issue_cert("127.0.0.1", "localhost")
         issued.cert_chain_pems[0].write_to_path(str(self.cert))
         issued.private_key_pem.write_to_path(str(self.key))
+        self.of_client = directory / "client.pem"
+        authority.issue_cert("application.example").private_key_and_cert_chain_pem.write_to_path(str(self.of_client))
         self.other_ca = directory / "other.pem"
         trustme.CA().cert_pem.write_to_path(str(self.other_ca))
 
@@ -104,6 +114,46 @@ def test_a_node_that_verifies_clients_refuses_those_without_a_certificate(secure
     assert secured.cluster.redis("n3", ssl=True, ssl_ca_certs=str(secured.ca), **own).ping() is True
     with pytest.raises(StoreError), Client(secured.url("n3")) as client:
         client.get(b"tls-1")
+
+
+def greeted_as_n1(secured: Secured, secret: ClusterSecret, cert: Path, key: Path | None = None) -> str:
+    """What n3, which verifies clients, says in the end to who says that he is n1."""
+
+    async def instance() -> str:
+        store = await ZooKeeperStore.connect(secured.cluster.file.zookeeper)
+        try:
+            return await LayoutStore(store).instance_id()
+        finally:
+            await store.close()
+
+    nonce = partial(os.urandom, NONCE_BYTES)
+    credentials = Credentials(ServerId("n1"), asyncio.run(instance()), secret.derive_all(PURPOSE), nonce)
+    caller = Caller(credentials, ServerId("n3"))
+    context = ssl.create_default_context(cafile=str(secured.ca))
+    context.load_cert_chain(cert, key)
+    host, port = secured.cluster.address("n3", "resp")
+    with (
+        socket.create_connection((host, port), timeout=10) as plain,
+        context.wrap_socket(plain, server_hostname=host) as connection,
+    ):
+        connection.sendall(caller.hello())
+        try:
+            while not caller.is_proven:
+                proof, _ = caller.take(connection.recv(1000))
+                connection.sendall(proof)
+        except FrameError as error:
+            return str(error)
+    return "let in"
+
+
+def test_a_server_shows_its_certificate_and_knows_the_secret_and_one_of_them_is_not_enough(secured: Secured) -> None:
+    """docs/protocol.md H8"""
+    secret = read_secret(Path(secured.cluster.file.secret_file))
+    another = ClusterSecret((bytes(32),))
+    for of_whom in (secret, another):
+        assert "not that of a server" in greeted_as_n1(secured, of_whom, secured.of_client)
+    assert "secret is another one" in greeted_as_n1(secured, another, secured.cert, secured.key)
+    assert greeted_as_n1(secured, secret, secured.cert, secured.key) == "let in"
 
 
 def test_commands_reach_it_by_the_files_that_the_environment_names(secured: Secured) -> None:
