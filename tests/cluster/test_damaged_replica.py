@@ -1,0 +1,72 @@
+"""A replica whose state on disk is not what its log says is outvoted by the others, set aside and made anew
+(docs/protocol.md, P35)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.partition import rows
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.engine_rocks import RocksEngine
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+P1 = "p1"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with running_cluster(tmp_path, partitions=1) as cluster:
+        yield cluster
+
+
+def damage(path: Path) -> None:
+    """As if an entry had been applied wrongly."""
+    config = PartitionConfig()
+    engine = RocksEngine(
+        str(path), write_buffer_bytes=config.write_buffer_bytes, block_cache_bytes=config.block_cache_bytes
+    )
+    meta = engine.get(rows.META_KEY)
+    assert meta is not None
+    found = rows.meta_of(meta)
+    batch = engine.batch()
+    batch.put(rows.META_KEY, found._replace(crc=found.crc ^ 1).encode())
+    engine.write(batch)
+    engine.close()
+
+
+def trust(cluster: Cluster, replica: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "kvstore", "partition", "trust", P1, "--replica", replica]
+    command += ["--data-dir", str(cluster.local.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_damaged_replica_of_a_real_cluster_is_made_anew_and_the_others_serve_on(cluster: Cluster) -> None:
+    client = cluster.redis("n1")
+    for number in range(200):
+        client.set(f"k{number}", number)
+    bad = cluster.wait_led()[P1]
+    other = next(node for node in cluster.ids if node != bad)
+    cluster.terminate(bad)
+    cluster.wait_until(lambda: cluster.leaders().get(P1) not in (None, bad), "another leads")
+    (engine,) = (path for path in cluster.directory.glob(f"data/**/partitions/{P1}/engine") if bad in path.parts)
+    damage(engine)
+    cluster.start_node(bad)
+    client = cluster.redis(other, socket_timeout=30)
+
+    def is_made_anew() -> bool:
+        client.set("again", "v")
+        return (engine.parent / "engine.damaged").exists()
+
+    cluster.wait_until(is_made_anew, "the damaged copy is set aside")
+    cluster.wait_until(lambda: cluster.status(bad)["partitions"][P1]["failure"] is None, "it is well again")
+    cluster.wait_ready()
+    assert all(client.get(f"k{number}") == b"%d" % number for number in range(200))
+    refused = trust(cluster, bad)
+    assert refused.returncode != 0
+    assert "there is none" in refused.stderr, "nothing is in doubt any more"
