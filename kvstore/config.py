@@ -67,7 +67,7 @@ def _build(table: Mapping[str, Any], cls: type, prefix: str, faults: list[str]) 
         return None
     try:
         return cls(**values)
-    except ValueError as error:
+    except (ValueError, ConfigError) as error:
         faults.append(f"{prefix.rstrip('.')}: {error}" if prefix else str(error))
         return None
 

@@ -1,4 +1,4 @@
-"""Adds that only a ledger's metadata can judge: they wait here while it is read."""
+"""What only a ledger's metadata can judge, adds and keys: it waits here while that is read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable
 from typing import Protocol
 
-from kvstore.bookie.fencing import Verdict, judge_by_metadata, may_deny
+from kvstore.bookie.fencing import Verdict, judge_by_metadata, judge_key_by_metadata, may_deny
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
@@ -64,11 +64,15 @@ class Admission:
         """The next one might be refused."""
         return self._count >= WAITING_MAX or self._bytes + PACKET_MAX > WAITING_BYTES_MAX
 
-    def ask(self, ledger: int, size: int, judged: Callable[[Verdict], None]) -> bool:
-        """Call `judged` with what the metadata says of an ordinary add of `size` bytes. False: too many wait."""
+    def ask(self, ledger: int, key: bytes, size: int, judged: Callable[[Verdict, Verdict], None]) -> bool:
+        """Call `judged` with what the metadata says of the key, and of an ordinary add with it. `size`: bytes that wait
+        for the answer. False: too many wait."""
 
         def on_answer(answer: LedgerMetadata | Exception | None) -> None:
-            judged(Verdict.UNKNOWN if isinstance(answer, Exception) else judge_by_metadata(answer, self._bookie))
+            if isinstance(answer, Exception):
+                judged(Verdict.UNKNOWN, Verdict.UNKNOWN)
+            else:
+                judged(judge_key_by_metadata(answer, key), judge_by_metadata(answer, self._bookie, key))
 
         return self.ask_metadata(ledger, size, on_answer)
 

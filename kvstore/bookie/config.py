@@ -12,7 +12,61 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BookieConfig:
+class StorageConfig:
+    """What an operator may say of one bookie's disks: `[storage]` of a node's file. Raises ConfigError."""
+
+    journal_dir: str = "bookie/journal"
+    """Segments: every byte of every entry, once. Relative to the data directory, or a path of its own."""
+    index_dir: str = "bookie/index"
+    """Checkpoints of full segments; they can be made again from the journal."""
+    segment_bytes: int = 64 * MIB
+    reserve_bytes: int = 256 * MIB
+    """Free space below which the bookie becomes read-only. What is left serves fences, recovery and restarts."""
+    reclaim_interval_s: float = 60.0
+    """Between two looks for ledgers that were deleted."""
+    sparse_share: float = 0.5
+    """A full segment with a smaller share of live bytes is rewritten."""
+    rewrite_bytes_per_s: int = 16 * MIB
+    scrub_bytes_per_s: int = 4 * MIB
+    """How fast stored bytes are read again to find damage; 0: never."""
+    scrub_first_s: float = 600.0
+    """From the start of the bookie to the first round; between two rounds it is `scrub_rest_s`."""
+    scrub_rest_s: float = 3_600.0
+
+    def __post_init__(self) -> None:
+        if faults := [*self._wrong_directories(), *self._wrong_numbers()]:
+            raise ConfigError(f"{self._name}: " + "; ".join(faults))
+
+    @property
+    def _name(self) -> str:
+        return "storage"
+
+    def _wrong_directories(self) -> list[str]:
+        return [
+            *self._wrong("journal_dir", _is_directory(self.journal_dir), "a path without . and .."),
+            *self._wrong("index_dir", _is_directory(self.index_dir), "a path without . and .."),
+            *self._wrong("index_dir", self.index_dir != self.journal_dir, "another directory than journal_dir"),
+        ]
+
+    def _wrong_numbers(self) -> list[str]:
+        faults = [
+            *self._wrong("segment_bytes", 1024 <= self.segment_bytes <= 1 << 31, "1 KiB to 2 GiB"),
+            *self._wrong("sparse_share", 0 <= self.sparse_share < 1, "0 up to 1"),
+            *self._wrong("reclaim_interval_s", self.reclaim_interval_s > 0, "more than 0"),
+            *self._wrong("rewrite_bytes_per_s", self.rewrite_bytes_per_s > 0, "more than 0"),
+            *self._wrong("scrub_first_s", self.scrub_first_s >= 1, "at least 1"),
+            *self._wrong("scrub_rest_s", self.scrub_rest_s >= 1, "at least 1"),
+        ]
+        for field in ("reserve_bytes", "scrub_bytes_per_s"):
+            faults += self._wrong(field, getattr(self, field) >= 0, "0 or more")
+        return faults
+
+    def _wrong(self, field: str, is_right: bool, want: str) -> list[str]:
+        return [] if is_right else [f"{field} is {getattr(self, field)!r}, want {want}"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BookieConfig(StorageConfig):
     """One bookie. Raises ConfigError that names everything that is wrong."""
 
     name: str
@@ -23,13 +77,6 @@ class BookieConfig:
     """The `host:port` that others are told; empty: where it listens."""
     zone: str = ""
     """Where the machine stands; copies of one entry go to distinct zones. Empty: nowhere in particular."""
-    journal_dir: str = "bookie/journal"
-    """Segments: every byte of every entry, once. Relative to the data directory."""
-    index_dir: str = "bookie/index"
-    """Checkpoints of full segments; they can be made again from the journal."""
-    segment_bytes: int = 64 * MIB
-    reserve_bytes: int = 256 * MIB
-    """Free space below which the bookie becomes read-only. What is left serves fences, recovery and restarts."""
     pending_bytes_max: int = 64 * MIB
     """Packets that wait for a sync, over all connections; ordinary adds beyond are refused."""
     connections_max: int = 1024
@@ -39,34 +86,28 @@ class BookieConfig:
     """Bytes of one connection's requests not answered, and of answers that it has not read."""
     poll_ms_max: int = 60_000
     """Longest a long poll waits, whatever it asks for."""
-    reclaim_interval_s: float = 60.0
-    """Between two looks for ledgers that were deleted."""
-    sparse_share: float = 0.5
-    """A full segment with a smaller share of live bytes is rewritten."""
-    rewrite_bytes_per_s: int = 16 * MIB
-    scrub_bytes_per_s: int = 4 * MIB
-    """How fast stored bytes are read again to find damage; 0: never."""
+
+    @property
+    def _name(self) -> str:
+        return "bookie"
 
     def __post_init__(self) -> None:
         faults = [
             *self._wrong("name", _NAME.fullmatch(self.name) is not None, "letters, digits, dots and dashes"),
             *self._wrong("listen", _is_address(self.listen), "host:port"),
             *self._wrong("advertise", not self.advertise or _is_address(self.advertise), "host:port or nothing"),
-            *self._wrong("index_dir", self.index_dir != self.journal_dir, "another directory than journal_dir"),
-            *self._wrong("segment_bytes", 1024 <= self.segment_bytes <= 1 << 31, "1 KiB to 2 GiB"),
-            *self._wrong("sparse_share", 0 <= self.sparse_share < 1, "0 up to 1"),
-            *self._wrong("reclaim_interval_s", self.reclaim_interval_s > 0, "more than 0"),
-            *self._wrong("rewrite_bytes_per_s", self.rewrite_bytes_per_s > 0, "more than 0"),
+            *self._wrong_directories(),
+            *self._wrong_numbers(),
         ]
-        for field in ("reserve_bytes", "scrub_bytes_per_s"):
-            faults += self._wrong(field, getattr(self, field) >= 0, "0 or more")
         for field in ("pending_bytes_max", "connections_max", "connection_pending_max", "connection_bytes_max"):
             faults += self._wrong(field, getattr(self, field) > 0, "more than 0")
         if faults:
-            raise ConfigError("bookie: " + "; ".join(faults))
+            raise ConfigError(f"{self._name}: " + "; ".join(faults))
 
-    def _wrong(self, field: str, is_right: bool, want: str) -> list[str]:
-        return [] if is_right else [f"{field} is {getattr(self, field)!r}, want {want}"]
+
+def _is_directory(path: str) -> bool:
+    """Whether it is plainly a path, by itself or below the data directory."""
+    return "\0" not in path and not any(part in ("", ".", "..") for part in path.removeprefix("/").split("/"))
 
 
 def _is_address(text: str) -> bool:

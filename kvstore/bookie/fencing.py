@@ -10,6 +10,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from kvstore.bookie.ledger import Ledger
+from kvstore.proto.digest import master_key
 from kvstore.types import BookieId, LedgerMetadata, LedgerState
 
 
@@ -29,23 +30,39 @@ def judge_add(ledger: Ledger | None, *, key: bytes, recovery: bool, is_tombstone
     """May this add be stored, as far as this bookie knows by itself? Recovery's own adds pass a fence."""
     if is_tombstoned:
         return Verdict.FENCED
-    if ledger is None:
-        return Verdict.ADMIT if recovery else Verdict.ASK
-    if ledger.key not in (key, b""):  # empty: the record that had it was lost
-        return Verdict.WRONG_KEY
-    if recovery:
-        return Verdict.ADMIT
+    known = judge_key(ledger, key)
+    if known is not Verdict.ADMIT or ledger is None or recovery:
+        return known
     if ledger.is_fenced:
         return Verdict.FENCED
     return Verdict.ADMIT if ledger.is_admitted else Verdict.ASK
 
 
-def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId) -> Verdict:
+def judge_key(ledger: Ledger | None, key: bytes) -> Verdict:
+    """Is this the ledger's key? One that is not written down here, or was lost, nobody may set by showing it first
+    (docs/protocol.md, B13)."""
+    if ledger is None or not ledger.key:
+        return Verdict.ASK
+    return Verdict.ADMIT if ledger.key == key else Verdict.WRONG_KEY
+
+
+def judge_by_metadata(metadata: LedgerMetadata | None, bookie: BookieId, key: bytes) -> Verdict:
     """May the ledger's writer add to it here? `metadata` was read after a word of its writer had arrived; None: there
     is none."""
-    if metadata is None or metadata.state is not LedgerState.OPEN:
+    if metadata is None:
+        return Verdict.FENCED
+    if master_key(metadata.password) != key:
+        return Verdict.WRONG_KEY
+    if metadata.state is not LedgerState.OPEN:
         return Verdict.FENCED
     return Verdict.ADMIT if names(metadata, bookie) else Verdict.UNKNOWN
+
+
+def judge_key_by_metadata(metadata: LedgerMetadata | None, key: bytes) -> Verdict:
+    """Is this the ledger's key? Of one that does not exist nobody knows the key, and nobody recovers it."""
+    if metadata is None:
+        return Verdict.UNKNOWN
+    return Verdict.ADMIT if master_key(metadata.password) == key else Verdict.WRONG_KEY
 
 
 # docs/protocol.md B5

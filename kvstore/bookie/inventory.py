@@ -28,10 +28,26 @@ class Inventory:
         self.open_files = OpenFiles()
         self.is_limbo = False
         """Records of any ledger may be missing, ledgers included that are not known here."""
+        self.damaged: dict[tuple[int, int], int] = {}
+        """(ledger, entry) → place of the copies that the last scrub could not read."""
         self.expected: set[int] = set()
         """Segments that must be there, as far as the journal has been read. Only used while it is."""
         self._tails: list[Ledger] = []
         self._dropped: list[int] = []
+
+    def runs(self, ledger: Ledger) -> list[tuple[int, int]]:
+        """The entries that are here and not known to be damaged, as runs (first, count), rising. Leaders copy the rest
+        here again (docs/protocol.md, B14)."""
+        index, runs = ledger.index, []
+        bad = [e for (of, e), place in sorted(self.damaged.items()) if of == ledger.id and index.get(e)[0] == place]
+        for first, count in index.runs():
+            at = first
+            for entry in bad:
+                if at <= entry < first + count:
+                    runs += [(at, entry - at)] if entry > at else []
+                    at = entry + 1
+            runs += [(at, first + count - at)] if at < first + count else []
+        return runs
 
     def stored(self, segment: Segment, ledger: Ledger, entry: int, offset: int, size: int) -> None:
         """An entry packet of `size` bytes is on the disk, at `offset` of the segment that is being written."""

@@ -346,7 +346,10 @@ class Journal:
         if self._spare is not None or self._is_stopped:
             return
         try:
-            if self._env.disk.free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
+            if (
+                self._env.disk.free_bytes(self._config.journal_dir)
+                < self._config.segment_bytes + self._config.reserve_bytes
+            ):
                 raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
             self._spare = self._create(0, self._config.segment_bytes)
         except OSError as error:

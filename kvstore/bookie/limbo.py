@@ -89,7 +89,7 @@ async def settle(storage: BookieStorage, authority: Authority) -> list[LedgerId]
         found = inventory.ledgers.get(ledger)
         if metadata is None or found is None or inventory.is_limbo:
             continue
-        if is_complete(metadata, storage.bookie, found.index.runs()):
+        if is_complete(metadata, storage.bookie, inventory.runs(found)):
             storage.set_limbo(found, False)
             settled.append(LedgerId(ledger))
             log.info("ledger=%d lacks nothing here any more", ledger)

@@ -21,6 +21,9 @@ SHARES = (1, 1, 4, 16, 64)
 def make_directory(disk: Disk, path: str) -> None:
     """Make a directory and its parents so that they are there after a power cut too."""
     disk.mkdir(path)
+    if path.startswith("/"):
+        disk.sync_dir(path)
+        return  # what is above is the operator's
     parts = path.split("/")
     for count in range(len(parts)):
         disk.sync_dir("/".join(parts[:count]))

@@ -145,9 +145,9 @@ class Reader:
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
         """The entries here, as runs (first, count), rising. Of a ledger in limbo too: who repairs must know what is
-        here, and nobody may conclude from a list that an entry was never written (docs/protocol.md, B7)."""
+        here, and nobody may conclude from a list that an entry was never written (docs/protocol.md, B7, B14)."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), ())
         else:
-            self._journal.after(found.last_group, lambda: done(Status.OK, found.index.runs()))
+            self._journal.after(found.last_group, lambda: done(Status.OK, self._inventory.runs(found)))

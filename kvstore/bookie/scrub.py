@@ -1,4 +1,5 @@
-"""Reads stored entries again, slowly, to find damage while other bookies still have copies."""
+"""Reads stored entries again, slowly, to find damage while other bookies still have copies. What is damaged is left out
+of the bookie's lists of entries, so that leaders copy it here again (docs/protocol.md, B14)."""
 
 from __future__ import annotations
 
@@ -14,8 +15,6 @@ log = logging.getLogger(__name__)
 
 STEP_BYTES = 256 << 10
 """Read between two pauses."""
-REST_S = 3600.0
-"""Between two rounds."""
 DAMAGED_MAX = 10_000
 """Damaged entries that are remembered; more are only counted."""
 
@@ -26,32 +25,37 @@ class Scrubber:
     def __init__(self, config: BookieConfig, storage: BookieStorage) -> None:
         self._config = config
         self._storage = storage
-        self.damaged: dict[tuple[int, int], None] = {}
-        """(ledger, entry) of what the last round could not read as it was written."""
 
     async def run(self) -> None:
         """Round after round, for ever."""
+        wait_s = self._config.scrub_first_s
         while self._config.scrub_bytes_per_s:
-            await asyncio.sleep(REST_S)
+            await asyncio.sleep(wait_s)
             await self.round()
+            wait_s = self._config.scrub_rest_s
 
     async def round(self) -> int:
         """Read everything in full segments once; returns how many entries are damaged."""
         inventory = self._storage.inventory
-        found: dict[tuple[int, int], None] = {}
+        found: dict[tuple[int, int], int] = {}
         count = 0
         for file in sorted(inventory.segments):
             segment = inventory.segments.get(file)
             if segment is None or file == self._storage.journal.open_group.segment.file:
                 continue
-            for damaged in await self._segment(segment):
+            for damaged, place in await self._segment(segment):
                 count += 1
                 if len(found) < DAMAGED_MAX:
-                    found[damaged] = None
-        self.damaged = found
+                    found[damaged] = inventory.damaged[damaged] = place
+        inventory.damaged = found
         return count
 
-    async def _segment(self, segment: Segment) -> list[tuple[int, int]]:
+    @property
+    def damaged(self) -> dict[tuple[int, int], int]:
+        """(ledger, entry) of what the last round could not read as it was written, and where that stands."""
+        return self._storage.inventory.damaged
+
+    async def _segment(self, segment: Segment) -> list[tuple[tuple[int, int], int]]:
         damaged = []
         read = 0
         for ledger in sorted(segment.live):
@@ -59,7 +63,7 @@ class Scrubber:
             for entry, place, size in found.index.inside(segment.file) if found is not None else ():
                 body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
                 if body is None and found is not None and found.index.get(entry)[0] == place:
-                    damaged.append((ledger, entry))
+                    damaged.append(((ledger, entry), place))
                     self._storage.statistics.damaged_records += 1
                     log.error("ledger=%d entry=%d is damaged in segment=%d", ledger, entry, segment.file)
                 read += size

@@ -17,7 +17,7 @@ from kvstore.bookie.checkpoints import write_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import Digests, lac_proves_itself, proves_itself
 from kvstore.bookie.door import Door
-from kvstore.bookie.fencing import Verdict, judge_add
+from kvstore.bookie.fencing import Verdict, judge_add, judge_key
 from kvstore.bookie.group import Group
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal import Journal
@@ -162,25 +162,25 @@ class BookieStorage:
         self, ledger: int, entry: int, body: bytes, key: bytes, recovery: bool, lac: int, done: Done
     ) -> Ledger | None:
         """The ledger if the add is admitted at once; otherwise it is refused, or waits for the metadata."""
-        verdict = self._judge(ledger, key, recovery)
+        verdict, use = self._judge(ledger, key, recovery), Use.COPY if recovery else Use.ADD
         if verdict is Verdict.ADMIT:
-            return self._first_contact(ledger, key, done, use=Use.COPY if recovery else Use.ADD)
+            return self._first_contact(ledger, key, done, use=use)
         if verdict is not Verdict.ASK:
             self._refuse(verdict, done)
             return None
 
-        def resume(answer: Verdict) -> None:
+        def resume(of_key: Verdict, of_add: Verdict) -> None:
             again = self._judge(ledger, key, recovery)  # it may have been fenced meanwhile
             if again is Verdict.ASK:
-                again = answer
+                again = of_key if recovery else of_add
             if again is not Verdict.ADMIT:
                 self._refuse(again, done)
                 return
-            found = self._first_contact(ledger, key, done, flags=ADMITTED)
+            found = self._first_contact(ledger, key, done, 0 if recovery else ADMITTED, use=use)
             if found is not None:
                 self._store(found, entry, body, recovery, lac, done)
 
-        if not self.admission.ask(ledger, len(body), resume):
+        if not self.admission.ask(ledger, key, len(body), resume):
             self.statistics.refused_overload += 1
             done(Status.TOO_MANY_REQUESTS)
         return None
@@ -317,25 +317,56 @@ class BookieStorage:
         fencing read is waited for, then seen. NO_LEDGER and NO_ENTRY are definite.
         """
         self.statistics.reads += 1
-        refusal = (
-            Status.BAD_REQUEST if entry < LAST_ENTRY or ledger < 0 else self._fence(ledger, key) if fence else None
-        )
-        if refusal is not None:
-            done(refusal, entry, None, -1)
+        if entry < LAST_ENTRY or ledger < 0:
+            done(Status.BAD_REQUEST, entry, None, -1)
+        elif not fence:
+            self.reader.read(ledger, entry, done, after_all=False)
+        elif ledger in self.inventory.tombstones:
+            done(Status.NO_LEDGER, entry, None, -1)  # its fence has outlived it
+        elif key is None or not 0 < len(key) <= KEY_MAX:
+            self._refuse(Verdict.WRONG_KEY, lambda status: done(status, entry, None, -1))
+        else:
+            self._when_key_is_right(ledger, key, partial(self._fence_and_read, ledger, entry, key, done))
+
+    def _when_key_is_right(self, ledger: int, key: bytes, go_on: Callable[[Status, bool], None]) -> None:
+        """Call `go_on` with OK if the key is the ledger's, as is known here or as the metadata store says, else with
+        why not; and with whether that store has just said that the ledger's writer may add here. docs/protocol.md,
+        B13."""
+        verdict = judge_key(self._ledgers.get(ledger), key)
+        if verdict is not Verdict.ASK:
+            self._tell(verdict, False, go_on)
             return
-        self.reader.read(ledger, entry, done, after_all=fence)
+
+        def resume(of_key: Verdict, of_add: Verdict) -> None:
+            known = judge_key(self._ledgers.get(ledger), key)
+            self._tell(of_key if known is Verdict.ASK else known, of_add is Verdict.ADMIT, go_on)
+
+        if not self.admission.ask(ledger, key, len(key), resume):
+            self.statistics.refused_overload += 1
+            go_on(Status.TOO_MANY_REQUESTS, False)
+
+    def _tell(self, verdict: Verdict, may_add: bool, go_on: Callable[[Status, bool], None]) -> None:
+        if verdict is Verdict.ADMIT:
+            go_on(Status.OK, may_add)
+        else:
+            self._refuse(verdict, lambda status: go_on(status, False))
 
     # docs/protocol.md L5
-    def _fence(self, ledger: int, key: bytes | None) -> Status | None:
-        """Fence, or say why not. The fence is on the disk once the ledger's `last_group` is."""
+    def _fence_and_read(self, ledger: int, entry: int, key: bytes, done: ReadDone, status: Status, _: bool) -> None:
+        """Fence, then read. The fence is on the disk once the ledger's `last_group` is."""
         if ledger in self.inventory.tombstones:
-            return Status.NO_LEDGER  # its fence has outlived it
+            status = Status.NO_LEDGER  # it was deleted while the metadata was asked about it
+        if status is Status.OK:
+            status = self._fence(ledger, key)
+        if status is Status.OK:
+            self.reader.read(ledger, entry, done, after_all=True)
+        else:
+            done(status, entry, None, -1)
+
+    def _fence(self, ledger: int, key: bytes) -> Status:
         found = self._ledgers.get(ledger)
-        if key is None or not 0 < len(key) <= KEY_MAX or (found is not None and found.key not in (key, b"")):
-            self.statistics.refused_key += 1
-            return Status.UNAUTHORIZED
         if found is not None and found.is_fenced:
-            return None
+            return Status.OK
         try:
             found = self._known(ledger, key)
             self.note(Kind.FENCE, 0, found, -1, key)
@@ -343,7 +374,7 @@ class BookieStorage:
             return Status.IO_ERROR
         found.is_fenced = True
         self.statistics.fences += 1
-        return None
+        return Status.OK
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:
         """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
@@ -377,17 +408,20 @@ class BookieStorage:
         self.digests.judge(ledger, key, len(body), check, judged)
 
     def _keep_lac(self, ledger: int, body: bytes, key: bytes, done: Done) -> None:
-        found = self._ledgers.get(ledger)
         if ledger in self.inventory.tombstones or not 0 < len(key) <= KEY_MAX:
             done(Status.FENCED if key else Status.BAD_REQUEST)
-            return
-        if found is not None and found.key not in (key, b""):
-            self._refuse(Verdict.WRONG_KEY, done)
+        else:
+            self._when_key_is_right(ledger, key, partial(self._note_lac, ledger, body, key, done))
+
+    def _note_lac(self, ledger: int, body: bytes, key: bytes, done: Done, status: Status, may_add: bool) -> None:
+        if status is not Status.OK or ledger in self.inventory.tombstones:
+            done(Status.FENCED if status is Status.OK else status)
             return
         if self.journal.is_full:
             self._refuse_for_now(done)
             return
-        found = self._first_contact(ledger, key, done)
+        is_new = may_add and self._judge(ledger, key, recovery=False) is Verdict.ASK
+        found = self._first_contact(ledger, key, done, flags=ADMITTED if is_new else 0)
         if found is None:
             return
         try:
@@ -403,11 +437,11 @@ class BookieStorage:
     def _admit_ahead(self, ledger: int, key: bytes) -> None:
         """A writer speaks of its ledger before its first add: that add need not wait for the metadata store then."""
 
-        def resume(answer: Verdict) -> None:
-            if answer is Verdict.ADMIT and self._judge(ledger, key, recovery=False) is Verdict.ASK:
+        def resume(_: Verdict, of_add: Verdict) -> None:
+            if of_add is Verdict.ADMIT and self._judge(ledger, key, recovery=False) is Verdict.ASK:
                 self._first_contact(ledger, key, lambda _: None, flags=ADMITTED)
 
-        self.admission.ask(ledger, len(key), resume)
+        self.admission.ask(ledger, key, len(key), resume)
 
     def force(self, ledger: int, *, done: Done) -> None:
         """OK once everything accepted before is on the disk."""
@@ -415,7 +449,7 @@ class BookieStorage:
 
     def space(self) -> tuple[int, int]:
         """Bytes in all, as far as this bookie could use them, and bytes that are free."""
-        free = self._env.disk.free_bytes()
+        free = self._env.disk.free_bytes(self._config.journal_dir)
         return free + sum(segment.capacity for segment in self.inventory.segments.values()), free
 
     def refresh_statistics(self) -> Statistics:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.env.ports import File
@@ -105,12 +106,14 @@ class DirectoryFile:
 
 
 class DirectoryDisk:
-    """All files below one directory. Its parts may be mount points or links, but no path that is given leads out."""
+    """All files below one directory. Its parts may be mount points or links, but no path that is given leads out.
+    Absolute paths are refused but for those below one of `others`."""
 
-    def __init__(self, root: Path, syncs: Syncs | None = None) -> None:
+    def __init__(self, root: Path, syncs: Syncs | None = None, others: Sequence[Path] = ()) -> None:
         """Raises OSError if `root` is not a directory and cannot be made."""
         root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         self._root = str(root.resolve())
+        self._others = tuple(str(each) for each in others)
         self._syncs = syncs or ThreadSyncs()
 
     def open(self, path: str, *, create: bool = False) -> File:
@@ -147,18 +150,20 @@ class DirectoryDisk:
         finally:
             os.close(fd)
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, path: str = "") -> int:
         """What is left for processes without privileges."""
-        found = os.statvfs(self._root)
+        found = os.statvfs(self.real_path(path))
         return found.f_bavail * found.f_frsize
 
     def real_path(self, path: str) -> str:
         """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""
         if not path:
             return self._root
-        if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+        is_other = any(path == each or path.startswith(f"{each}/") for each in self._others)
+        parts = (path.removeprefix("/") if is_other else path).split("/")
+        if "\0" in path or any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"want a path relative to the root and below it, got {path!r}")
-        return f"{self._root}/{path}"
+        return path if is_other else f"{self._root}/{path}"
 
     def close(self) -> None:
         """Free what syncs are done with. For processes that end, this is done by their end."""

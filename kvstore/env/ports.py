@@ -7,7 +7,7 @@ event loop with virtual time. Tasks are started by a Nursery only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
@@ -73,12 +73,17 @@ class Listener(Protocol):
 class Transport(Protocol):
     """Byte streams between nodes. Addresses are `host:port`."""
 
-    async def listen(self, address: str, factory: Callable[[], StreamHandler]) -> Listener:
-        """Accept connections; each gets a handler of its own. Raises OSError if the address is taken."""
+    async def listen(self, address: str, factory: Callable[[], StreamHandler], *, is_vital: bool = False) -> Listener:
+        """Accept connections; each gets a handler of its own. `is_vital`: also where descriptors are so short that
+        others are refused. Raises OSError if the address is taken."""
         ...
 
     async def connect(self, address: str, handler: StreamHandler) -> Stream:
         """Open a connection; `handler.connection_made` is called before this returns. Raises OSError."""
+        ...
+
+    def statistics(self) -> Mapping[str, int]:
+        """Of connections that were accepted and that no handler has, or ever had."""
         ...
 
 
@@ -135,7 +140,10 @@ class Disk(Protocol):
         ...
 
     def sync_dir(self, path: str) -> None: ...
-    def free_bytes(self) -> int: ...
+    def free_bytes(self, path: str = "") -> int:
+        """What is left for files in the directory `path`, which is there."""
+        ...
+
     def real_path(self, path: str) -> str:
         """The path in the machine's file system, for libraries that open files themselves."""
         ...

@@ -7,7 +7,7 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from pathlib import Path
 from random import SystemRandom
 from typing import Any, NoReturn, TypeVar
@@ -33,14 +33,21 @@ SWITCH_INTERVAL_S = 0.0005
 """How long a sync thread that has finished waits at most for a busy event loop to let it report."""
 
 
-def real_env(root: Path, *, name: str = "node", on_error: OnError | None = None, tls: Tls | None = None) -> Env:
-    """The ports of this process, with its files below `root`. Raises OSError if that or the TLS files cannot be
-    used."""
+def real_env(
+    root: Path,
+    *,
+    name: str = "node",
+    on_error: OnError | None = None,
+    tls: Tls | None = None,
+    others: Sequence[Path] = (),
+) -> Env:
+    """The ports of this process, with its files below `root` and `others`. Raises OSError if the root or the TLS files
+    cannot be used."""
     return Env(
         clock=SystemClock(),
         random=SystemRandom(),  # nobody may foresee the nonces that are drawn
         transport=_transport(tls),
-        disk=DirectoryDisk(root, best_syncs()),
+        disk=DirectoryDisk(root, best_syncs(), others),
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
         starved=LoopStarvation(),

@@ -4,47 +4,53 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from kvstore.env.accepting import Accepted, Acceptor, bind
 from kvstore.env.ports import Listener, Stream, StreamHandler
-
-BACKLOG_MAX = 1024
-"""Connections that the kernel holds before they are accepted."""
 
 
 class TcpListener:
     """A bound address that accepts connections until closed."""
 
-    def __init__(self, server: asyncio.Server, address: str) -> None:
-        self._server = server
+    def __init__(self, acceptors: Sequence[Acceptor], address: str) -> None:
+        self._acceptors = acceptors
         self.address = address
 
     def close(self) -> None:
         """Accept no more connections. Those accepted go on."""
-        self._server.close()
+        for each in self._acceptors:
+            each.close()
 
 
 class TcpTransport:
-    """TCP streams without delay (TCP_NODELAY, which asyncio and uvloop set by themselves), inside TLS if there are
-    contexts for it: `serving` for listeners, `calling` for connections to others."""
+    """TCP streams without delay (TCP_NODELAY), inside TLS if there are contexts for it: `serving` for listeners,
+    `calling` for connections to others."""
 
     def __init__(self, *, serving: ssl.SSLContext | None = None, calling: ssl.SSLContext | None = None) -> None:
         self._serving, self._calling = serving, calling
+        self._accepted = Accepted()
 
-    async def listen(self, address: str, factory: Callable[[], StreamHandler]) -> Listener:
+    async def listen(self, address: str, factory: Callable[[], StreamHandler], *, is_vital: bool = False) -> Listener:
         """Raises OSError if the address is taken or not ours. Port 0 picks a free one."""
         host, port = split_address(address)
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(
-            factory,  # type: ignore[arg-type]
-            host,
-            port,
-            backlog=BACKLOG_MAX,
-            ssl=self._serving,
-        )
-        bound = server.sockets[0].getsockname()[1]
-        return TcpListener(server, join_address(host, bound))
+        sockets = await bind(host, port)
+        bound = sockets[0].getsockname()[1]
+        acceptors = [Acceptor(each, factory, self._serving, self._accepted, is_vital=is_vital) for each in sockets]
+        for each in acceptors:
+            each.start()
+        return TcpListener(acceptors, join_address(host, bound))
+
+    def statistics(self) -> dict[str, int]:
+        """Of connections that no handler has, or ever had."""
+        accepted = self._accepted
+        return {
+            "connections_opening": accepted.opening,
+            "connections_timed_out_total": accepted.timed_out,
+            "connections_gave_way_total": accepted.gave_way,
+            "connections_refused_total": accepted.refused,
+        }
 
     async def connect(self, address: str, handler: StreamHandler) -> Stream:
         """Raises OSError. The caller sets the deadline. If this raises, a connection that was made is lost."""

@@ -19,6 +19,8 @@ AHEAD_BYTES = 1 << 20
 """What a reader of pages has of them at most that it has not asked for yet, and the message that is coming."""
 CONNECTIONS_MAX = 2_500
 """Of one server, unless it is told otherwise; one more is closed at once."""
+HANDSHAKE_MS = 5_000
+"""From the accept of a connection to its first HTTP/2 frame."""
 CONCURRENT_CALLS_MAX = 4_096
 """Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
 
@@ -84,9 +86,15 @@ def open_aio_channel(address: str, tls: Tls | None) -> grpc.aio.Channel:
 
 
 def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
-    """Of a server. Without SO_REUSEPORT a port that is taken is an error instead of a shared port."""
-    connections = ("grpc.max_allowed_incoming_connections", connections_max)
-    return (*sizes(), *keepalive(server=True), connections, ("grpc.so_reuseport", 0))
+    """Of a server. Connections count from their accept. Without SO_REUSEPORT a port that is taken is an error instead
+    of a shared port."""
+    return (
+        *sizes(),
+        *keepalive(server=True),
+        ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
+        ("grpc.so_reuseport", 0),
+    )
 
 
 def timeout_s(timeout_ms: int) -> float:

@@ -7,9 +7,12 @@ The simulation runs the same composition; doors that need the real world (gRPC, 
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -42,6 +45,7 @@ from kvstore.server.taps import LOADS, Taps, loads_of_cluster
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
+from kvstore.wal.creator import PasswordOf
 from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LocalBookie
 
@@ -227,6 +231,11 @@ class Node:
         return leader[0] != self.id or partition in self.hosting.leads
 
 
+def passwords(key: bytes) -> PasswordOf:
+    """Each ledger has a password of its own, made of the cluster's secret, so that one that is known opens no other."""
+    return lambda ledger: hmac.digest(key, b"%d" % ledger, hashlib.sha256).hex().encode()
+
+
 @asynccontextmanager
 async def serve(
     config: NodeConfig,
@@ -284,6 +293,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
             advertise=advertised,
             zone=config.zone,
             connections_max=config.limits.bookie_connections_max,
+            **{each.name: getattr(config.storage, each.name) for each in fields(config.storage)},
         )
         bookie = Bookie(env, of_bookie, store)
         node.bookie = await stack.enter_async_context(bookie)
@@ -293,7 +303,8 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     bookies = Bookies(env, view.address, own=own)
     stack.callback(bookies.close)
     choice = BookieChoice(view, store, clock=env.clock, random=env.random, own=own[0] if own else None)
-    return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log)
+    password_of = passwords(node.secret.derive("ledger password"))
+    return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log, password_of=password_of)
 
 
 async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
+from kvstore.bookie.config import StorageConfig
 from kvstore.env.tls import Tls
 from kvstore.partition.config import PartitionConfig
 from kvstore.wal.config import LogConfig
@@ -93,6 +94,8 @@ class NodeConfig:
     retired_keep_s: float = 86_400.0
     """How long the state of a replica that has left is kept, set aside: as time that the node runs."""
     limits: Limits = field(default_factory=Limits)
+    storage: StorageConfig = field(default_factory=StorageConfig)
+    """Of its bookie; `bookie` above is where that listens."""
     partition: PartitionConfig = field(default_factory=PartitionConfig)
     log: LogConfig = field(default_factory=LogConfig)
 
@@ -100,6 +103,8 @@ class NodeConfig:
         faults = []
         if fault := id_fault(self.id):
             faults.append(f"id: {fault}")
+        if self.storage.segment_bytes < 1 << 20:
+            faults.append(f"storage.segment_bytes: want 1 MiB to 2 GiB, got {self.storage.segment_bytes}")
         if self.repair_after_s < 0:
             faults.append(f"repair_after_s: want at least 0, got {self.repair_after_s:g}")
         if self.retired_keep_s < 0:
@@ -129,6 +134,11 @@ class NodeConfig:
     def tls_or_none(self) -> Tls | None:
         """None if nothing is TLS."""
         return self.tls if self.tls.serves else None
+
+    @property
+    def outside(self) -> list[Path]:
+        """The directories of its bookie that are not below the data directory."""
+        return [Path(each) for each in (self.storage.journal_dir, self.storage.index_dir) if each.startswith("/")]
 
     def told(self, address: str) -> str:
         """What others are told for one of our addresses."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Protocol, cast
+
+import grpc
 
 from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
@@ -11,6 +13,7 @@ from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.server.admin import Admin, AdminSource
+from kvstore.server.audit import Audited
 from kvstore.server.backend import Backend
 from kvstore.server.data import Data, DataSource
 from kvstore.server.feed_service import FeedService
@@ -45,7 +48,9 @@ class GrpcDoor:
                 lambda server: kv_pb2_grpc.add_KVServicer_to_server(self._kv, server),
                 lambda server: feed_pb2_grpc.add_FeedServicer_to_server(self._feed, server),
                 lambda server: data_pb2_grpc.add_DataServicer_to_server(self._data, server),
-                lambda server: admin_pb2_grpc.add_AdminServicer_to_server(admin, server),
+                lambda server: admin_pb2_grpc.add_AdminServicer_to_server(
+                    admin, cast("grpc.aio.Server", Audited(server, env.clock.now))
+                ),
             ),
             connections_max,
         )

@@ -1,10 +1,9 @@
 """The HTTP door: health, metrics and a status page. Bounded: it has few connections, reads no bodies and answers from
-memory."""
+memory. A crowd on another door does not keep it from saying that the process is well."""
 
 from __future__ import annotations
 
 import asyncio
-import ssl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -13,7 +12,7 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
-from kvstore.env.transport import split_address
+from kvstore.env import Listener, Transport
 from kvstore.server.metrics import Statistics, metrics_of
 from kvstore.server.page import page_of
 
@@ -51,8 +50,8 @@ class Shown(Protocol):
 class HttpDoor:
     """Listens from `open` to `close`."""
 
-    def __init__(self, shown: Shown, tls: ssl.SSLContext | None = None) -> None:
-        self._shown, self._tls = shown, tls
+    def __init__(self, shown: Shown, transport: Transport) -> None:
+        self._shown, self._transport = shown, transport
         self._registry = CollectorRegistry()
         self._lag = LoopLag()
         self._registry.register(Collected(shown, self._lag))
@@ -65,17 +64,20 @@ class HttpDoor:
             "/metrics": self._metrics,
         }
         self._runner: web.ServerRunner | None = None
+        self._listener: Listener | None = None
 
     async def open(self, address: str) -> None:
         """Raises OSError."""
-        self._runner = web.ServerRunner(Connections(self._answer), shutdown_timeout=SHUTDOWN_S)
+        connections = Connections(self._answer)
+        self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
         await self._runner.setup()
-        host, port = split_address(address)
-        await web.TCPSite(self._runner, host, port, ssl_context=self._tls).start()
+        self._listener = await self._transport.listen(address, connections, is_vital=True)
         self._lag.start()
 
     async def close(self) -> None:
         self._lag.stop()
+        if self._listener is not None:
+            self._listener.close()
         if self._runner is not None:
             await self._runner.cleanup()
 

@@ -32,6 +32,22 @@ NAMES: dict[str, tuple[str, str]] = {
     "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper."),
     "process_draining": ("process_draining", "1 once the node hands over what it leads."),
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
+    "process_connections_opening": (
+        "process_connections_opening",
+        "Connections that are accepted and in their TLS handshake; no door counts them yet.",
+    ),
+    "process_connections_timed_out_total": (
+        "process_connections_timed_out_total",
+        "Connections closed since their TLS handshake was not over in time.",
+    ),
+    "process_connections_gave_way_total": (
+        "process_connections_gave_way_total",
+        "Connections closed in their TLS handshake since others came: a flood.",
+    ),
+    "process_connections_refused_total": (
+        "process_connections_refused_total",
+        "Connections closed at once for want of descriptors: the last ones are for files.",
+    ),
     "process_snapshot_age_s": (
         "process_snapshot_age_seconds",
         "Age of the last snapshot of the cluster that was finished, wherever it is; absent while there is none.",
@@ -78,6 +94,10 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_resp_connections": ("server_resp_connections", "Connections to the Redis port."),
     "server_resp_commands_total": ("server_resp_commands_total", "Commands that came by it."),
     "server_resp_connections_refused_total": ("server_resp_connections_refused_total", "Connections above the limit."),
+    "server_resp_silent_closed_total": (
+        "server_resp_silent_closed_total",
+        "Connections closed for others, at the limit: they had never sent a command.",
+    ),
     "server_resp_slow_readers_closed_total": (
         "server_resp_slow_readers_closed_total",
         "Connections closed since their clients did not read their replies.",

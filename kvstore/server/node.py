@@ -67,8 +67,8 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
 class Process:
     """What the HTTP door shows while the node starts, runs and stops."""
 
-    def __init__(self, config: NodeConfig) -> None:
-        self._config = config
+    def __init__(self, config: NodeConfig, env: Env) -> None:
+        self._config, self._env = config, env
         self.node: Node | None = None
         self.waits_for = ""
         """What keeps the node from starting."""
@@ -88,7 +88,7 @@ class Process:
         return {**self.node.status(), "pid": os.getpid()}
 
     def statistics(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"process": {"ready": not self.not_ready()}}
+        found: dict[str, Any] = {"process": {"ready": not self.not_ready(), **self._env.transport.statistics()}}
         if self.node is None:
             return found
         found["process"] |= self.node.facts_of_process()
@@ -104,9 +104,11 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
     loop.set_exception_handler(_callback_failed)
     for which in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(which, stop.set)
-    env = real_env(config.data_dir, name=config.id, on_error=_task_failed, tls=config.tls_or_none)
-    process = Process(config)
-    http = HttpDoor(process, config.tls.server_context())
+    env = real_env(
+        config.data_dir, name=config.id, on_error=_task_failed, tls=config.tls_or_none, others=config.outside
+    )
+    process = Process(config, env)
+    http = HttpDoor(process, env.transport)
     await http.open(config.http)
     try:
         while not stop.is_set():

@@ -26,6 +26,8 @@ INPUT_BYTES_MAX = 256 << 20
 CLOSE_S = 1.0
 """How long a stop waits for what is under way; what is not done then is answered to nobody."""
 CLOSE_LOOKS = 50
+SILENT_S = 10.0
+"""A connection that has sent no command for so long since it began gives way to one more than there may be."""
 
 LetIn = Callable[[StreamHandler], None]
 AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
@@ -45,10 +47,13 @@ class RespServer:
         self.rounds = Rounds(env.clock.now)
         self.connections_accepted = 0
         self.connections_refused = 0
+        self.silent_closed = 0
         self._env, self._limits, self._began = env, limits, env.clock.now()
         self._accept_peer, self._facts = accept_peer, facts
         self._nursery = env.nursery.child("resp")
         self._connections: dict[RespConnection, None] = {}
+        self._silent: dict[RespConnection, float] = {}
+        """Those that have sent no command yet, and since when; the oldest is the first."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._look: asyncio.TimerHandle | None = None
@@ -81,6 +86,7 @@ class RespServer:
             "resp_connections": len(self._connections),
             "resp_commands_total": self.commands,
             "resp_connections_refused_total": self.connections_refused,
+            "resp_silent_closed_total": self.silent_closed,
             "resp_slow_readers_closed_total": self.room.closed,
             "resp_replies_put_off_total": self.room.put_off,
             "resp_replies_refused_total": self.room.refused,
@@ -101,14 +107,34 @@ class RespServer:
     def admit(self, connection: RespConnection) -> Admission:
         """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
         above = len(self._connections) - self._limits.connections_max
+        if above >= 0 and self._close_silent():
+            above = -1
         if above >= SERVERS_MAX:
             return Admission.NO
         self._connections[connection] = None
         self.connections_accepted += 1
-        return Admission.YES if above < 0 else Admission.IF_SERVER
+        if above >= 0:
+            return Admission.IF_SERVER
+        self._silent[connection] = self.now()
+        return Admission.YES
+
+    def heard(self, connection: RespConnection) -> None:
+        """It has sent a command."""
+        self._silent.pop(connection, None)
+
+    def _close_silent(self) -> bool:
+        """Close the connection that has been silent for the longest time, if that is long enough."""
+        silent, since = next(iter(self._silent.items()), (None, 0.0))
+        if silent is None or self.now() - since < SILENT_S:
+            return False
+        self.forget(silent)
+        silent.abort()
+        self.silent_closed += 1
+        return True
 
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
+        self._silent.pop(connection, None)
         self.room.forget(connection)
         self.window.forget(connection)
         self._input_bytes -= self._input.pop(connection, 0)

@@ -89,6 +89,8 @@ class RespConnection(Outbox):
             return
         commands = self._parser.parse(data)
         self.server.commands += len(commands)
+        if commands and not self._issued:
+            self.server.heard(self)
         if self._is_stalled():
             self._queue.extend(commands)
         else:

@@ -23,6 +23,8 @@ log = logging.getLogger(__name__)
 SETTLE_S = 1.0
 """Entries confirmed so long ago have reached whoever was to get them."""
 RETRY_S = 20.0
+ROUND_S = 900.0
+"""After so long every ledger is looked at again: a bookie may have found damage in it (docs/protocol.md, B14)."""
 
 
 # docs/protocol.md W8
@@ -67,9 +69,12 @@ class Copier:
     async def _run(self) -> None:
         self._ports.choice.listen(self, self.look_again)
         try:
+            round_at = self._ports.clock.now()
             while True:
-                await self._wake.wait()
+                await wait_within(self._wake, ROUND_S)
                 self._wake.clear()
+                if self._ports.clock.now() - round_at >= ROUND_S:
+                    round_at, self._complete = self._ports.clock.now(), set()
                 if not await self._pass():
                     await wait_within(self._wake, RETRY_S)
                     self._wake.set()

@@ -23,6 +23,15 @@ PREPARED_S_MAX = 20.0
 """How long a ledger that was made ahead may be used: long before it can be taken for an orphan."""
 
 
+PasswordOf = Callable[[LedgerId], bytes]
+"""Gives each new ledger its password."""
+
+
+def no_password(_: LedgerId) -> bytes:
+    """The empty one: whoever reaches the bookies can fence and write the ledger."""
+    return b""
+
+
 class LedgerCreator:
     """Makes open ledgers that no list names yet."""
 
@@ -36,8 +45,9 @@ class LedgerCreator:
         clock: Clock,
         random: Random,
         greet: Callable[[LedgerMetadata], None] = lambda _: None,
+        password_of: PasswordOf = no_password,
     ) -> None:
-        """`greet` is called for each ledger made."""
+        """`greet` is called for each ledger made. `password_of`: docs/protocol.md, B13."""
         self._ids = ids
         self._ledgers = ledgers
         self._choice = choice
@@ -45,6 +55,7 @@ class LedgerCreator:
         self._clock = clock
         self._random = random
         self._greet = greet
+        self._password_of = password_of
         self._prepared: dict[PartitionId, tuple[LedgerMetadata, float]] = {}
         """Ledgers made ahead, and when."""
 
@@ -98,6 +109,7 @@ class LedgerCreator:
             quorum,
             (Fragment(EntryId(0), ensemble),),
             digest=self._config.digest,
+            password=self._password_of(ledger),
             custom=((OWNER_KEY, partition.encode()),),
             ctime_ms=self._clock.wall_ms(),
             token=self._random.getrandbits(62) + 1,

@@ -12,7 +12,7 @@ from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import NO_ENTRY, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
-from kvstore.wal.creator import LedgerCreator
+from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists, ReadersLists
@@ -34,6 +34,7 @@ class PartitionLogs:
         *,
         is_release: Callable[[bytes], bool],
         config: LogConfig | None = None,
+        password_of: PasswordOf = no_password,
     ) -> None:
         self._env = env
         self._store = store
@@ -55,6 +56,7 @@ class PartitionLogs:
             clock=env.clock,
             random=env.random,
             greet=self._greet,
+            password_of=password_of,
         )
 
     async def open_as_leader(self, partition: PartitionId, lease_ms: int, next_seq: Callable[[], Seq]) -> OpenLog:

@@ -59,6 +59,7 @@ def test_a_word_of_a_ledgers_writer_alone_admits_nothing(world: SimWorld) -> Non
 def test_a_fence_that_comes_while_the_metadata_is_read_holds(world: SimWorld) -> None:
     async def scene() -> None:
         shelf = await Shelf(world.node("b1").env).start()
+        await shelf.add(L, 5, recovery=True)  # so its key is known
         shelf.meta.gate = asyncio.Event()
         await shelf.write_lac(L, -1)
         await shelf.status(L, fence=True)

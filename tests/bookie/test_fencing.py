@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 
 import pytest
 
-from kvstore.bookie.fencing import Verdict, judge_add, judge_by_metadata, may_deny
+from kvstore.bookie.fencing import (
+    Verdict,
+    judge_add,
+    judge_by_metadata,
+    judge_key,
+    judge_key_by_metadata,
+    may_deny,
+)
 from kvstore.bookie.ledger import Ledger
+from kvstore.proto.digest import master_key
 from kvstore.types import LedgerId, LedgerState
 from tests.bookie.support import KEY, ME, OTHERS, metadata
 
@@ -32,24 +41,38 @@ def test_an_add_is_admitted_only_with_the_key_and_past_a_fence_only_by_recovery(
         assert verdict is (Verdict.ADMIT if is_admitted else Verdict.ASK)
 
 
-def test_an_ordinary_add_to_an_unknown_ledger_is_a_question_and_recoverys_is_none() -> None:
-    assert judge_add(None, key=KEY, recovery=False, is_tombstoned=False) is Verdict.ASK
-    assert judge_add(None, key=KEY, recovery=True, is_tombstoned=False) is Verdict.ADMIT
+def test_an_add_to_an_unknown_ledger_is_a_question_also_recoverys() -> None:
     for recovery in (False, True):
+        assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=False) is Verdict.ASK
         assert judge_add(None, key=KEY, recovery=recovery, is_tombstoned=True) is Verdict.FENCED
 
 
-def test_a_ledger_whose_key_was_lost_with_its_records_takes_the_key_it_is_shown() -> None:
-    assert judge_add(Ledger(L, b""), key=KEY, recovery=True, is_tombstoned=False) is Verdict.ADMIT
-    assert judge_add(Ledger(L, b""), key=KEY, recovery=False, is_tombstoned=False) is Verdict.ASK
+def test_a_key_that_is_not_written_down_is_nobodys_to_set() -> None:
+    """docs/protocol.md, B13: the first key that a bookie hears may be a stranger's."""
+    assert judge_key(None, KEY) is Verdict.ASK
+    assert judge_key(Ledger(L, b""), KEY) is Verdict.ASK, "it was lost with its record"
+    assert judge_key(Ledger(L, KEY), KEY) is Verdict.ADMIT
+    assert judge_key(Ledger(L, KEY), b"other") is Verdict.WRONG_KEY
+    for recovery in (False, True):
+        assert judge_add(Ledger(L, b""), key=KEY, recovery=recovery, is_tombstoned=False) is Verdict.ASK
 
 
 def test_only_an_open_ledger_that_names_this_bookie_takes_its_writers_adds() -> None:
-    assert judge_by_metadata(metadata(L), ME) is Verdict.ADMIT
-    assert judge_by_metadata(metadata(L, *OTHERS), ME) is Verdict.UNKNOWN
+    assert judge_by_metadata(metadata(L), ME, KEY) is Verdict.ADMIT
+    assert judge_by_metadata(metadata(L, *OTHERS), ME, KEY) is Verdict.UNKNOWN
     for state in (LedgerState.IN_RECOVERY, LedgerState.CLOSED):
-        assert judge_by_metadata(metadata(L, state=state), ME) is Verdict.FENCED
-    assert judge_by_metadata(None, ME) is Verdict.FENCED
+        assert judge_by_metadata(metadata(L, state=state), ME, KEY) is Verdict.FENCED
+    assert judge_by_metadata(None, ME, KEY) is Verdict.FENCED
+
+
+def test_the_key_is_that_of_the_password_in_the_metadata() -> None:
+    for state in LedgerState:
+        with_password = replace(metadata(L, state=state), password=b"secret")
+        assert judge_key_by_metadata(with_password, master_key(b"secret")) is Verdict.ADMIT
+        assert judge_key_by_metadata(with_password, KEY) is Verdict.WRONG_KEY
+        assert judge_by_metadata(with_password, ME, KEY) is Verdict.WRONG_KEY
+    assert judge_key_by_metadata(metadata(L), KEY) is Verdict.ADMIT, "a ledger of before"
+    assert judge_key_by_metadata(None, KEY) is Verdict.UNKNOWN
 
 
 def test_a_bookie_that_an_unfinished_ledger_does_not_name_denies_nothing() -> None:

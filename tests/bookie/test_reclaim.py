@@ -410,6 +410,14 @@ def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, met
         disk.flip_bit(segments(disk)[2], 8 * (content.index(payload_of(KEPT, entry)) + 9))
         assert await scrubber.round() == 1
         assert list(scrubber.damaged) == [(KEPT, entry)]
+        _, runs = await store.shelf.entries(KEPT)
+        there = {first + at for first, count in runs for at in range(count)}
+        assert there == set(range(30)) - {entry}, "leaders copy here what is not in the list (docs/protocol.md, B14)"
+        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is there, nobody may call it absent"
+        assert await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), recovery=True) is Status.OK
+        assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
+        assert (await store.shelf.entries(KEPT))[1] == [(0, 30)]
+        assert await scrubber.round() == 0
 
     run(world, scenario())
 

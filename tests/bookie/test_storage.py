@@ -237,12 +237,25 @@ def test_an_add_that_cannot_be_judged_is_neither_accepted_nor_called_fenced(worl
 def test_a_fence_that_comes_while_the_metadata_is_read_wins(world: SimWorld) -> None:
     async def scenario() -> None:
         meta = Metadata()
-        meta.gate = asyncio.Event()
         shelf = await opened(world, meta)
+        assert await shelf.add(L, 1, recovery=True) is Status.OK  # so its key is known
+        meta.gate = asyncio.Event()
         add = shelf.submit(L, 0)
-        assert await shelf.status(L, fence=True) is Status.NO_ENTRY
+        assert await shelf.status(L, 0, fence=True) is Status.NO_ENTRY
         meta.gate.set()
         assert await add is Status.FENCED
+
+
+def test_a_fence_sees_what_was_admitted_while_its_key_was_asked_for(world: SimWorld) -> None:
+    async def scenario() -> None:
+        meta = Metadata()
+        meta.gate = asyncio.Event()
+        shelf = await opened(world, meta)
+        add, fence = shelf.submit(L, 0), shelf.submit_read(L, 0, fence=True)
+        meta.gate.set()
+        assert await add is Status.OK
+        assert (await fence)[0] is Status.OK
+        assert await shelf.add(L, 1) is Status.FENCED
 
     run(world, scenario())
 

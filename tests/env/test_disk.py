@@ -328,3 +328,18 @@ def test_a_directory_has_one_owner_at_a_time(tmp_path: Path) -> None:
     lock.close()
     subprocess.run([sys.executable, "-c", program], check=True)
     lock_dir(tmp_path).close()
+
+
+def test_other_directories_are_reached_by_their_own_paths_and_nothing_else_is(tmp_path: Path) -> None:
+    other = tmp_path / "fast"
+    disk = DirectoryDisk(tmp_path / "data", others=[other])
+    disk.mkdir(f"{other}/j")
+    file = disk.open(f"{other}/j/a", create=True)
+    file.pwrite(0, b"x")
+    file.close()
+    assert disk.list(f"{other}/j") == ["a"]
+    assert (other / "j" / "a").read_bytes() == b"x"
+    assert disk.free_bytes(str(other)) > 0
+    for path in (str(tmp_path / "else"), f"{other}x", f"{other}/../data", "/etc"):
+        with pytest.raises(ValueError, match="below it"):
+            disk.exists(path)

@@ -16,7 +16,9 @@ CERT, KEY, CA = Path("cert.pem"), Path("key.pem"), Path("ca.pem")
 
 
 def node(**table: object) -> NodeConfig:
-    return toml.from_table({"id": "n1", "zookeeper": "zk:2181", "data_dir": "data", **table}, NodeConfig)
+    return toml.from_table(
+        {"id": "n1", "zookeeper": "zk:2181", "data_dir": "data", "secret_file": "s", **table}, NodeConfig
+    )
 
 
 def test_a_certificate_needs_its_key_and_clients_are_verified_by_a_ca() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any
 
 import grpc
@@ -10,7 +11,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from kvstore.rpc import channels
 from kvstore.rpc.server import GrpcServer
-from tests.waiting import PATIENCE_S
+from tests.waiting import PATIENCE_S, wait_until
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
@@ -49,6 +50,25 @@ async def test_a_port_that_is_taken_is_an_error(server: tuple[GrpcServer, int]) 
     _, port = server
     with pytest.raises(OSError, match=str(port)):
         await GrpcServer([], []).start(f"127.0.0.1:{port}")
+
+
+async def test_connections_count_from_their_accept_and_must_say_something(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "HANDSHAKE_MS", 500)
+    running = GrpcServer(["a.Service"], [], 3)
+    port = await running.start("127.0.0.1:0")
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+
+    async def are_closed(count: int) -> bool:
+        for reader, _ in silent:
+            with suppress(TimeoutError, OSError):
+                await asyncio.wait_for(reader.read(1000), 0.01)
+        return sum(reader.at_eof() or reader.exception() is not None for reader, _ in silent) == count
+
+    await wait_until(lambda: are_closed(8), timeout_s=PATIENCE_S)
+    assert await health_of(port, "") == NOT_SERVING
+    for _, writer in silent:
+        writer.close()
+    await running.stop(0)
 
 
 @pytest.mark.slow

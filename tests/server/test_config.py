@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import resource
 from dataclasses import dataclass
 from enum import StrEnum
@@ -166,3 +167,34 @@ def test_a_node_does_not_start_where_clients_could_take_all_open_files(monkeypat
     monkeypatch.setattr(resource, "getrlimit", lambda _: (256, FILES_MIN - 1))
     with pytest.raises(ConfigError, match=f"want at least {FILES_MIN} open files, got {FILES_MIN - 1}: raise the"):
         raise_file_limit()
+
+
+def test_what_an_operator_says_of_the_bookies_disks_reaches_it(tmp_path: Path) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(
+        'id = "n1"\nzookeeper = "a:1"\ndata_dir = "/d"\nsecret_file = "s"\n[storage]\njournal_dir = "/fast/journal"\n'
+        "segment_bytes = 1048576\nscrub_first_s = 5\n",
+    )
+    found = toml.read(path, NodeConfig)
+    assert (found.storage.journal_dir, found.storage.segment_bytes, found.storage.scrub_first_s) == (
+        "/fast/journal", 1 << 20, 5.0,
+    )  # fmt: skip
+    assert found.outside == [Path("/fast/journal")]
+
+
+@pytest.mark.parametrize(
+    ("line", "fault"),
+    [
+        ("segment_bytes = 4096", "storage.segment_bytes: want 1 MiB to 2 GiB, got 4096"),
+        ("reserve_bytes = -1", "reserve_bytes is -1, want 0 or more"),
+        ('journal_dir = "../x"', "journal_dir is '../x', want a path without"),
+        ('index_dir = "bookie/journal"', "want another directory than journal_dir"),
+        ("scrub_first_s = 0.5", "scrub_first_s is 0.5, want at least 1"),
+        ("scrub = 1", "storage.scrub: unknown; known are journal_dir"),
+    ],
+)
+def test_a_wrong_setting_of_the_bookies_disks_is_named(tmp_path: Path, line: str, fault: str) -> None:
+    path = tmp_path / "node.toml"
+    path.write_text(f'id = "n1"\nzookeeper = "a:1"\ndata_dir = "/d"\nsecret_file = "s"\n[storage]\n{line}\n')
+    with pytest.raises(ConfigError, match=re.escape(fault)):
+        toml.read(path, NodeConfig)

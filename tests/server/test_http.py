@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.bookie.statistics import Histogram
+from kvstore.env.transport import TcpTransport
 from kvstore.server import http
 from kvstore.server.http import HttpDoor
 from kvstore.server.metrics import NAMES, metrics_of
@@ -45,7 +46,7 @@ class Shown:
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown())
+    door = HttpDoor(Shown(), TcpTransport())
     await door.open(address)
     yield f"http://{address}"
     await door.close()
@@ -128,7 +129,7 @@ async def test_connections_that_ask_for_nothing_give_way_to_others(url: str, mon
 async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http, "SILENT_S", 0.1)
     port = free_port()
-    door = HttpDoor(Shown())
+    door = HttpDoor(Shown(), TcpTransport())
     await door.open(f"127.0.0.1:{port}")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost:")

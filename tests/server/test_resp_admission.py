@@ -29,6 +29,23 @@ async def test_one_client_too_many_is_told_so_whatever_it_says(tmp_path: Path, w
         assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
 
 
+async def test_who_never_sent_a_command_gives_way_to_who_comes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(resp, "SILENT_S", 0.0)
+    async with redis_door(tmp_path, limits=Limits(connections_max=3)) as door, AsyncExitStack() as stack:
+        first, idle, _ = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+        await first.ask(packed(b"PING"), b"+PONG\r\n")
+        idle.writer.write(b"*2\r\n$3\r\nGE")
+        for _ in range(2):
+            late = await stack.enter_async_context(door.raw())
+            assert await late.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        assert await idle.read_to_end() == b""
+        assert await first.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        refused = await stack.enter_async_context(door.raw())
+        assert (await refused.read_to_end()).startswith(b"-ERR max number of clients")
+        found = door.server.statistics()
+        assert (found["resp_connections"], found["resp_silent_closed_total"]) == (3, 2)
+
+
 async def test_so_many_more_are_looked_at_and_the_rest_is_refused_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

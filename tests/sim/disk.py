@@ -177,7 +177,7 @@ class SimDisk:
         if self.oplog is not None:
             self.oplog.synced_dir(path)
 
-    def free_bytes(self) -> int:
+    def free_bytes(self, path: str = "") -> int:
         return max(0, self.config.capacity_bytes - self._used_bytes())
 
     def real_path(self, path: str) -> str:

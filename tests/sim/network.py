@@ -58,7 +58,7 @@ class SimTransport:
         self._network = network
         self._process = process
 
-    async def listen(self, address: str, factory: Callable[[], StreamHandler]) -> Listener:
+    async def listen(self, address: str, factory: Callable[[], StreamHandler], *, is_vital: bool = False) -> Listener:
         self._process.check_alive()
         return self._network.listen(address, self._process, factory)
 
@@ -72,6 +72,9 @@ class SimTransport:
             self._network.hang_up(stream)
             raise
         return stream
+
+    def statistics(self) -> dict[str, int]:
+        return {}
 
 
 class SimNetwork:

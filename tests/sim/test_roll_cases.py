@@ -14,6 +14,7 @@ from kvstore.errors import (
     StoreError,
 )
 from kvstore.types import LedgerId, LedgerState, Quorum, Seq
+from kvstore.wal import copier
 from kvstore.wal.config import LogConfig
 from kvstore.wal.leader_log import STALL_MAX_S
 from tests.sim.bench import B1, B2, B3, Bench, FrozenStore, run
@@ -235,6 +236,27 @@ def test_what_a_bookie_has_lost_of_ledgers_that_were_complete_is_made_again_when
         bench.bookies.start(B3)
         await asyncio.sleep(20)
         assert bench.bookies.at[B3].of(oldest) == lost
+
+    run(case)
+
+
+# docs/protocol.md B14
+def test_what_a_bookie_does_not_list_any_more_is_copied_there_again_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copier, "ROUND_S", 60.0)
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
+        await writer.append(25)
+        await asyncio.sleep(20)
+        oldest = writer.entries.confirmed[0].ledger
+        had = bench.bookies.at[B3].of(oldest)
+        del bench.bookies.at[B3].entries[oldest, sorted(had)[0]]
+        await asyncio.sleep(20)
+        assert bench.bookies.at[B3].of(oldest) != had
+        await asyncio.sleep(60)
+        assert bench.bookies.at[B3].of(oldest) == had
 
     run(case)
 

@@ -1,0 +1,194 @@
+"""Accepts the connections of one listening socket. They count from here on, before anything is known of them.
+
+What is accepted and not yet a handler's is in its TLS handshake: there are OPENING_MAX of these at most, each for
+OPENING_S at most, and the oldest gives way to one more. Descriptors are given from the lowest free number on, so one
+that has a high number says that all below are taken: connections that have such numbers are closed, and what is above
+stays for files. Where the process, or the machine, has no descriptor left, nothing is accepted for a while.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import resource
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from errno import EADDRNOTAVAIL, EAFNOSUPPORT
+from typing import Any
+
+from kvstore.env.nursery import TaskNursery
+from kvstore.env.ports import StreamHandler, Task
+
+log = logging.getLogger(__name__)
+
+BACKLOG_MAX = 1024
+"""Connections that the kernel holds before they are accepted."""
+ACCEPTS_MAX = 64
+"""In one turn of the event loop."""
+OPENING_MAX = 128
+"""Connections of one port that are in their TLS handshake."""
+OPENING_S = 5.0
+"""What a TLS handshake may take."""
+OPENING_SURE_S = 0.5
+"""What it may take however many come after it."""
+REST_S = 0.1
+"""How long nothing is accepted when there is no room."""
+FILES_SHARE, FILES_MAX = 4, 1024
+"""A quarter of the descriptors that the process may have, but not more than so many, are no connection's."""
+SAY_S = 10.0
+"""Between two lines in the log about one port."""
+
+
+@dataclass(slots=True)
+class Accepted:
+    """What has become of connections before any handler had them."""
+
+    opening: int = 0
+    timed_out: int = 0
+    gave_way: int = 0
+    refused: int = 0
+    """For want of descriptors."""
+
+
+class Acceptor:
+    """Of one socket, which it closes. `start` begins, `close` ends it; what was accepted goes on."""
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        factory: Callable[[], StreamHandler],
+        tls: ssl.SSLContext | None,
+        accepted: Accepted,
+        *,
+        is_vital: bool = False,
+    ) -> None:
+        self._socket, self._factory, self._accepted, self._is_vital = sock, factory, accepted, is_vital
+        self._loop = asyncio.get_running_loop()
+        self._options: dict[str, Any] = {"ssl": tls, "ssl_handshake_timeout": OPENING_S} if tls else {}
+        self._nursery = TaskNursery("accept")
+        self._opening: dict[socket.socket, tuple[Task, float]] = {}
+        """Since when; the oldest is the first."""
+        self._timer: asyncio.TimerHandle | None = None
+        self._said_at = -SAY_S
+        self._is_closed = False
+
+    def start(self) -> None:
+        self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def close(self) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._loop.remove_reader(self._socket.fileno())
+        if self._timer is not None:
+            self._timer.cancel()
+        self._socket.close()
+
+    def _accept(self) -> None:
+        has_refused, files_max = False, files_for_connections(is_vital=self._is_vital)
+        for _ in range(ACCEPTS_MAX):
+            if len(self._opening) > OPENING_MAX and not self._make_room():  # one more has come, and only then
+                return self._rest(f"{OPENING_MAX} connections are in their TLS handshake")
+            try:
+                sock, _address = self._socket.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                break
+            except OSError as error:
+                return self._rest(str(error))
+            if sock.fileno() >= files_max:
+                self._accepted.refused += 1
+                has_refused = True
+                sock.close()
+            else:
+                self._open(sock)
+        if has_refused:
+            self._rest(f"{files_max} descriptors are taken, and the others are for files")
+
+    def _make_room(self) -> bool:
+        """End the oldest handshake, if it has had its time."""
+        sock, (task, since) = next(iter(self._opening.items()))
+        if self._loop.time() - since < OPENING_SURE_S:
+            return False
+        self._ended(sock)
+        self._accepted.gave_way += 1
+        task.cancel()
+        return True
+
+    def _rest(self, reason: str) -> None:
+        now = self._loop.time()
+        if now - self._said_at >= SAY_S:
+            self._said_at = now
+            log.warning("port %d is flooded: %s", self._socket.getsockname()[1], reason)
+        self._loop.remove_reader(self._socket.fileno())
+        self._timer = self._loop.call_later(REST_S, self._go_on)
+
+    def _go_on(self) -> None:
+        if not self._is_closed:
+            self._loop.add_reader(self._socket.fileno(), self._accept)
+
+    def _open(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
+        self._accepted.opening += 1
+        self._opening[sock] = self._nursery.spawn(self._hand_over(sock), name="connection"), self._loop.time()
+
+    def _ended(self, sock: socket.socket) -> None:
+        if self._opening.pop(sock, None) is not None:
+            self._accepted.opening -= 1
+
+    async def _hand_over(self, sock: socket.socket) -> None:
+        """Give the connection a handler, after its handshake. If that fails nobody is told: nobody knew of it."""
+        try:
+            await self._loop.connect_accepted_socket(self._factory, sock, **self._options)  # type: ignore[type-var]
+        except ConnectionAbortedError:
+            self._accepted.timed_out += 1
+        except OSError as error:
+            log.debug("a connection ended in its handshake: %s", error)
+        finally:
+            self._ended(sock)
+
+
+def files_for_connections(*, is_vital: bool = False) -> int:
+    """Descriptors below this number may be a connection's. What is kept for files, vital ones may have half of."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return 1 << 30
+    kept = min(files // FILES_SHARE, FILES_MAX)
+    return files - (kept // 2 if is_vital else kept)
+
+
+async def bind(host: str, port: int) -> Sequence[socket.socket]:
+    """A listening socket for each address that the host has here. Raises OSError."""
+    found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    sockets: list[socket.socket] = []
+    failed: OSError | None = None
+    for family, _, _, _, address in sorted(set(found)):
+        try:
+            sockets.append(_listening(family, address))
+        except OSError as error:
+            failed = error
+            if error.errno not in (EADDRNOTAVAIL, EAFNOSUPPORT):
+                break
+    if sockets and (failed is None or failed.errno in (EADDRNOTAVAIL, EAFNOSUPPORT)):
+        return sockets
+    for each in sockets:
+        each.close()
+    assert failed is not None, "a host that is resolved has an address"
+    raise OSError(failed.errno, f"cannot listen on {host}:{port}: {(failed.strerror or str(failed)).lower()}")
+
+
+def _listening(family: int, address: Any) -> socket.socket:
+    sock = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG_MAX)
+        sock.setblocking(False)
+    except OSError:
+        sock.close()
+        raise
+    return sock

@@ -1,0 +1,82 @@
+"""A node whose descriptors a crowd of idle connections has taken, as far as it may: it goes on journaling and serving
+whom it has, and takes new clients when the crowd is gone."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from tests.cluster.harness import Cluster, running_cluster
+
+pytestmark = [pytest.mark.cluster]
+
+FILES = 600
+"""Descriptors that the node may have."""
+CROWD = 900
+VALUE = b"x" * 100_000
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    """Its journals roll with each MiB."""
+    with running_cluster(tmp_path) as found:
+        for node in found.ids:
+            found.terminate(node)
+        for node in found.ids:
+            with Path(found.file.node(node).config).open("a") as config:
+                config.write("\n[storage]\nsegment_bytes = 1048576\nscrub_first_s = 1\n")
+            found.start_node(node)
+        found.wait_ready()
+        yield found
+
+
+@contextmanager
+def crowd(address: tuple[str, int], count: int) -> Iterator[list[socket.socket]]:
+    """So many who connect and say nothing."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.settimeout(0.2)
+        with suppress(OSError):
+            each.connect(address)
+    yield sockets
+    for each in sockets:
+        each.close()
+
+
+def segments(cluster: Cluster, node: str) -> int:
+    return int(cluster.status(node)["bookie"]["segments"])
+
+
+def is_served(cluster: Cluster, node: str) -> bool:
+    with suppress(redis.RedisError, OSError):
+        return bool(cluster.redis(node, socket_timeout=5).ping())
+    return False
+
+
+@pytest.mark.parametrize("door", ["resp", "bookie", "http", "grpc"])
+def test_a_crowd_of_idle_connections_takes_no_descriptor_of_a_file(cluster: Cluster, door: str) -> None:
+    pid = cluster.pid("n1")
+    client = cluster.redis("n1", socket_timeout=30)
+    client.set("before", b"1")
+    before = segments(cluster, "n1")
+    resource.prlimit(pid, resource.RLIMIT_NOFILE, (FILES, FILES))
+    with crowd(cluster.address("n1", door), CROWD):
+        for number in range(60):
+            client.set(f"during-{number}", VALUE)
+        cluster.wait_until(lambda: psutil.Process(pid).cpu_percent(0.5) < 75, "the loop does not spin")
+        if door != "http":  # who comes there last takes the place of the first
+            cluster.wait_until(lambda: segments(cluster, "n1") > before + 2, "the journal rolls")
+            assert not cluster.status("n1")["bookie"]["readonly"]
+        assert psutil.Process(pid).num_fds() < FILES
+    assert [client.get(f"during-{number}") for number in range(60)] == [VALUE] * 60
+    cluster.wait_until(lambda: is_served(cluster, "n1"), "new clients are let in", 60)
+    cluster.wait_until(lambda: segments(cluster, "n1") > before + 2, "the journal has rolled")
+    assert cluster.pid("n1") == pid
+    assert cluster.is_running("n1")

@@ -1,0 +1,205 @@
+"""Connections before any handler has them: they are counted, bounded, and leave descriptors for files."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import socket
+import ssl
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from kvstore.env import accepting
+from kvstore.env.accepting import files_for_connections
+from kvstore.env.tls import Tls
+from kvstore.env.transport import TcpTransport
+from tests.env.runners import on_asyncio, on_uvloop
+from tests.env.test_transport import Echo, Recorder
+from tests.waiting import wait_until
+
+DEADLINE_S = 60
+Run = Callable[[Any], None]
+on_both = pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
+
+
+class Port:
+    """A port that echoes, and those who connect to it."""
+
+    def __init__(self, transport: TcpTransport, address: str) -> None:
+        self.transport, self.address = transport, address
+        self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def connect_idle(self, count: int) -> None:
+        """So many who say nothing, not even a TLS hello."""
+        host, _, port = self.address.rpartition(":")
+        for _ in range(count):
+            self.idle.append(await asyncio.open_connection(host, int(port)))
+
+    async def wait_opening(self, count: int) -> None:
+        async def opening() -> bool:
+            return self.transport.statistics()["connections_opening"] == count
+
+        await wait_until(opening)
+
+    async def echoes(self) -> bool:
+        """Whether one more client is served."""
+        caller = Recorder()
+        try:
+            await self.transport.connect(self.address, caller)
+            caller.stream.write(b"hello")
+            await caller.until(lambda: caller.received or caller.is_lost)
+            caller.stream.abort()
+        except OSError:
+            return False
+        return bytes(caller.received) == b"hello"
+
+    async def open_count(self) -> int:
+        """How many of the idle ones the port has not closed."""
+        await one_moment()
+        return sum(not reader.at_eof() and reader.exception() is None for reader, _ in self.idle)
+
+
+async def one_moment(seconds: float = 0.1) -> None:
+    """What is to happen by itself has time to."""
+    with suppress(TimeoutError):
+        await asyncio.wait_for(asyncio.Event().wait(), seconds)
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> tuple[ssl.SSLContext | None, ssl.SSLContext]:
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    ca, cert, key = (tmp_path / name for name in ("ca.pem", "cert.pem", "key.pem"))
+    authority.cert_pem.write_to_path(str(ca))
+    issued.cert_chain_pems[0].write_to_path(str(cert))
+    issued.private_key_pem.write_to_path(str(key))
+    files = Tls(ca=ca, cert=cert, key=key)
+    return files.server_context(), files.client_context()
+
+
+@asynccontextmanager
+async def port(tls: tuple[ssl.SSLContext | None, ssl.SSLContext] | None = None) -> AsyncIterator[Port]:
+    transport = TcpTransport(serving=tls[0], calling=tls[1]) if tls else TcpTransport()
+    listener = await transport.listen("127.0.0.1:0", Echo)
+    found = Port(transport, listener.address)
+    async with asyncio.timeout(DEADLINE_S):
+        yield found
+    listener.close()
+    for _, writer in found.idle:
+        writer.close()
+
+
+@on_both
+def test_idle_connections_count_before_their_handshake_and_give_way(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "OPENING_MAX", 20)
+    monkeypatch.setattr(accepting, "OPENING_SURE_S", 0.1)
+
+    async def scenario() -> None:
+        async with port(tls) as found:
+            await found.connect_idle(20)
+            await found.wait_opening(20)
+            assert await found.echoes()
+            await found.connect_idle(80)
+            for _ in range(3):
+                assert await found.echoes(), "500 idle ones keep nobody out"
+            assert found.transport.statistics()["connections_opening"] <= 21
+            assert found.transport.statistics()["connections_gave_way_total"] >= 50
+
+    run(scenario)
+
+
+@on_both
+def test_a_handshake_has_a_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "OPENING_S", 0.2)
+
+    async def scenario() -> None:
+        async with port(tls) as found:
+            await found.connect_idle(5)
+            await found.wait_opening(5)
+            await found.wait_opening(0)
+            assert await found.open_count() == 0
+            assert found.transport.statistics()["connections_timed_out_total"] == 5
+            assert await found.echoes()
+
+    run(scenario)
+
+
+@on_both
+def test_no_handshake_is_ended_for_others_before_it_has_had_some_time(run: Run, tls: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr(accepting, "OPENING_MAX", 2)
+    monkeypatch.setattr(accepting, "OPENING_SURE_S", 1e9)
+
+    async def scenario() -> None:
+        async with port(tls) as found:
+            await found.connect_idle(10)
+            await found.wait_opening(3)
+            await one_moment()
+            assert found.transport.statistics()["connections_opening"] == 3
+            assert await found.open_count() == 10, "the others wait where they cost nothing"
+
+    run(scenario)
+
+
+@on_both
+def test_the_last_descriptors_are_no_connections(run: Run, monkeypatch: Any) -> None:
+    below = len(os.listdir("/proc/self/fd")) + 60
+
+    async def scenario() -> None:
+        async with port() as found:
+            monkeypatch.setattr(accepting, "files_for_connections", lambda **_: below)
+            await found.connect_idle(60)
+            assert not await found.echoes()
+            assert found.transport.statistics()["connections_refused_total"] > 0
+            monkeypatch.setattr(accepting, "files_for_connections", lambda **_: 1 << 30)
+            await wait_until(found.echoes)
+
+    run(scenario)
+
+
+@on_both
+def test_without_any_descriptor_nothing_is_accepted_for_a_while_and_the_loop_goes_on(
+    run: Run, monkeypatch: Any
+) -> None:
+    """A listener that fails to accept is ready again at once, so that the loop would do nothing else; uvloop's own
+    closes it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+    async def scenario() -> None:
+        async with port() as found:
+            monkeypatch.setattr(accepting, "files_for_connections", lambda **_: 1 << 30)
+            host, _, number = found.address.rpartition(":")
+            others = [socket.socket() for _ in range(5)]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), hard))
+            held = []
+            with suppress(OSError):
+                while True:
+                    held.append(os.dup(0))
+            try:
+                for other in others:
+                    other.connect((host, int(number)))
+                used = resource.getrusage(resource.RUSAGE_SELF).ru_utime
+                await one_moment(0.5)
+                assert resource.getrusage(resource.RUSAGE_SELF).ru_utime - used < 0.25, "it does not spin"
+            finally:
+                for each in held:
+                    os.close(each)
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            await wait_until(found.echoes)
+            for other in others:
+                other.close()
+
+    run(scenario)
+
+
+def test_a_quarter_of_all_descriptors_is_kept_and_not_more_than_some(monkeypatch: Any) -> None:
+    for files, wanted in ((1024, 768), (2048, 1536), (20_000, 18_976), (resource.RLIM_INFINITY, 1 << 30)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _which, files=files: (files, files))
+        assert files_for_connections() == wanted
+    monkeypatch.setattr(resource, "getrlimit", lambda _which: (1024, 1024))
+    assert files_for_connections(is_vital=True) == 896
