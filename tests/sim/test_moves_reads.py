@@ -135,7 +135,9 @@ def let_the_source_learn_late(patch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_reads_do_not_wait_for_the_flip(seed: int) -> None:
-    assert max(moved_while_read(seed, flips_slowly=True)) < SOON_S
+    """They may wait for the source's server to read the ring (docs/protocol.md H9), behind what it had asked before:
+    half as long as the write takes."""
+    assert max(moved_while_read(seed, flips_slowly=True)) < SLOW_S / 2 + SOON_S / 2
 
 
 @pytest.mark.parametrize("seed", SEEDS)
