@@ -214,8 +214,15 @@ def _unasked() -> None:
 @mutant("accepts adds to a ledger in recovery")
 def _any_state() -> None:
     replace(
-        admission, "judge_by_metadata", lambda _: lambda metadata, bookie: Verdict.ADMIT if metadata else Verdict.FENCED
+        admission,
+        "judge_by_metadata",
+        lambda _: lambda metadata, bookie, key: Verdict.ADMIT if metadata else Verdict.FENCED,
     )
+
+
+@mutant("takes the first key that it hears for the ledger's")
+def _any_key() -> None:
+    replace(admission, "judge_key_by_metadata", lambda _: lambda metadata, key: Verdict.ADMIT)
 
 
 @mutant("accepts adds to a ledger that names others")
@@ -226,12 +233,12 @@ def _any_ensemble() -> None:
 @mutant("does not look again after asking")
 def _stale_verdict() -> None:
     def make(original: Any) -> Any:
-        def ask(self: Any, ledger: int, size: int, judged: Any) -> bool:
-            def resume(verdict: Verdict) -> None:
+        def ask(self: Any, ledger: int, key: bytes, size: int, judged: Any) -> bool:
+            def resume(*verdicts: Verdict) -> None:
                 with patched(BookieStorage, "_judge", lambda *_: Verdict.ASK):
-                    judged(verdict)
+                    judged(*verdicts)
 
-            return bool(original(self, ledger, size, resume))
+            return bool(original(self, ledger, key, size, resume))
 
         return ask
 
