@@ -61,6 +61,13 @@ ADAPTERS = (
 # Simulations sleep in virtual time; waiting.py is how tests of real processes wait; what is measured there stalls.
 SLEEPERS = ("tests/sim/", "tests/waiting.py", "tests/loadtest/stalled_users.py")
 
+# Nothing there may go by what one machine's wall clock says: but for the judge, and for what people are shown.
+GO_BY_DATES = ("kvstore/partition/", "kvstore/server/", "kvstore/wal/")
+READ_WALL_CLOCKS = {
+    *(f"kvstore/server/{name}.py" for name in ("dating", "fsck", "last_snapshot")),
+    "kvstore/partition/record_time.py",
+}
+
 FILE_LINES_MAX = 500
 FUNCTION_LINES_MAX = 60
 # Ratchets: what was longer when the limit came, and how long. The numbers only shrink.
@@ -137,6 +144,19 @@ def unrepeatable(file: Source) -> Iterator[str]:
 @every("file", [file for file in KVSTORE if not file.path.startswith(ADAPTERS)], **by_path)
 def test_only_adapters_use_what_a_seed_cannot_repeat(file: Source) -> None:
     assert list(unrepeatable(file)) == []
+
+
+def reads_of_wall_clocks(file: Source) -> Iterator[int]:
+    yield from (
+        node.lineno for node in ast.walk(file.tree) if isinstance(node, ast.Attribute) and node.attr == "wall_ms"
+    )
+
+
+@every("file", [file for file in KVSTORE if file.path.startswith(GO_BY_DATES)], **by_path)
+def test_what_decides_by_a_date_asks_the_judged_one(file: Source) -> None:
+    """docs/protocol.md, P28."""
+    if file.path not in READ_WALL_CLOCKS:
+        assert list(reads_of_wall_clocks(file)) == [], "ask the clock for date_ms, or to remove something for passed_ms"
 
 
 @every("file", [file for file in sources("tests") if not file.path.startswith(SLEEPERS)], **by_path)

@@ -14,14 +14,27 @@ from typing import Any, Protocol
 
 
 class Clock(Protocol):
-    """Two clocks that must never be mixed."""
+    """Two clocks that must never be mixed, and what a server makes of them (docs/protocol.md, P28)."""
 
     def now(self) -> float:
         """Seconds since boot, suspend included (CLOCK_BOOTTIME). For durations, timeouts and leases."""
         ...
 
     def wall_ms(self) -> int:
-        """Milliseconds since 1970 as this machine believes. For record times shown to people and for expiry."""
+        """Milliseconds since 1970 as this machine believes. For what people are shown; nothing is decided by it."""
+        ...
+
+    def date_ms(self) -> int:
+        """The date that this server goes by: borne out by its monotonic clock, and by other servers. For record times,
+        expiry and deadlines."""
+        ...
+
+    def passed_ms(self) -> int:
+        """The same, to remove something by; 0 while others do not bear it out, so that nothing is past its time."""
+        ...
+
+    def may_lead(self) -> bool:
+        """Whether its date is good enough, by its clocks as they are now."""
         ...
 
 

@@ -99,20 +99,20 @@ class Evaluator:
         """Record time of the last entry."""
         return self._time_ms
 
-    def control(self, kind: Kind, wall_ms: int) -> NextEntry:
+    def control(self, kind: Kind, date_ms: int) -> NextEntry:
         """A record that changes no key, as the next entry."""
-        self._time_ms = max(self._time_ms, wall_ms)
+        self._time_ms = max(self._time_ms, date_ms)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
         self._overlay.layers.append(Layer())
         self._check(made, now=kind is Kind.EPOCH_START)
         return NextEntry(made, made.encode(), [])
 
-    def record(self, record: MoveRecord, wall_ms: int, requests: Requests | None = None) -> NextEntry:
+    def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
         """A record about a range of tokens, as the next entry. It counts as sent. Raises Unavailable."""
         self._custody.send(record)
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
-        self._time_ms = max(self._time_ms, wall_ms, time_ms)
+        self._time_ms = max(self._time_ms, date_ms, time_ms)
         said = encode_record(record)
         made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
         made.requests = requests
@@ -127,9 +127,9 @@ class Evaluator:
         self._overlay.layers.popleft()
 
     # docs/protocol.md P7
-    def evaluate(self, items: list[Item], wall_ms: int) -> Decided:
+    def evaluate(self, items: list[Item], date_ms: int) -> Decided:
         """Decide on `items`, as the next entry."""
-        time_ms = max(self._time_ms, wall_ms)
+        time_ms = max(self._time_ms, date_ms)
         draft = self.draft = Draft(self._next_seq, time_ms)
         replies: list[Reply] = []
         rest: list[Item] = []

@@ -45,8 +45,8 @@ class HeldStates:
     def __init__(self, partition: PartitionId, engine: Engine) -> None:
         self._partition, self._engine = partition, engine
         self._held: dict[str, Held] = {}
-        self.wall_ms: Callable[[], int] = lambda: 0
-        """The machine's clock; 0: only record time counts."""
+        self.passed_ms: Callable[[], int] = lambda: 0
+        """The date to remove by; 0: only record time counts (docs/protocol.md, P31)."""
         self.expired = 0
         """States that have reached their deadline."""
         self.refused = 0
@@ -68,7 +68,7 @@ class HeldStates:
             self._move_deadline(mark)
             return
         self.drop(mark.pin)
-        if mark.deadline_ms <= max(time_ms, self.wall_ms()):
+        if mark.deadline_ms <= max(time_ms, self.passed_ms()):
             return  # long ago: the log is being read again
         if len(self._held) >= HELD_MAX:
             self.refused += 1

@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from errno import ENOSPC
 from typing import Any
 
@@ -31,6 +32,7 @@ from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.move_records import Founded, MoveRecord, Release
 from kvstore.partition.operations import MUTATIONS
 from kvstore.partition.reads import ReadGate
+from kvstore.partition.record_time import LeadClock
 from kvstore.partition.rest import Rest
 from kvstore.partition.state import State
 from kvstore.partition.sweeping import Sweeper
@@ -57,6 +59,7 @@ class Leader:
     ) -> None:
         """`state` has applied the log up to its recovered end."""
         self.serving = False
+        env = replace(env, clock=LeadClock(env.clock, state))
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
         self._loop = asyncio.get_running_loop()
@@ -177,7 +180,7 @@ class Leader:
         """Append a control record; return once it is acknowledged and applied."""
         check_room(self._flights)
         once = Once()
-        self._append(self._evaluator.control(kind, self._env.clock.wall_ms()), [(once, 0, None)])
+        self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
         await once.done
 
     async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
@@ -185,7 +188,7 @@ class Leader:
         answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile, Overloaded."""
         check_room(self._flights)
         logged = Logged(self._state)
-        self._append(self._evaluator.record(record, self._env.clock.wall_ms(), requests), [(logged, 0, None)])
+        self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
             self.custody.linger(record.move, self._env.clock.now())
             self._thaw()
@@ -274,7 +277,7 @@ class Leader:
             self._send(self._queue.take())
         is_wanted = is_wanted and self._gate.sent == sent
         if len(self._flights) < room and self._stopped is None and (self._reads.wants_append() or is_wanted):
-            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.wall_ms()), [])
+            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
         if (self._waiting or self._reads.is_waiting) and self._stopped is None:
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
@@ -291,7 +294,7 @@ class Leader:
     def _send(self, items: list[Item]) -> None:
         """Decide on a batch, and append its effects."""
         try:
-            decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
+            decided = self._evaluator.evaluate(items, self._env.clock.date_ms())
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it

@@ -198,7 +198,7 @@ class LeaderReads:
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def _now_ms(self) -> int:
-        return max(self._state.record_time_ms, self._clock.wall_ms())
+        return max(self._state.record_time_ms, self._clock.date_ms())
 
     def _answer(self, reads: list[Read], now_ms: int, *, is_strict: bool = False) -> None:
         """Read the state as it is now. Clocks say until when what is released is shown: strict reads do not see it."""

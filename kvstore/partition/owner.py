@@ -33,6 +33,7 @@ from kvstore.partition.steps import (
     Claim,
     Claimed,
     Command,
+    Dated,
     Ended,
     EndLead,
     Event,
@@ -94,6 +95,8 @@ class Owner:
         """When an incumbent was first asked since there was last a leader."""
         self._asks_again = False
         """It is to be asked once more before this replica claims."""
+        self._may_lead = True
+        """By its server's date."""
         self._stand_at = 0.0
         self._out_until = 0.0
         self._failures = 0
@@ -125,8 +128,8 @@ class Owner:
                 return self._not_taken()
             case Offered(record, term):
                 return self._offered(record, term)
-            case Barred(is_barred):
-                return self._bar(is_barred, now)
+            case Barred() | Dated():
+                return self._bar(event.is_barred, now) if isinstance(event, Barred) else self._dated(event.may_lead)
             case Stop():
                 return self._stop()
             case _:
@@ -169,7 +172,7 @@ class Owner:
         if self.role in (Role.STANDING, Role.CLAIMING):
             return []
         commands = self._follow(None)
-        if self.is_barred:
+        if self.is_barred or not self._may_lead:
             return commands
         if now < self._out_until:
             return [*commands, WakeAt(self._out_until)]
@@ -233,17 +236,24 @@ class Owner:
     def _not_taken(self) -> list[Command]:
         if self.role is not Role.YIELDING:
             return []
-        if self.is_barred:
+        if self.is_barred or not self._may_lead:
             self.role = Role.FOLLOWING
             return [GiveBack(), *self._follow(None)]
         self.role, self._replaces = Role.CLAIMING, None
         return [*self._follow(None), Claim()]
 
     def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
-        if self.role not in (Role.FOLLOWING, Role.STANDING) or self.is_barred:
+        if self.role not in (Role.FOLLOWING, Role.STANDING) or self.is_barred or not self._may_lead:
             return []
         self.role, self._replaces = Role.CLAIMING, record
         return [*self._follow(self._me), Succeed(record, term)]
+
+    def _dated(self, may_lead: bool) -> list[Command]:
+        """One that has the lead, or is about to, lets it go by itself (docs/protocol.md, P29)."""
+        self._may_lead = may_lead
+        if not may_lead and self.role is Role.STANDING:
+            self.role = Role.FOLLOWING
+        return [ReadLeader()] if may_lead else []
 
     def _stand_back(self, now: float) -> list[Command]:
         if self.role not in (Role.OPENING, Role.SERVING):

@@ -81,7 +81,7 @@ class Pinning:
         self._env, self._partition, self._state = env, partition, state
         self._leading, self._pins = leading, pins
         self.taken = 0
-        state.held.wall_ms = env.clock.wall_ms
+        state.held.passed_ms = env.clock.passed_ms
 
     def start(self) -> None:
         """Let what is kept end in time."""
@@ -95,7 +95,7 @@ class Pinning:
             self.held()
             if self._state.held.expired != seen and self._leading() is not None:
                 try:
-                    await self._pins.oldest(self._partition, self._env.clock.wall_ms())
+                    await self._pins.oldest(self._partition, self._env.clock.passed_ms())
                     seen = self._state.held.expired
                 except MetadataError as error:
                     log.info("partition=%s pins past their deadline are left: %r", self._partition, error)
@@ -137,7 +137,7 @@ class Pinning:
 
     def held(self) -> list[Held]:
         """What is kept and has not reached its deadline."""
-        self._state.held.expire(self._env.clock.wall_ms())
+        self._state.held.expire(self._env.clock.passed_ms())
         return self._state.held.all
 
     async def end_given_back(self) -> None:
@@ -163,11 +163,11 @@ class Pinning:
 
     def _deadline(self, ttl_ms: int) -> int:
         """By the later one of both clocks: replicas compare it with either."""
-        return max(self._env.clock.wall_ms(), self._state.record_time_ms) + ttl_ms
+        return max(self._env.clock.date_ms(), self._state.record_time_ms) + ttl_ms
 
     async def _take(self, asked: Asked) -> Taken:
         self._lead()
-        self._state.held.expire(self._env.clock.wall_ms())
+        self._state.held.expire(self._env.clock.passed_ms())
         self._state.held.check_room(asked.pin)
         deadline_ms = self._deadline(asked.ttl_ms)
         await self._hold_log(asked.pin, deadline_ms)

@@ -22,6 +22,7 @@ from kvstore.partition.leader import Leader
 from kvstore.partition.others import HOLD_S, Others
 from kvstore.partition.owner import Owner, Role
 from kvstore.partition.ports import Peers
+from kvstore.partition.standing import Standing
 from kvstore.partition.state import State
 from kvstore.partition.steps import Command, Event
 from kvstore.partition.tail import Tail
@@ -76,6 +77,7 @@ class Replica:
         self._owner = Owner(server, self._nonce)
         self._trials = trials
         trials.on_barred = self._bar_soon
+        self._standing = Standing(env.clock, self._feed, lambda: self.serves, self.resign)
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
         self._reread = asyncio.Event()
         self._role_changed = asyncio.Event()
@@ -102,14 +104,20 @@ class Replica:
     @property
     def leading_log(self) -> LeaderLog | None:
         """The log that this replica appends to; None unless it serves."""
-        return self._log if self._serves() else None
+        return self._log if self.serves else None
+
+    @property
+    def serves(self) -> bool:
+        return self.leader is not None and self.leader.serving
 
     def start(self) -> None:
         """Begin to tail, to watch the leader's znode, and to stand when there is none."""
         spawn = self._env.nursery.spawn
+        self._standing.look()
         self._start_tail()
         self._claims.start(self._env.nursery)
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
+        spawn(self._standing.run(), name=f"{self._partition} date")
         spawn(self._perform_metadata(), name=f"{self._partition} election")
         spawn(self._publish(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
@@ -120,13 +128,7 @@ class Replica:
         """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
         its lease, so that the next need not wait."""
         if hand_over:
-            await self.hand_over_to_any()
-            async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
-                try:
-                    if self.leader is not None and self._serves():
-                        await self.leader.release()
-                except StoreError as error:
-                    log.info("partition=%s was not handed over: %s", self._partition, error)
+            await self._let_go()
         self._feed(steps.Stop())
         if self._log is not None:
             self._log.close_for_good()
@@ -135,6 +137,21 @@ class Replica:
                 await self._claims.release(self._claimed)
             except MetadataError as error:
                 log.info("partition=%s leader znode not given back: %s", self._partition, error)
+
+    async def resign(self) -> None:
+        """Lead no more: hand over to another replica, or leave it to elections."""
+        await self._let_go()
+        if self.role is Role.SERVING and not self.serves:
+            self._ended(NotLeader(self._partition))
+
+    async def _let_go(self) -> None:
+        await self.hand_over_to_any()
+        async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
+            try:
+                if self.leader is not None and self.serves:
+                    await self.leader.release()
+            except StoreError as error:
+                log.info("partition=%s was not handed over: %s", self._partition, error)
 
     async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
         """Let the replica on `successor`, the process of this nonce, lead instead of this one. Raises StoreError if the
@@ -154,7 +171,7 @@ class Replica:
             try:
                 await leader.release(DRAIN_S)
             except StoreError:
-                if not self._serves():
+                if not self.serves:
                     self._drop_lead()
                     self._feed(steps.Ended())
                 raise
@@ -170,12 +187,12 @@ class Replica:
     async def hand_over_to_any(self) -> None:
         """To the replica that is furthest, or to the next one; it is kept if none takes it."""
         try:
-            published = await self._claims.published() if self._serves() else {}
+            published = await self._claims.published() if self.serves else {}
         except MetadataError as error:
             log.info("partition=%s not handed to anybody: %r", self._partition, error)
             return
         for server in furthest(published, besides=self.server):
-            if not self._serves():
+            if not self.serves:
                 return
             try:
                 await self.hand_over(server, published[server].nonce, is_planned=False)
@@ -191,17 +208,18 @@ class Replica:
             case "take":
                 return await self._take(Take.decode(body))
             case "hold":
-                if self._serves():
+                if self.serves:
                     await self._role_change(HOLD_S)
             case "serving":
                 pass
             case _:
                 raise InvalidRequest(f"want a method that replicas have, got {method!r}")
-        return b"1" if self._serves() else b"0"
+        return b"1" if self.serves else b"0"
 
     async def _prepare(self, asked: Prepare) -> bytes:
         """Get ready to lead in a moment. Raises Unavailable if this replica is not the one, or it is not the time."""
-        if self.role is not Role.FOLLOWING or self._owner.is_barred or asked.nonce != self._nonce:
+        is_fit = not self._owner.is_barred and self._standing.look()
+        if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
             raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
         if asked.is_planned and not self._turns.take(self._env.clock.now()):
             raise Unavailable(f"{self.server} has a part in another hand-over")
@@ -219,7 +237,7 @@ class Replica:
         until = self._env.clock.now() + TAKE_S
         while self.role in (Role.CLAIMING, Role.OPENING) and self._env.clock.now() < until:
             await self._role_change(TAKE_S)
-        if not self._serves():
+        if not self.serves:
             raise Unavailable(f"partition {self._partition}: {self.server} has not taken the lead: {self.role.name}")
         return b"1"
 
@@ -230,9 +248,6 @@ class Replica:
     def _tell_role_change(self) -> None:
         self._role_changed.set()
         self._role_changed = asyncio.Event()
-
-    def _serves(self) -> bool:
-        return self.leader is not None and self.leader.serving
 
     # ── deciding and performing ───────────────────────────────────────────────────────────────────────────────────────
 
@@ -397,8 +412,7 @@ class Replica:
             self._vain_leads += 1  # unless it goes on: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
             await self._stop_tail()
-            leader = Leader(self._env, self._config, self.state, self._log, self._ended)
-            self.leader = leader
+            self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             await self._begin(leader)
             opened, self._vain_leads = True, 0
         except (StoreError, TimeoutError) as error:

@@ -79,6 +79,13 @@ class Offered:
 
 
 @dataclass(frozen=True, slots=True)
+class Dated:
+    """Whether this server's date is good enough to lead has changed."""
+
+    may_lead: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     pass
 
@@ -107,6 +114,7 @@ Event = (
     | Yielded
     | NotTaken
     | Offered
+    | Dated
     | Tick
     | Barred
     | Stop

@@ -54,7 +54,7 @@ class Sweeper:
             self._timer = self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
-        writable, now_ms = self._custody.writable, self._clock.wall_ms()
+        writable, now_ms = self._custody.writable, self._clock.date_ms()
         keys: list[bytes] = []
         if self._serves():
             keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, self._next)

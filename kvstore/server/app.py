@@ -12,7 +12,7 @@ import hmac
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from typing import Any
 
@@ -26,6 +26,7 @@ from kvstore.partition.entry import is_release
 from kvstore.partition.state import State
 from kvstore.ring import PartitionState
 from kvstore.server.config import NodeConfig, Role
+from kvstore.server.dating import DATES, Dating, JudgedClock
 from kvstore.server.dispatch import Dispatcher
 from kvstore.server.feed_end import latest_of
 from kvstore.server.feeds import Feeds
@@ -80,6 +81,7 @@ class Node:
         self.taps: Taps
         self.progress: Progress
         self.feeds: Feeds
+        self.dating: Dating
         self.resp: RespServer
         self.links: PeerLinks
         self.peers: PeerServer
@@ -132,6 +134,7 @@ class Node:
                 **self.feeds.statistics(),
                 "partitions_without_leader": len(self.leaderless()),
                 "ring_hints_false_total": self.membership.false_hints,
+                **self.dating.statistics(),
             }
             heat = self.taps.numbers()
             found["partitions"] = {
@@ -204,6 +207,7 @@ class Node:
             "version": VERSION,
             "roles": list(self.config.roles),
             "metadata": self.store.state.name.lower(),
+            "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.roles else None,
             "not_ready": self.not_ready(),
         }
         if self.is_open and Role.SERVER in self.config.roles:
@@ -257,11 +261,12 @@ async def serve(
     is damaged. `doors` opens what needs the real world, once operations can be taken. Raises ConfigError, OSError (an
     address is taken), MetadataUnavailable.
     """
-    node = Node(config, env, store, secret)
+    clock = JudgedClock(env.clock, ServerId(config.id))
+    node = Node(config, replace(env, clock=clock), store, secret)
     async with AsyncExitStack() as stack:
         logs = await _open_log(node, stack)
         if Role.SERVER in config.roles:
-            await _open_server(node, stack, logs)
+            await _open_server(node, stack, logs, clock)
             if doors is not None:
                 await doors(node, stack)
             engines = (
@@ -307,7 +312,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
     return PartitionLogs(env, store, bookies, choice, is_release=is_release, config=config.log, password_of=password_of)
 
 
-async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -> None:
+async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock) -> None:
     """What takes operations, without the partitions themselves."""
     config, env = node.config, node.env
     nonce = env.random.randbytes(8).hex()
@@ -334,6 +339,10 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs) -
     node.peers = PeerServer(env, credentials, dispatcher, 2 * forwarded_max)
     node.links = PeerLinks(env, credentials, dispatcher, forwarded_max, node.peers.answer)
     dispatcher.use_links(node.links)
+    node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
+    stack.push_async_callback(node.dating.close)
+    node.peers.serve(DATES, node.dating.answer)
+    node.dating.start()
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)
     stack.push_async_callback(node.feeds.close)

@@ -134,7 +134,7 @@ class Data(data_pb2_grpc.DataServicer):
             if state.is_suspect:
                 raise NoSuchPin(f"partition {partition}: the replica here may be damaged")
             if state.position is not None and state.position >= position:
-                state.held.expire(self._env.clock.wall_ms())
+                state.held.expire(self._env.clock.passed_ms())
                 return state.held.get(request.id, position)
             if self._env.clock.now() >= until:
                 raise NotCaughtUp(f"partition {partition}: this replica has not come to {tuple(position)}")

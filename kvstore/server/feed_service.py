@@ -217,7 +217,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
     async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
             raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a week")
-        deadline_ms = self._env.clock.wall_ms() + request.ttl_ms
+        deadline_ms = self._env.clock.date_ms() + request.ttl_ms
         left = await self._feeds.left(await self._feeds.newest_ring())
         for partition, after in sorted(request.positions.items()):
             if partition not in left:  # nobody trims such a log: it stays for the retention as it is, then it goes

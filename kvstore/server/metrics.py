@@ -148,6 +148,19 @@ NAMES: dict[str, tuple[str, str]] = {
         "Partitions that nobody leads, as far as this server knows; / and /clusterz name them.",
     ),
     "server_servers_missing": ("server_servers_missing", "Servers that hold replicas and are not up."),
+    "server_date_doubtful": (
+        "server_date_doubtful",
+        "1 while this server is not sure of its date: it leads nothing that another could. `/`, date, says why.",
+    ),
+    "server_date_removes": (
+        "server_date_removes",
+        "1 if logs and pins may be removed by this server's date: a majority has borne it out.",
+    ),
+    "server_date_drift_s": ("server_date_drift_seconds", "What its wall clock is ahead of the date that it goes by."),
+    "server_dates_taken_over_total": (
+        "server_dates_taken_over_total",
+        "Times that it took another date over, since a majority had it.",
+    ),
     "server_watches": ("server_watches", "Watches that are open at this node."),
     "server_watches_total": ("server_watches_total", "Watches begun."),
     "server_feed_tails": ("server_feed_tails", "Logs that are tailed for those who watch."),

@@ -118,7 +118,7 @@ class PinKeeper:
     async def _renew_in(self, partition: PartitionId, asked: Asked) -> bytes:
         if not self._source.topology.ring.has_left(partition):
             return await self._ask_leader(partition, pinning.RENEW, pinning.encode(asked))
-        deadline_ms = self._env.clock.wall_ms() + asked.ttl_ms  # nobody leads; who keeps it follows the pin on its log
+        deadline_ms = self._env.clock.date_ms() + asked.ttl_ms  # nobody leads; who keeps it follows the pin on its log
         if not await self._pins.extend(partition, asked.pin, deadline_ms):
             raise NoSuchPin(f"partition {partition}, which has left: there is no pin {asked.pin!r}")
         return pinning.encode(deadline_ms)

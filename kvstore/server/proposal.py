@@ -192,7 +192,7 @@ def balance(ring: Ring, shares: Mapping[PartitionId, float]) -> float:
     return max(staying) * len(staying) if staying else 0.0
 
 
-def eta_s(ring: Ring, wall_ms: int, copied: Mapping[MoveId, float]) -> tuple[float, float | None]:
+def eta_s(ring: Ring, now_ms: int, copied: Mapping[MoveId, float]) -> tuple[float, float | None]:
     """(how much is done of what was planned, seconds until all is; None if that cannot be told). `copied` tells which
     part of a move under way is copied."""
     planned = ring.journey.tokens
@@ -204,7 +204,7 @@ def eta_s(ring: Ring, wall_ms: int, copied: Mapping[MoveId, float]) -> tuple[flo
         if move.state is not MoveState.FLIPPED
     )
     done = min(1.0, max(0.0, 1 - left / planned))
-    elapsed_s = (wall_ms - ring.journey.began_ms) / 1000
+    elapsed_s = (now_ms - ring.journey.began_ms) / 1000
     if not done or ring.pace.paused or not ring.journey.began_ms or elapsed_s <= 0:
         return done, None
     return done, elapsed_s * (1 - done) / done

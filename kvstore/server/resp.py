@@ -169,7 +169,7 @@ class RespServer:
         return self._env.clock.now()
 
     def now_ms(self) -> int:
-        return self._env.clock.wall_ms()
+        return self._env.clock.date_ms()
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._nursery.spawn(work, name="special")

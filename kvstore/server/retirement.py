@@ -4,7 +4,7 @@ Every step can be done again."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
@@ -90,13 +90,16 @@ async def partitions_kept(store: MetadataStore) -> list[PartitionId]:
         return []
 
 
-async def drop_kept(store: MetadataStore, *, now_ms: int, keep_ms: int) -> int:
-    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`; returns how many. While the ring
+async def drop_kept(
+    store: MetadataStore, *, now_ms: int, keep_ms: int, among: Collection[PartitionId] | None = None
+) -> int:
+    """Delete the logs of partitions that have left the ring longer ago than `keep_ms`, of all or `among` these; returns
+    how many. While the ring
     has a partition, a log of it that cannot be found has never been: so it goes after that. Raises MetadataError."""
     kept_here = await partitions_kept(store)
     here = (await _newest_ring(store))[0].partitions if kept_here else {}
     ledgers, count = LedgerStore(store), 0
-    for partition in kept_here:
+    for partition in kept_here if among is None else sorted(set(kept_here) & set(among)):
         with suppress(NoSuchNode):  # another server was faster
             _, stat = await store.get(paths.kept_log(partition))
             kept = await _kept(store, partition)

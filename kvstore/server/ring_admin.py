@@ -62,7 +62,7 @@ class RingAdmin:
 
     async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
         """Do what is asked, or only tell what it would change."""
-        step = proposal.step_of(request, self._servers(), self._env.clock.wall_ms())
+        step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
         before = self._source.rings.ring
         if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
             return await self._propose(before, _checked(lambda: step(before)))
@@ -85,7 +85,9 @@ class RingAdmin:
         """Who holds the logs to read them later wants those of partitions that join meanwhile, too (F6)."""
         pins = Pins(self._source.store, LedgerLists(self._source.store))
         try:
-            await pins.hold_as_others(joined, before.partitions if joined else (), FEED_PIN, self._env.clock.wall_ms())
+            await pins.hold_as_others(
+                joined, before.partitions if joined else (), FEED_PIN, self._env.clock.passed_ms()
+            )
         except StoreError as error:  # the ring has changed, and that is what was asked
             log.warning("partitions=%s their logs may not be held for readers of feeds: %r", joined, error)
 
@@ -102,7 +104,7 @@ class RingAdmin:
         """The moves, and how far they are."""
         ring = self._source.rings.ring
         copied = await self._source.copied() if ring.moves else {}
-        done, left_s = proposal.eta_s(ring, self._env.clock.wall_ms(), copied)
+        done, left_s = proposal.eta_s(ring, self._env.clock.date_ms(), copied)
         answer = admin_pb2.RingStatusResponse(
             version=ring.version,
             paused=ring.pace.paused,

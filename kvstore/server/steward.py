@@ -18,7 +18,7 @@ from kvstore.partition.claim import Claims
 from kvstore.ring import PartitionState, Rings, steps
 from kvstore.server.assign import decide
 from kvstore.server.membership import Membership
-from kvstore.server.retirement import drop_kept, remove_log
+from kvstore.server.retirement import drop_kept, partitions_kept, remove_log
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,8 @@ class Steward:
     ) -> None:
         """`keep_ms`: how long the log of a partition that has left the ring can be read."""
         self._keep_ms, self._looked_at_kept = keep_ms, 0.0
+        self._kept_since: dict[PartitionId, float] = {}
+        """Logs of partitions that have left, and since when this process has known of them."""
         self._env, self._server, self._store = env, server, store
         self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
         self._nursery = env.nursery.child("steward")
@@ -95,7 +97,16 @@ class Steward:
                 await self._remove(partition)
         if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
             self._looked_at_kept = self._env.clock.now()
-            await drop_kept(self._store, now_ms=self._env.clock.wall_ms(), keep_ms=self._keep_ms)
+            await self._drop_kept()
+
+    async def _drop_kept(self) -> None:
+        """Those that are old by the metadata store's date, and by what this process has seen: no date alone removes a
+        log (docs/protocol.md, P31)."""
+        now = self._env.clock.now()
+        kept = await partitions_kept(self._store)
+        self._kept_since = {each: self._kept_since.get(each, now) for each in kept}
+        old = [each for each, since in self._kept_since.items() if (now - since) * 1000 >= self._keep_ms]
+        await drop_kept(self._store, now_ms=self._env.clock.passed_ms(), keep_ms=self._keep_ms, among=old)
 
     def _note_missing(self, servers: Container[ServerId]) -> None:
         wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
@@ -120,7 +131,7 @@ class Steward:
         return said.seq + CLOSE_BEHIND >= max(each.seq for each in others) and (said.seq > 0 or said.epoch > 0)
 
     async def _remove(self, partition: PartitionId) -> None:
-        now_ms = self._env.clock.wall_ms()
+        now_ms = self._env.clock.passed_ms()
         if await remove_log(self._store, partition, now_ms=now_ms):
             await self._rings.change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)

@@ -111,7 +111,7 @@ class LedgerCreator:
             digest=self._config.digest,
             password=self._password_of(ledger),
             custom=((OWNER_KEY, partition.encode()),),
-            ctime_ms=self._clock.wall_ms(),
+            ctime_ms=self._clock.date_ms(),
             token=self._random.getrandbits(62) + 1,
         )
         await self._ledgers.create(metadata)

@@ -55,7 +55,7 @@ class Trimmer:
     async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
         """List first, then pins, then delete; see LeaderLog. Returns how many ledgers left the list."""
         partition = self._owner.partition
-        now_ms = self._clock.wall_ms()
+        now_ms = self._clock.passed_ms()
         pinned = await self._pins.oldest(partition, now_ms)
         gone = self._owner.listed.trimmable(durable_seq, pinned)
         ends = await self._ends(gone, closed_before_ms=now_ms - older_than_ms)
@@ -72,8 +72,10 @@ class Trimmer:
         return len(ends)
 
     async def _ends(self, ledgers: list[LedgerId], closed_before_ms: int) -> list[EntryId]:
-        """Last entries of the first ones that are closed since before then."""
+        """Last entries of the first ones that are closed since before then, by the metadata store's date and by that of
+        whoever made the next one (docs/protocol.md, P31)."""
         ends: list[EntryId] = []
+        listed = [each.id for each in self._owner.listed.ledgers]
         for ledger in ledgers:
             _, stat = await self._store.get(paths.ledger(ledger))
             try:
@@ -82,6 +84,9 @@ class Trimmer:
                 self._pass_over(ledger, error)
                 break  # where it ends is not known, and what is behind it cannot go before it
             if metadata.state is not LedgerState.CLOSED or stat.modified_ms > closed_before_ms:
+                break
+            following, _ = await self._ledgers.read(listed[listed.index(ledger) + 1])  # there is one: G6
+            if following.ctime_ms > closed_before_ms:
                 break
             ends.append(metadata.last_entry)
         return ends
@@ -94,7 +99,7 @@ class Trimmer:
         deleted.
         """
         owner = self._owner
-        before_ms = self._clock.wall_ms() - older_than_ms
+        before_ms = self._clock.passed_ms() - older_than_ms
         count = 0
         listed = {each.id for each in owner.listed.ledgers}
         for ledger in await self._ledgers.list_ids():
@@ -120,7 +125,7 @@ class Trimmer:
             if len(self._of_others) < OWNERS_MAX:
                 self._of_others.add(ledger)
             return 0
-        pinned = await self._pins.oldest(owner.partition, self._clock.wall_ms())
+        pinned = await self._pins.oldest(owner.partition, self._clock.passed_ms())
         if metadata.ctime_ms > before_ms or (pinned is not None and ledger >= pinned) or owner.listed.names(ledger):
             return 0
         check = Check(paths.partition_log(owner.partition), owner.version)

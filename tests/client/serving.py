@@ -10,6 +10,7 @@ from random import Random
 from typing import Any, cast
 
 from kvstore.env import Env
+from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
 from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
@@ -29,7 +30,7 @@ def env_of(nursery: TaskNursery) -> Env:
     return Env(ModelClock(), Random(1), nothing, nothing, nursery, cast(Callable[[str], None], nothing))
 
 
-class ModelClock:
+class ModelClock(Unjudged):
     """The model keeps its own time, which is always ahead of this one."""
 
     def now(self) -> float:

@@ -17,6 +17,7 @@ from kvstore.client.watch import AsyncWatch
 from kvstore.client.watch_sync import Watch
 from kvstore.client.watching import Reading, Watched
 from kvstore.env.caller import caller_env
+from kvstore.env.clock import Unjudged
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from tests.waiting import PATIENCE_S
 
@@ -57,7 +58,7 @@ class Server(kv_pb2_grpc.KVServicer):
             yield kv_pb2.WatchResponse(partition="p1", sequence=shown, changes=[change])
 
 
-class Leaping:
+class Leaping(Unjudged):
     """A clock at which each look is long after the one before."""
 
     def __init__(self) -> None:

@@ -9,6 +9,7 @@ from random import Random
 from typing import Any, cast
 
 from kvstore.env import Env
+from kvstore.env.clock import Unjudged
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.commands import Op
 from kvstore.partition.config import PartitionConfig
@@ -99,7 +100,7 @@ class Caller:
         self.flushed = set(self.results)
 
 
-class Partition:
+class Partition(Unjudged):
     """One state and its leaders, one after the other. `now` is in seconds since the beginning."""
 
     def __init__(self, config: PartitionConfig | None = None, engine: Engine | None = None, seed: int = 0) -> None:

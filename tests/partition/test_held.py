@@ -130,7 +130,7 @@ def test_a_mark_that_is_applied_again_after_its_deadline_keeps_nothing(replica: 
     replica.mark("old", after_ms=1_000)
     position = replica.mark("young", after_ms=10_000)
     again = state_over(MemoryEngine())
-    again.held.wall_ms = lambda: TIME_MS + 5_000
+    again.held.passed_ms = lambda: TIME_MS + 5_000
     for entry in replica.writer.log:
         again.apply(entry)
     assert [held.pin for held in again.held.all] == ["young"]

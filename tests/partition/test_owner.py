@@ -20,6 +20,7 @@ from kvstore.partition.steps import (
     Claim,
     Claimed,
     Command,
+    Dated,
     Ended,
     EndLead,
     Event,
@@ -319,3 +320,22 @@ def test_one_that_is_barred_neither_leads_nor_stands_until_that_is_over(events: 
     assert owner.handle(Claimed(), 6) == [GiveBack()], "a claim that was under way"
     assert owner.handle(Barred(False), 7) == [ReadLeader()]
     assert PublishAndRank() in owner.handle(LeaderRead(None), 1_000)
+
+
+# docs/protocol.md P29
+@pytest.mark.parametrize("events", [(), (LeaderRead(None),)])
+def test_one_whose_server_doubts_its_date_does_not_stand_until_that_is_over(events: tuple[Event, ...]) -> None:
+    owner = owner_after(*events)
+    assert owner.handle(Dated(False), 5) == []
+    for event in (LeaderRead(None), Tick(), Ranked(0, GONE), Offered(OTHERS, 1), LeaderRead(None)):
+        commands = owner.handle(event, 6)
+        assert not {Claim, OpenLog, PublishAndRank, Succeed} & {type(command) for command in commands}
+    assert owner.handle(Dated(True), 7) == [ReadLeader()]
+    assert PublishAndRank() in owner.handle(LeaderRead(None), 1_000)
+
+
+# docs/protocol.md P29
+def test_one_whose_successor_did_not_take_the_lead_does_not_take_it_back_in_doubt() -> None:
+    owner = owner_after(*SERVING, Dated(False), Yielded(OTHER))
+    assert GiveBack() in owner.handle(NotTaken(), 6)
+    assert owner.role is Role.FOLLOWING

@@ -5,7 +5,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from kvstore.env.clock import SystemClock
+from kvstore.env.clock import SystemClock, Unjudged
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.partition import snapshots
 from kvstore.partition.election import Published
@@ -25,7 +25,7 @@ def published(seq: int) -> Published:
     return Published(Seq(seq), Seq(0), 1, "x")
 
 
-class StillClock:
+class StillClock(Unjudged):
     """A clock that stands where it is put."""
 
     def __init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.env import Env
+from kvstore.env.clock import Unjudged
 from kvstore.env.real import real_env
 from kvstore.errors import NodeExists
 from kvstore.meta import paths
@@ -35,7 +36,7 @@ P1, P2 = PartitionId("p1"), PartitionId("p2")
 N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
 
 
-class Clock:
+class Clock(Unjudged):
     at = 100.0
 
     def now(self) -> float:

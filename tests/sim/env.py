@@ -24,6 +24,7 @@ from random import Random
 from typing import Any, NoReturn, TextIO, TypeVar
 
 from kvstore.env import Env
+from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
 from tests.sim.disk import DiskConfig, SimDisk
 from tests.sim.loop import Process, ProcessDied, SimLoop
@@ -52,16 +53,18 @@ class SimulationFailed(AssertionError):
 class ClockConfig:
     drift_max: float = 200e-6
     """Seconds per second by which a clock may be fast or slow."""
-    wall_skew_ms_max: int = 2_000
+    wall_skew_ms_max: int = 900
+    """Two of them are closer than what a date may differ (kvstore.server.dates.BOUND_MS)."""
 
 
-class SimClock:
+class SimClock(Unjudged):
     """The Clock port of one machine: starts anew at each boot, drifts, and has an opinion of the date."""
 
     def __init__(self, loop: SimLoop, random: Random, config: ClockConfig) -> None:
         self._loop = loop
         self._random = random
         self._config = config
+        self._stepped_ms = 0
         self._skew_ms = random.randint(-config.wall_skew_ms_max, config.wall_skew_ms_max)
         self.boot()
 
@@ -79,6 +82,15 @@ class SimClock:
     def step_wall(self, ms: int) -> None:
         """Set the date forward or, if negative, back."""
         self._skew_ms += ms
+        self._stepped_ms += ms
+
+    def set_right(self) -> None:
+        """Undo all steps."""
+        self.step_wall(-self._stepped_ms)
+
+    @property
+    def is_stepped(self) -> bool:
+        return self._stepped_ms != 0
 
 
 class SimNode:

@@ -255,13 +255,18 @@ async def flip_bits(chaos: Chaos) -> None:
         await chaos.hold(node, _down_and_up(chaos, node))
 
 
+JUMPS_MS = (200, 3_000, 60_000, 600_000, 3_600_000)
+
+
 @fault
-async def wall_clock(chaos: Chaos) -> None:
-    """A node's date jumps, and perhaps comes back."""
-    probe("fault.wall_clock")
-    clock = chaos.random.choice(chaos.cluster.nodes).sim.clock
-    step_ms = chaos.random.choice((-3_600_000, -5_000, -200, 200, 5_000, 3_600_000))
-    clock.step_wall(step_ms)
-    await chaos.a_pause(0.5, 5.0)
-    if chaos.random.random() < 0.5:
-        clock.step_wall(-step_ms)
+async def clock_jumps(chaos: Chaos) -> None:
+    """A node's date jumps by up to an hour, perhaps twice, and comes back; of less than half of the nodes at a time."""
+    clocks = [node.sim.clock for node in chaos.cluster.nodes]
+    if 2 * (sum(clock.is_stepped for clock in clocks) + 1) >= len(clocks):
+        return
+    clock = chaos.random.choice([clock for clock in clocks if not clock.is_stepped])
+    probe("fault.clock_jumps")
+    for _ in range(chaos.random.choice((1, 1, 2))):
+        clock.step_wall(chaos.random.choice((-1, 1)) * chaos.random.choice(JUMPS_MS))
+        await chaos.a_pause(0.5, 5.0)
+    clock.set_right()

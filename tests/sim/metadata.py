@@ -76,7 +76,9 @@ class SimMetadata:
         self.is_up = True
         self.is_frozen = False
         self.break_p = self.config.break_p
-        self.tree = MemoryTree(wall_ms=lambda: EPOCH_MS + int(loop.time() * 1000))
+        self.wrong_ms = 0
+        """How wrong its date is."""
+        self.tree = MemoryTree(wall_ms=lambda: EPOCH_MS + self.wrong_ms + int(loop.time() * 1000))
         self.tree.on_commit = self._committed
         self.followers = [Follower(self, {"/": ROOT}) for _ in range(self.config.followers)]
         self.clients: list[SimStore] = []

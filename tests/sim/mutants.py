@@ -18,7 +18,7 @@ from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
 from kvstore.bookie.storage import BookieStorage
 from kvstore.meta.cookies import encode_cookie
-from kvstore.partition import evaluate
+from kvstore.partition import evaluate, record_time
 from kvstore.partition.dedup import RetryTable
 from kvstore.partition.leader import Leader
 from kvstore.partition.owner import Owner
@@ -28,6 +28,8 @@ from kvstore.partition.retention import Retention
 from kvstore.partition.state import State
 from kvstore.partition.trials import Trials
 from kvstore.proto.bookkeeper import Status
+from kvstore.server.dates import Judge
+from kvstore.server.dating import JudgedClock
 from kvstore.server.peer_proof import Called
 from kvstore.types import BookieId, Position, Seq
 from kvstore.wal.leader_log import OpenLog
@@ -42,6 +44,7 @@ from tests.sim.stories import (
     zombie_reads,
 )
 from tests.sim.stories_of_damage import all_differ, leader_is_damaged
+from tests.sim.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
 from tests.sim.stories_of_lists import list_written_late, power_fails_before_the_sync
 
 ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
@@ -267,3 +270,32 @@ def _anybody(patch: pytest.MonkeyPatch) -> None:
         return b"+%b\r\n" % proof.hex().encode() if len(self._received) >= 32 else b""
 
     patch.setattr(Called, "take", believe)
+
+
+# ── dates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("dates are the wall clock's", "clock_jumps", load__lodgers=4, chaos_s=6.0)
+def dates_of_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JudgedClock, "date_ms", lambda self: self.wall_ms())
+
+
+@mutant("removes by the wall clock", story=pin_over_a_jump, roll_entries=3)
+def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JudgedClock, "passed_ms", lambda self: self.wall_ms())
+    patch.setattr(JudgedClock, "may_lead", lambda self: True)  # else another leads before it comes to that
+
+
+@mutant("the first date is believed", story=cold_start)
+def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Judge, "_begin", lambda self, now, **_: self._be_sure(is_borne_out=False))
+
+
+@mutant("record time stands while it is ahead", story=log_ahead)
+def stand_while_ahead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(record_time, "AHEAD_RATE", 0.0)
+
+
+@mutant("who doubts its date leads on", story=leader_whose_date_jumps)
+def lead_in_doubt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JudgedClock, "may_lead", lambda self: True)

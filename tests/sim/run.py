@@ -24,6 +24,7 @@ from tests.sim.cluster import Cluster
 from tests.sim.env import SimWorld
 from tests.sim.faults import FAULTS, Chaos
 from tests.sim.knobs import Knobs, draw, hinted
+from tests.sim.lodgers import Lodgers
 from tests.sim.nodes import small_journals
 from tests.sim.operations import Status
 from tests.sim.roads import ROADS, counting
@@ -36,6 +37,7 @@ CALM_S = 1.0
 RECOVERY_S_MAX = 90.0
 """Within this time after the last fault every partition serves. A candidate that gave up stays out for up to 30 s."""
 RUN_S_MAX = 600.0
+TTL_S = 2.0, 6.0
 TAIL = 60
 """Events of the trace that a failure shows."""
 
@@ -113,7 +115,9 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     await cluster.found()
     await all_serve(cluster, UP_S_MAX)
     workload = Workload(cluster, world.fork("workload"), knobs.load)
+    lodgers = Lodgers(cluster, TTL_S)
     users = [cluster.spawn(each, name="user") for each in workload.workers]
+    users += [cluster.spawn(lodgers.live(each), name="lodger") for each in workload.lodgers()]
     begun = loop.time()
     await asyncio.sleep(CALM_S)
     chaos = Chaos(cluster, world.fork("chaos"), list(knobs.faults), knobs.pace_s)
@@ -126,6 +130,7 @@ async def scenario(cluster: Cluster, outcome: Outcome) -> None:
     served = loop.time()
     await asyncio.sleep(CALM_S)
     workload.stop()
+    lodgers.stop()
     for user in users:
         await user
     succeeded = cluster.recorder.succeeded
@@ -148,6 +153,7 @@ def heal(cluster: Cluster) -> None:
     cluster.network.heal()
     for node in cluster.nodes:
         node.disk.mend()
+        node.sim.clock.set_right()
         if node.is_paused:
             node.resume()
         if not node.sim.is_running:

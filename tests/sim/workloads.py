@@ -33,6 +33,8 @@ class Load:
     counters: int = 2
     banks: int = 2
     readers: int = 2
+    lodgers: int = 1
+    """Users whose keys have a time to live: tests/sim/lodgers.py."""
     pause_s: float = 0.03
     """Mean time a worker thinks between two operations."""
     value_bytes: int = 40
@@ -50,6 +52,11 @@ class Workload:
         self._add(load.counters, "counter", self._counter)
         self._add(load.banks, "bank", self._bank)
         self._add(load.readers, "reader", self._reader)
+
+    def lodgers(self) -> list[Worker]:
+        """Users for tests/sim/lodgers.py."""
+        random = [Random(self._random.getrandbits(64)) for _ in range(self._load.lodgers)]
+        return [Worker(self._cluster, f"lodger{n}", each, Identity(each)) for n, each in enumerate(random)]
 
     def stop(self) -> None:
         """Let every worker end after the operation that it is in."""

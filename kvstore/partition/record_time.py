@@ -1,0 +1,49 @@
+"""Which time a leader's next record has (docs/protocol.md, P4 and P30)."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvstore.env import Clock
+
+AHEAD_RATE = 0.9
+"""How fast record time goes on while it is ahead of the date: an hour is caught up within ten, and a time to live that
+is granted meanwhile lasts a ninth longer."""
+
+
+class Recorded(Protocol):
+    """A partition's state."""
+
+    record_time_ms: int
+
+
+class RecordTime:
+    """Of one lead. Decides."""
+
+    def __init__(self, last_ms: int, now: float) -> None:
+        """`last_ms`: that of the last record in the log."""
+        self._ms, self._at = float(last_ms), now
+
+    def at(self, now: float, date_ms: int, last_ms: int) -> int:
+        """The date, but never earlier than before. Were time to stand still while it is ahead, as it is in a log that a
+        wrong date has got into, all that has a time to live would stay until the date has caught up."""
+        gone_on = max(self._ms + max(0.0, now - self._at) * 1000 * AHEAD_RATE, float(last_ms))
+        self._ms, self._at = max(float(date_ms), gone_on), now
+        return int(self._ms)
+
+
+class LeadClock:
+    """The clock of one lead: its date is the time of a record that is made now."""
+
+    def __init__(self, clock: Clock, state: Recorded) -> None:
+        self.now, self.wall_ms, self.passed_ms, self.may_lead = (
+            clock.now,
+            clock.wall_ms,
+            clock.passed_ms,
+            clock.may_lead,
+        )
+        self._clock, self._state = clock, state
+        self._time = RecordTime(state.record_time_ms, clock.now())
+
+    def date_ms(self) -> int:
+        return self._time.at(self.now(), self._clock.date_ms(), self._state.record_time_ms)
