@@ -129,6 +129,9 @@ class _Replay:
         return Segment(self._disk, self._journal_dir, header, capacity=0, open_files=open_files)
 
     def _bytes(self, segment: Segment) -> bytes:
+        """Empty if the file is gone: that is met as damage."""
+        if not self._disk.exists(segment.path):
+            return b""
         try:
             return _read_what_can_be(segment, 0, segment.handle.size())
         finally:

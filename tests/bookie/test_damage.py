@@ -241,6 +241,26 @@ def test_a_missing_newest_segment_is_noticed(world: SimWorld) -> None:
     run(world, read())
 
 
+@pytest.mark.parametrize("lost", [0, -1])
+def test_without_the_list_of_segments_a_missing_one_is_noticed(world: SimWorld, lost: int) -> None:
+    """A crash right after the newest checkpoint was written has left no list beside it (docs/protocol.md, B22)."""
+    disk = written(world)
+    for name in disk.list(tiny().index_dir):
+        if name.endswith(".files"):
+            disk.remove(f"{tiny().index_dir}/{name}")
+    disk.remove(segments(disk)[-1])  # the one ahead
+    disk.remove(segments(disk)[-1])
+    disk.remove(segments(disk)[lost])
+
+    async def read() -> None:
+        shelf = await opened(world)
+        assert Status.NO_ENTRY not in {await shelf.status(L, entry) for entry in range(31)}
+
+    for _ in range(2):
+        run(world, read())
+        crash(world)
+
+
 @pytest.mark.parametrize("which", [1, -2])
 def test_a_segment_cut_short_in_its_synced_part_is_damaged(world: SimWorld, which: int) -> None:
     disk = written(world)
