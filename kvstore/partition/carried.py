@@ -17,7 +17,6 @@ from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
 from kvstore.partition import pages, source, target
 from kvstore.partition.engine import wait_caught_up
 from kvstore.partition.following import Following
-from kvstore.partition.guarding import guard
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_pin import MovePin
 from kvstore.partition.move_records import ImportBegin, ImportEnd, ImportRows, Own
@@ -36,8 +35,6 @@ from kvstore.wal.ports import Logs
 log = logging.getLogger(__name__)
 
 CALL_S = 5.0
-ASK_AGAIN_S = 0.01
-"""Whether the source is silent, while it cannot say so."""
 PAUSED_S = 1.0
 """Between two looks whether moves go on."""
 HELD_S = 600.0
@@ -115,7 +112,6 @@ class Carried:
             return await self._drop(leader, move)
         step = self._step = target.next_step(self._m.state.territory, move, is_paused=ring.pace.paused)
         if step is Step.DONE:
-            await self._settle(leader, move)
             return True
         if step is not Step.WAIT:
             self._waited_s = 0.0
@@ -262,7 +258,6 @@ class Carried:
         released = verdict.released
         if released is not None:
             self._m.reached("after release", self.move)
-            guard(self._m.env.nursery, leader, move)
             await leader.append_record(Own(self.move, end.freeze, *released[4:7], move.source, span_of(move)))
             log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
         elif verdict.differs:
@@ -283,18 +278,6 @@ class Carried:
         told = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
         for server, partition in sorted(told.items()):
             self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
-
-    async def _settle(self, leader: Leader, move: Move) -> None:
-        """Serve the range once the source says that it does not. It is asked only now: until the ring had flipped,
-        everybody asked the source."""
-        while self.move in leader.custody.guarded:
-            try:
-                await self._call(move, source.SILENCE)
-            except StoreError as error:
-                log.debug("partition=%s move=%d is guarded: %r", self._m.partition, self.move, error)
-                await asyncio.sleep(ASK_AGAIN_S)
-            else:
-                leader.settle(self.move)
 
     async def _tell(self, server: ServerId, partition: PartitionId, routed: bytes) -> None:
         try:

@@ -279,7 +279,7 @@ class Evaluator:
         if not (custody.is_freezing or custody.held) and all(map(custody.may_write, keys)):
             return True
         for each in keys:
-            if custody.is_elsewhere(each):
+            if not custody.may_read(each):
                 self._away.append((item, custody.moved(each)))
                 return False
         if not (custody.held.isdisjoint(keys) and all(map(custody.may_write, keys))):

@@ -64,7 +64,7 @@ class Leader:
         self._on_stopped = on_stopped
         self._loop = asyncio.get_running_loop()
         self._gate = ReadGate(config.lease_ms / 1000)
-        self._answers, self.custody = Answers(), Custody(state, reads_on=config.lease_ms > 0)
+        self._answers, self.custody = Answers(), Custody(state)
         self._reads = LeaderReads(
             state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
         )
@@ -190,7 +190,6 @@ class Leader:
         logged = Logged(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
-            self.custody.linger(record.move, self._env.clock.now())
             self._thaw()
         return await logged.done
 
@@ -199,15 +198,9 @@ class Leader:
         await self._append_control(Kind.EMPTY)
 
     def _thaw(self) -> None:
-        """What may be read or written has changed: decide anew on what waits for it."""
-        self._reads.settle()
+        """What may be written has changed: decide anew on what waits for it."""
         self._waiting.thaw(self._env.clock.now())
         self._wake()
-
-    def settle(self, move: int) -> None:
-        """The former owner of what this move brought is silent."""
-        self.custody.settle(move)
-        self._thaw()
 
     def expel(self) -> None:
         """Turn away now what waits here and is another partition's."""

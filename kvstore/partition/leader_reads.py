@@ -19,7 +19,6 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.reads import ReadGate
-from kvstore.partition.rows import data_key
 from kvstore.partition.scope import ELSEWHERE, scope
 from kvstore.partition.state import State
 
@@ -68,8 +67,6 @@ class LeaderReads:
         self._arrived: list[Read] = []
         self._strict: deque[_Waiting] = deque()
         self._leaseless: deque[_Waiting] = deque()
-        self._guarded: deque[_Waiting] = deque()
-        """Of keys whose former owner may still answer."""
         self._under_way = 0
         """Reads that take several turns, or wait for a delete to be logged."""
         self._stepping = 0
@@ -80,17 +77,16 @@ class LeaderReads:
         self._at_once = AT_ONCE
 
     def __len__(self) -> int:
-        """Without those that wait for somebody else: who lets go of the lead does not."""
         return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
 
     @property
     def is_waiting(self) -> bool:
-        return bool(self._strict or self._leaseless or self._guarded)
+        return bool(self._strict or self._leaseless)
 
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
-        if len(self) - self._under_way + len(self._guarded) >= self._most:
+        if len(self) - self._under_way >= self._most:
             return False
         self._arrived.append(read)
         return True
@@ -152,15 +148,8 @@ class LeaderReads:
                 if read is not None:
                     into.append(read)
                 self._answers.give_all(replies)
-        self._answer(strict, self._now_ms(), is_strict=True)
+        self._answer(strict, self._now_ms())
         self._answer(ready, self._now_ms())
-
-    def settle(self) -> None:
-        """Look again at what waits for a former owner to be silent."""
-        while self._guarded:
-            read = self._guarded.popleft().read
-            assert read is not None
-            self._arrived.append(read)
 
     def wants_append(self) -> bool:
         """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
@@ -174,7 +163,7 @@ class LeaderReads:
 
     def expire(self, before: float) -> None:
         """Refuse what has waited since `before`."""
-        for waiting in (self._strict, self._leaseless, self._guarded):
+        for waiting in (self._strict, self._leaseless):
             while waiting and waiting[0].since < before:
                 late = waiting.popleft()
                 error = Unavailable(f"partition {self._state.partition}: nothing was acknowledged in time")
@@ -188,7 +177,7 @@ class LeaderReads:
         later, self._later = self._later, deque()
         for _, sink, token in (*arrived, *(read for read, _ in later)):
             self._answers.give(sink, token, error)
-        for waiting in (self._strict, self._leaseless, self._guarded):
+        for waiting in (self._strict, self._leaseless):
             while waiting:
                 _, _, read, replies = waiting.popleft()
                 if read is not None:
@@ -200,18 +189,17 @@ class LeaderReads:
     def _now_ms(self) -> int:
         return max(self._state.record_time_ms, self._clock.date_ms())
 
-    def _answer(self, reads: list[Read], now_ms: int, *, is_strict: bool = False) -> None:
-        """Read the state as it is now. Clocks say until when what is released is shown: strict reads do not see it."""
+    def _answer(self, reads: list[Read], now_ms: int) -> None:
+        """Read the state as it is now."""
         if not reads:
             return
         points = [read for read in reads if read[0][0] <= _META]
-        owned = self._custody.readable
-        shown = owned if is_strict else self._custody.may_be_shown(self._clock.now())
+        readable = self._custody.readable
         at = size = 0
         while at < len(points):
             some = points[at : at + self._at_once]
             at += len(some)
-            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, shown, owned))
+            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
             if size > TURN_BYTES:
                 # Doors send or give up what they have before the next turn; thousands of large values at once would
                 # be all of the memory.
@@ -255,15 +243,9 @@ class LeaderReads:
                 size += len(result[0])
                 give(read[1], read[2], result)
             elif result.__class__ is Expired:
-                if self._custody.may_read(data_key(read[0][1])):
-                    self._log_deletes(result.keys, read)
-                else:
-                    self._answers.turn_away(*read, ELSEWHERE)
+                self._log_deletes(result.keys, read)
             elif result.__class__ is Moved:
-                if self._custody.is_guarded(data_key(read[0][1])):
-                    self._guarded.append(_Waiting(0, self._clock.now(), read, []))
-                else:
-                    self._answers.turn_away(*read, result)
+                self._answers.turn_away(*read, result)
             else:
                 give(read[1], read[2], result)
         return size

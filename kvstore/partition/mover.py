@@ -94,10 +94,8 @@ class Mover:
         for move in coming:
             is_begun = move.state is not MoveState.PLANNED
             may_begin = not is_resting and len(self._carried) < ring.pace.parallel
-            if move.id in leader.custody.guarded or (move.state is not MoveState.FLIPPED and (is_begun or may_begin)):
+            if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
                 self._begin(move)
-        for gone in leader.custody.guarded.keys() - ring.moves.keys():
-            leader.settle(gone)  # the source has dropped the rows
         for move in ring.moves.values():
             if move.source == self.means.partition and move.state is MoveState.FLIPPED:
                 self._begin(move)

@@ -18,7 +18,6 @@ from kvstore.partition.claim import Claims
 from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
-from kvstore.partition.guarding import guard
 from kvstore.partition.handover import Turns
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Founded
@@ -30,7 +29,6 @@ from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
 from kvstore.partition.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.state import State
 from kvstore.partition.tail import Tail
-from kvstore.partition.target import span_of
 from kvstore.partition.tokens import NOTHING, Tokens, spans_of
 from kvstore.partition.trials import CHECKS, Trials
 from kvstore.partition.upkeep import Upkeep, flush
@@ -190,14 +188,9 @@ class Partition:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""
         if self._is_ahead_of_ring():
             raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
-        if self._rings is None:
+        if self._rings is None or self.state.territory.is_founded:
             return await leader.start(None, self._turn_away)
-        ring, territory = self._rings.ring, self.state.territory
-        if territory.is_founded:
-            for move in ring.moves.values():
-                if move.target == self.id and territory.owned.covers(span_of(move)):
-                    guard(self._nursery, leader, move)
-            return await leader.start(None, self._turn_away)
+        ring = self._rings.ring
         if self.id not in ring.partitions:
             raise Unavailable(f"partition {self.id} is not in ring version {ring.version}")
         await leader.start(Founded(spans_of(ring, self.id)), self._turn_away)

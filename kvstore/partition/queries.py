@@ -55,11 +55,8 @@ Steps = Generator[None, None, Result | Expired]
 """Work in steps of some milliseconds; ends with the answer."""
 
 
-def find(
-    state: State, ops: list[Op], now_ms: int, readable: Tokens, owned: Tokens | None = None
-) -> list[Result | Expired]:
-    """The answers of GETs and METAs, all at once; Moved for keys that are not `readable`. What is said in the log since
-    counts for those that are `owned` (None: all of them) only: the others' next owner has not heard of it."""
+def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Result | Expired]:
+    """The answers of GETs and METAs, all at once; Moved for keys that are not `readable`."""
     record_time_ms = state.record_time_ms
     slices = readable.slices
     answers: list[Result | Expired] = []
@@ -74,8 +71,7 @@ def find(
             continue
         record = record_of(row)
         if 0 < record[4] <= now_ms:
-            is_logged = record[4] <= record_time_ms and (owned is None or owned.holds_row(row_key))
-            answers.append(None if is_logged else Expired([op[1]]))
+            answers.append(None if record[4] <= record_time_ms else Expired([op[1]]))
         elif op[0] == _GET:
             answers.append(record)
         else:

@@ -408,7 +408,7 @@ class Replica:
     async def _open(self) -> None:
         opened = False
         try:
-            self._log = await self._logs.open_as_leader(self._partition, self._config.lease_ms, self._next_seq)
+            self._log = await self._logs.open_as_leader(self._partition, self._config.listed_lease_ms, self._next_seq)
             self._vain_leads += 1  # unless it goes on: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
             await self._stop_tail()

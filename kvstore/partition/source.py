@@ -38,8 +38,7 @@ DROP_ROWS, DROP_BYTES = 500, 1 << 20
 """Of one DROP: some milliseconds on every replica, which reads the rows that go."""
 
 PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
-SILENCE = "move-silence"
-METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL, SILENCE))
+METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
 FLIPPED = "move-flipped"
 ROUTED_BYTES = 8
 """Of the version that goes with it."""
@@ -104,9 +103,6 @@ class Source:
             return _encode(await self._release(asked))
         if method == CANCEL:
             return _encode(await self._cancel(asked))
-        if method == SILENCE:
-            self._lead().custody.silence(asked.move)
-            return b""
         raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
 
     def keep(self, moves: Container[int]) -> None:

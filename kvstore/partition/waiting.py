@@ -62,4 +62,4 @@ def _moved(op: Op, custody: Custody) -> Moved | None:
         keys = [data_key(op[1])] if op[0] != Code.BATCH else [data_key(each[1]) for each in op[2]]
     except (TypeError, LookupError):
         return None  # malformed: refused when it is decided on
-    return next((custody.moved(key) for key in keys if custody.is_elsewhere(key)), None)
+    return next((custody.moved(key) for key in keys if not custody.may_read(key)), None)

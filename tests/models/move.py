@@ -2,10 +2,9 @@
 of docs/protocol.md, each as a rule that can be taken away.
 
 S's log is what is acknowledged and what its leader has sent beside that. A takeover of S keeps a part of the latter,
-and leaves the former leader behind, which answers reads under its lease until the new leader's wait is over. Who sent
-RELEASE reads on until it is asked to be silent, or its time is over. P's own log is taken as atomic; a crash of P
-loses the page that it had in memory only, or what it knew of S's silence. P learns of RELEASE from S's log, or sooner
-from S's answer; its requests for it may be late. One client puts, then deletes; what is not answered is sent
+and leaves the former leader behind, which answers reads under its lease until the new leader's wait is over. P's own
+log is taken as atomic; a crash of P loses the page that it had in memory only. P learns of RELEASE from S's log, or
+sooner from S's answer; its requests for it may be late. One client puts, then deletes; what is not answered is sent
 again to S and to P, and one request comes late once more. A freeze may end and be tried again.
 
 Promised: reads are linearizable; a request is applied once; what was acknowledged stays; a session sees its own
@@ -51,10 +50,8 @@ class Rules:
     """M5: from its send on."""
     release_by_serving: bool = True
     """M7: a leader that still waits for its predecessor's lease does not release."""
-    sender_reads_on: bool = True
-    """M7: nobody reads what is released but who sent RELEASE, not even the leader that recovers it."""
-    ends_by_itself: bool = True
-    """M7: that one stops when its time is over."""
+    silent_once_sent: bool = True
+    """M7: S's leader stops reading before it sends RELEASE."""
     freeze_named: bool = True
     """M7: a request for RELEASE names its freeze."""
     one_decides: bool = True
@@ -63,14 +60,6 @@ class Rules:
     """M9: P owns after RELEASE, not after the flip."""
     sequence_raised: bool = True
     """M9: OWN raises P's sequence to S's at RELEASE, not only to the versions that came."""
-    silence_awaited: bool = True
-    """M9: P serves once S is silent, or that time is over."""
-    silence_by_serving: bool = True
-    """M9: a leader that still waits for its predecessor's lease does not say that S is silent,"""
-    silence_knows_release: bool = True
-    """M9: nor one that has not applied RELEASE: it may have been deposed long ago."""
-    guarded_anew: bool = True
-    """M9: a new leader of P does not know that S is silent."""
 
 
 class Phase(StrEnum):
@@ -92,12 +81,8 @@ class State(NamedTuple):
     """By S's leader, and not acknowledged."""
     waiting: bool = False
     """S's leader waits for its predecessor's lease."""
-    reads_on: bool = False
-    """S's leader has sent RELEASE, and answers reads all the same."""
-    former: tuple[int, bool, bool] | None = None
-    """S's former leader while its lease lasts: how much it has applied, whether it has sent RELEASE, and reads on."""
-    served: bool = False
-    """P serves what it owns."""
+    former: tuple[int, bool] | None = None
+    """S's former leader while its lease lasts: how much it has applied, and whether it has sent RELEASE."""
     phase: Phase = Phase.IDLE
     end: int = 0
     """The freeze that P's IMPORT-END names."""
@@ -234,8 +219,6 @@ class Model:
         if request in state.results:
             yield f"P answers {name} again", answered(then, request, state.sequence)
             return
-        if not state.served:
-            return
         sequence = state.sequence + 1
         data, results = (*state.data, request), state.results | {request}
         applied = then._replace(data=data, results=results, sequence=sequence)
@@ -256,13 +239,13 @@ class Model:
         yield f"S: {record} is acknowledged", after
 
     def _source(self, state: State) -> Iterator[Step]:
-        all_sent = state.log + state.sent
+        rules, all_sent = self.rules, state.log + state.sent
         released = self._is_released(all_sent)
         if self._may_send(state):
             for record in self._records(state, all_sent, released):
-                reads_on = state.reads_on or record[0] == RELEASE
-                yield f"S sends {record}", state._replace(sent=(*state.sent, record), reads_on=reads_on)
-        if not state.waiting and (state.reads_on or not released):
+                yield f"S sends {record}", state._replace(sent=(*state.sent, record))
+        silent = released if rules.silent_once_sent else self._is_released(state.log)
+        if not state.waiting and not silent:
             yield shown(state, fold(state.log)[0], "S answers a read")
 
     def _records(self, state: State, all_sent: Log, released: bool) -> Iterator[Record]:
@@ -281,18 +264,14 @@ class Model:
 
     def _takeover(self, state: State) -> Iterator[Step]:
         if state.takeovers:
-            former = state.former
-            if not state.waiting:
-                former = (len(state.log), has(state.log + state.sent, RELEASE), state.reads_on)
+            former = state.former if state.waiting else (len(state.log), has(state.sent, RELEASE))
             for kept in range(len(state.sent) + 1):
-                recovered = has(state.log + state.sent[:kept], RELEASE)
                 yield (
                     f"S: a new leader recovers {state.sent[:kept]}",
                     state._replace(
                         log=state.log + state.sent[:kept],
                         sent=(),
                         waiting=True,
-                        reads_on=recovered and not self.rules.sender_reads_on,
                         former=former,
                         takeovers=state.takeovers - 1,
                     ),
@@ -300,8 +279,9 @@ class Model:
         if state.waiting:
             yield "S: the wait and the former lease are over", state._replace(waiting=False, former=None)
         if state.former is not None:
-            applied, has_sent, reads_on = state.former
-            if reads_on or not has_sent:
+            applied, has_sent = state.former
+            is_silent = has(state.log[:applied], RELEASE) or (has_sent and self.rules.silent_once_sent)
+            if not is_silent:
                 yield shown(state, fold(state.log[:applied])[0], "S's former leader answers a read")
 
     def _follower(self, state: State) -> Iterator[Step]:
@@ -338,9 +318,6 @@ class Model:
             if state.phase is Phase.COPIED:
                 crashed = crashed._replace(phase=Phase.FOLLOWING, tail=state.pin)
             yield "P crashes and goes on from its log", crashed
-        if state.phase is Phase.OWNING and not state.served and state.crashes:
-            served = not self.rules.guarded_anew
-            yield "P crashes and owns the range by its log", state._replace(served=served, crashes=0)
 
     def _follow(self, state: State) -> Iterator[Step]:
         log = state.log if self.rules.tail_acknowledged else state.log + state.sent
@@ -374,21 +351,5 @@ class Model:
                 yield f"P asks, naming freeze {state.end}", state._replace(asked=state.asked | {state.end})
             if not rules.own_after_release:
                 yield "P logs OWN after the flip", state._replace(phase=Phase.OWNING, sequence=99)
-        elif state.phase is Phase.OWNING and state.served:
-            yield shown(state, state.data, "P answers a read")
         elif state.phase is Phase.OWNING:
-            yield from self._serve(state)
-
-    def _serve(self, state: State) -> Iterator[Step]:
-        rules = self.rules
-        if not rules.silence_awaited:
-            yield "P serves at once", state._replace(served=True)
-        if not state.waiting or not rules.silence_by_serving:
-            yield "S's leader is silent and says so", state._replace(reads_on=False, served=True)
-        if not rules.silence_knows_release and not state.takeovers:
-            yield "one that led S long ago says that it is silent", state._replace(served=True)
-        over = state._replace(served=True)
-        if rules.ends_by_itself:
-            former = None if state.former is None else (*state.former[:2], False)
-            over = over._replace(reads_on=False, former=former)
-        yield "the time in which S reads on is over", over
+            yield shown(state, state.data, "P answers a read")

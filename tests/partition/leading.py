@@ -105,7 +105,7 @@ class Partition(Unjudged):
 
     def __init__(self, config: PartitionConfig | None = None, engine: Engine | None = None, seed: int = 0) -> None:
         self.loop = SimLoop(Random(seed))
-        self.config = config or PartitionConfig(expiry_sweep_s=0)
+        self.config = config or PartitionConfig(expiry_sweep_s=0, lease_ms=500)
         self.engine = engine or MemoryEngine()
         self.state = State(P1, self.engine, self.config)
         self.caller = Caller()

@@ -173,7 +173,6 @@ def test_what_waited_for_a_frozen_range_goes_on_to_its_new_owner(p: Partition) -
     moved = p.result(write)
     assert isinstance(moved, Moved)
     assert p.state.key_count == 1
-    p.leader.custody.silence(1)
     assert p.do(get(M1)).partition == P2
 
 

@@ -66,18 +66,35 @@ class SimClock(Unjudged):
         self._config = config
         self._stepped_ms = 0
         self._skew_ms = random.randint(-config.wall_skew_ms_max, config.wall_skew_ms_max)
+        self._stands_since: float | None = None
+        self._hidden_s = 0.0
         self.boot()
 
     def boot(self) -> None:
         """Begin to count again."""
-        self._booted = self._loop.time() - self._random.uniform(1, 100)
+        self.go_on()
+        self._booted = self._seen() - self._random.uniform(1, 100)
         self._rate = 1 + self._random.uniform(-self._config.drift_max, self._config.drift_max)
 
     def now(self) -> float:
-        return (self._loop.time() - self._booted) * self._rate
+        return (self._seen() - self._booted) * self._rate
 
     def wall_ms(self) -> int:
-        return EPOCH_MS + self._skew_ms + int(self._loop.time() * 1000)
+        return EPOCH_MS + self._skew_ms + int(self._seen() * 1000)
+
+    def stand_still(self) -> None:
+        """Count nothing until `go_on`: what happens to the clock of a machine that is moved to another host."""
+        if self._stands_since is None:
+            self._stands_since = self._loop.time()
+
+    def go_on(self) -> None:
+        if self._stands_since is not None:
+            self._hidden_s += self._loop.time() - self._stands_since
+            self._stands_since = None
+
+    def _seen(self) -> float:
+        now = self._loop.time() if self._stands_since is None else self._stands_since
+        return now - self._hidden_s
 
     def step_wall(self, ms: int) -> None:
         """Set the date forward or, if negative, back."""
@@ -148,16 +165,20 @@ class SimNode:
             self.disk.power_cut()
             self.clock.boot()
 
-    def pause(self) -> None:
-        """Stop the process as SIGSTOP does. Its kernel goes on: connections stand, bytes wait."""
+    def pause(self, *, hidden: bool = False) -> None:
+        """Stop the process as SIGSTOP does. Its kernel goes on: connections stand, bytes wait. `hidden`: the machine's
+        clocks stand still with it, as those of a guest that moves to another host may."""
         assert self.process is not None
-        self.world.trace.event(self.name, "pause")
+        self.world.trace.event(self.name, "pause", hidden)
+        if hidden:
+            self.clock.stand_still()
         self.world.loop.pause(self.process)
 
     def resume(self) -> None:
         """Let it go on, as SIGCONT does."""
         assert self.process is not None
         self.world.trace.event(self.name, "resume")
+        self.clock.go_on()
         self.world.loop.resume(self.process)
 
     async def call(self, work: Coroutine[Any, Any, T]) -> T:
@@ -232,6 +253,7 @@ class SimNode:
 
     def _end(self, process: Process, *, silent: bool) -> None:
         self.world.loop.kill(process)
+        self.clock.go_on()
         self.world.network.process_died(process, silent=silent)
         self.disk.kill()
 

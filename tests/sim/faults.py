@@ -98,6 +98,22 @@ async def pause_leader_beyond_its_session(chaos: Chaos) -> None:
         await chaos.hold(node, _sleep_and_wake(chaos, node, session_s + chaos.random.uniform(0.2, 3.0)))
 
 
+@fault
+async def hidden_pause(chaos: Chaos) -> None:
+    """A machine stands still, its clocks too, for as long as the store promises to bear within one lease."""
+    if (node := chaos.a_node(leading=chaos.random.random() < 0.7)) is not None:
+        probe("fault.hidden_pause")
+        config = chaos.cluster.knobs.partition
+
+        async def stand_still() -> None:
+            node.pause(hidden=True)
+            await asyncio.sleep(chaos.random.choice((0.3, 1.0)) * config.hidden_pause_ms / 1000)
+            node.resume()
+            await asyncio.sleep(1.1 * config.lease_ms / 1000)  # the next one falls into another lease
+
+        await chaos.hold(node, stand_still())
+
+
 async def _stop_and_start(chaos: Chaos, node: Node) -> None:
     await node.stop()
     await chaos.a_pause(0.0, 1.0)

@@ -19,6 +19,7 @@ from kvstore.bookie.opening import make_directory
 from kvstore.bookie.storage import BookieStorage
 from kvstore.meta.cookies import encode_cookie
 from kvstore.partition import evaluate, record_time
+from kvstore.partition.config import PartitionConfig
 from kvstore.partition.dedup import RetryTable
 from kvstore.partition.leader import Leader
 from kvstore.partition.owner import Owner
@@ -42,6 +43,7 @@ from tests.sim.stories import (
     late_add_meets_a_recovery,
     wiped_bookie_answers,
     zombie_reads,
+    zombie_whose_clock_stood_still,
 )
 from tests.sim.stories_of_damage import all_differ, leader_is_damaged
 from tests.sim.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
@@ -121,6 +123,11 @@ from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
 from_wal("the list is written without compare", story=list_written_late, roll_entries=8)
 from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
 from_wal("a rolled ledger is not listed", log__roll_entries=8)
+
+
+@mutant("pauses that no clock sees are not waited out", story=zombie_whose_clock_stood_still(0.25), lease_ms=400)
+def _no_hidden_pauses(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionConfig, "listed_lease_ms", property(lambda self: self.lease_ms))
 
 
 @mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=3000)

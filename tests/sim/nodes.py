@@ -130,8 +130,9 @@ class Node:
         except TimeoutError:
             self.crash()
 
-    def pause(self) -> None:
-        self.sim.pause()
+    def pause(self, *, hidden: bool = False) -> None:
+        """`hidden`: its clocks stand still with it."""
+        self.sim.pause(hidden=hidden)
 
     def resume(self) -> None:
         if self.sim.is_running:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -13,10 +14,11 @@ import pytest
 from kvstore.types import BookieId, EntryId
 from kvstore.wal import opener
 from kvstore.wal.recovery import Unknown
+from kvstore.wal.takeover import LogTakeover
 from tests.sim.loop import current_node
 from tests.sim.nodes import Node
 from tests.sim.operations import Status
-from tests.sim.scenarios import Stage
+from tests.sim.scenarios import Stage, Story
 
 
 async def zombie_reads(stage: Stage) -> None:
@@ -27,6 +29,51 @@ async def zombie_reads(stage: Stage) -> None:
     _unseat_for_good(stage, old)
     await _read_here_write_there(stage, old, 6.0)
     stage.cluster.metadata.mend(old.name)
+
+
+def zombie_whose_clock_stood_still(hidden_s: float) -> Story:
+    """The same, and the moment in which another begins to take over is the worst one for it: the old leader has just
+    written, does not reach the other bookies any more, so that nothing tells it of the fence, and its machine stands
+    still for `hidden_s` without its clock's seeing that. Its lease ends so much later than it believes."""
+
+    async def story(stage: Stage) -> None:
+        old = stage.leader
+        struck = asyncio.Event()
+
+        def strike() -> None:
+            for other in stage.others(old):
+                stage.world.network.cut(old.name, other.name)
+            old.pause(hidden=True)
+            stage.world.loop.call_later(hidden_s, old.resume, context=Context())
+            struck.set()
+
+        await stage.put(old)
+        with before_a_takeover(strike):
+            _unseat_for_good(stage, old)
+            while not struck.is_set():
+                await stage.put(old)
+                await asyncio.sleep(0.002)
+            await _read_here_write_there(stage, old, 3.0)
+        stage.world.network.heal()
+        stage.cluster.metadata.mend(old.name)
+
+    return story
+
+
+@contextmanager
+def before_a_takeover(strike: Callable[[], object]) -> Iterator[None]:
+    """`strike`, outside of all nodes, when a candidate begins to take the log over for the first time."""
+    run, left = LogTakeover.run, [strike]
+
+    async def struck(self: Any, *args: Any) -> Any:
+        if left:
+            asyncio.get_running_loop().call_soon(left.pop(), context=Context())
+            await asyncio.sleep(0)
+        return await run(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LogTakeover, "run", struck)
+        yield
 
 
 async def acks_under_way(stage: Stage) -> None:
