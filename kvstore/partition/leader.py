@@ -26,11 +26,12 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.engine import BEHIND_S
 from kvstore.partition.entry import Kind, Requests
-from kvstore.partition.evaluate import REAP, Evaluator, Item, NextEntry
+from kvstore.partition.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.flight import Flight, check_room
 from kvstore.partition.leader_reads import READS, LeaderReads
 from kvstore.partition.move_records import Founded, MoveRecord, Release
 from kvstore.partition.operations import MUTATIONS
+from kvstore.partition.queue import Taken
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.record_time import LeadClock
 from kvstore.partition.rest import Rest
@@ -199,7 +200,7 @@ class Leader:
 
     def _thaw(self) -> None:
         """What may be written has changed: decide anew on what waits for it."""
-        self._waiting.thaw(self._env.clock.now())
+        self._waiting.thaw()
         self._wake()
 
     def expel(self) -> None:
@@ -267,7 +268,7 @@ class Leader:
             if left and self._idle is None and not is_wanted:
                 self._again.set(left)
                 break
-            self._send(self._queue.take())
+            self._send(self._queue.take(now))
         is_wanted = is_wanted and self._gate.sent == sent
         if len(self._flights) < room and self._stopped is None and (self._reads.wants_append() or is_wanted):
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
@@ -280,42 +281,43 @@ class Leader:
         """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. Who is
         about to let go does not wait for that: what is queued is the next leader's."""
         if self._idle is not None:
-            self._answers.fail_all(self._queue.take_all(), NotLeader(self._state.partition))
+            self._answers.fail_all((item for _, item in self._queue.take_all(0.0)), NotLeader(self._state.partition))
         else:
             self._pauses += self._again.set(BEHIND_S)
 
-    def _send(self, items: list[Item]) -> None:
+    def _send(self, taken: Taken) -> None:
         """Decide on a batch, and append its effects."""
         try:
-            decided = self._evaluator.evaluate(items, self._env.clock.date_ms())
+            decided = self._evaluator.evaluate(taken.items, self._env.clock.date_ms())
         except OSError:
             raise
         except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it
-            self._send_one_by_one(items, error)
+            self._send_one_by_one(taken, error)
             return
-        self._queue.put_all_back(decided.rest, self._env.clock.now())
-        refused = self._waiting.put_aside(decided.frozen, self._env.clock.now())
+        now = self._env.clock.now()
+        self._queue.put_back(taken.arrived(decided.rest, now))
+        refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
         self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
         self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
-            self._rest.begin(self._env.clock.now(), len(items), starved, is_pinned=len(self._state.held) > 0)
+            self._rest.begin(now, len(taken.items), starved, is_pinned=len(self._state.held) > 0)
             self._append(decided.entry, decided.replies)
         elif self._flights:
             self._flights[-1].observed += decided.replies
         else:
             self._reads.observe(decided.replies)
 
-    def _send_one_by_one(self, items: list[Item], error: Exception) -> None:
+    def _send_one_by_one(self, taken: Taken, error: Exception) -> None:
         """A batch could not be decided on: find out which operation is to blame. Nothing of the batch was done."""
-        if len(items) > 1:
-            for item in items:
+        if len(taken.items) > 1:
+            for each in taken.each():
                 if self._stopped is None:
-                    self._send([item])
+                    self._send(each)
                 else:
-                    self._answers.give(item[1], item[2], NotLeader(self._state.partition))
+                    self._answers.fail_all(each.items, NotLeader(self._state.partition))
         else:
-            op, sink, token = items[0]
+            op, sink, token = taken.items[0]
             log.error("partition=%s operation %r cannot be decided on", self._state.partition, op[:2], exc_info=error)
             self._answers.give(sink, token, malformed(op, error))
 
@@ -392,6 +394,6 @@ class Leader:
         """Log the deletes of keys past their expiry."""
         if self._stopped is not None:  # a scan goes on for some turns after that
             return sink.complete(0, NotLeader(self._state.partition))
-        self._queue.put_back(((REAP, b"", keys), sink, 0), self._env.clock.now())
+        self._queue.put_back([(self._env.clock.now(), ((REAP, b"", keys), sink, 0))])
         self._rest.end()
         self._wake()

@@ -8,7 +8,7 @@ from kvstore.partition.commands import Code, Op
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
 from kvstore.partition.evaluate import REAP, Item
-from kvstore.partition.queue import Queue, Shelf
+from kvstore.partition.queue import Arrived, Queue, Shelf
 from kvstore.partition.rows import data_key
 
 _KEYLESS = frozenset({REAP, int(Code.DELETE_RANGE)})
@@ -24,33 +24,33 @@ class Waiting:
     def __bool__(self) -> bool:
         return bool(self.queue or self.frozen)
 
-    def put_aside(self, items: list[Item], now: float) -> list[Item]:
+    def put_aside(self, arrived: list[Arrived]) -> list[Item]:
         """Let them wait for their range. Returns those that found no room."""
-        return [item for item in items if not self.frozen.offer(item, now)]
+        return [each[1] for each in arrived if not self.frozen.offer(each)]
 
-    def thaw(self, now: float) -> None:
+    def thaw(self) -> None:
         """What may be written has changed: what waits for a range comes first in the next entry."""
-        self.queue.put_all_back(self.frozen.take_all(), now)
+        self.queue.put_back(self.frozen.take_all())
 
     def expel(self, custody: Custody, now: float) -> list[tuple[Item, Moved]]:
         """Take out, in order, what belongs to another partition by now. All that is left waits in the queue."""
         gone: list[tuple[Item, Moved]] = []
-        left: list[Item] = []
-        for item in [*self.frozen.take_all(), *self.queue.take_all()]:
-            moved = _moved(item[0], custody)
+        left: list[Arrived] = []
+        for arrived in [*self.frozen.take_all(), *self.queue.take_all(now)]:
+            moved = _moved(arrived[1][0], custody)
             if moved is None:
-                left.append(item)
+                left.append(arrived)
             else:
-                gone.append((item, moved))
-        self.queue.put_all_back(left, now)
+                gone.append((arrived[1], moved))
+        self.queue.put_back(left)
         return gone
 
     def take_all(self) -> list[Item]:
         """Everything."""
-        return [*self.queue.take_all(), *self.frozen.take_all()]
+        return [item for _, item in (*self.queue.take_all(0.0), *self.frozen.take_all())]
 
     def take_older(self, before: float) -> list[Item]:
-        """What has waited since before `before`."""
+        """What has waited since before `before`, here and there together."""
         return [*self.queue.take_older(before), *self.frozen.take_older(before)]
 
 

@@ -220,3 +220,26 @@ def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logge
         part.acknowledge()
         part.wait(0.2)
     assert isinstance(part.result(waiting), Unavailable)
+
+
+def test_what_thaws_while_nothing_can_be_sent_is_refused_in_time() -> None:
+    """It keeps the time of its arrival (docs/protocol.md, P10)."""
+    part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
+    started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
+    part.settle()
+    part.acknowledge()
+    assert started.done()
+    key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
+    part.loop.create_task(part.leader.append_record(Freeze(1, P2, SPAN)))
+    part.settle()
+    part.acknowledge()
+    (waiting,) = part.submit(put(key, b"1"))
+    part.wait(0.8)
+    part.loop.create_task(part.leader.append_record(Unfreeze(1)))
+    for _ in range(part.config.entries_in_flight_max):
+        part.loop.create_task(part.leader.prove())
+    part.settle()
+    part.acknowledge()
+    assert part.state.territory.frozen == ()
+    part.wait(0.6)
+    assert isinstance(part.result(waiting), Unavailable)
