@@ -16,7 +16,7 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, NotLeader, StoreError, Unavailable
 from kvstore.partition import pages
-from kvstore.partition.digest import RangeDigest
+from kvstore.partition.counting import Counts
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import Drop, Freeze, Release, Unfreeze
 from kvstore.partition.state import State
@@ -81,8 +81,8 @@ class Source:
         self._env, self._partition, self._state, self._leading = env, partition, state, leading
         self._freeze_s = freeze_s
         self._lapses: Counter[int] = Counter()
-        """Of the moves that are counted."""
-        self._digests: dict[int, RangeDigest] = {}
+        """Freezes of each move that have ended by themselves."""
+        self.counts = Counts(env.nursery, partition, state)
         self._counts_for: Leader | None = None
         """What another leader has counted is not known to fit what it froze."""
         self.pages = 0
@@ -107,9 +107,9 @@ class Source:
 
     def keep(self, moves: Container[int]) -> None:
         """Count nothing any more but for these moves."""
-        for move in {**self._digests, **self._lapses}:
-            if move not in moves:
-                self._stop_counting(move)
+        self.counts.keep_only(moves)
+        for move in [each for each in self._lapses if each not in moves]:
+            del self._lapses[move]
 
     # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
 
@@ -153,15 +153,12 @@ class Source:
         """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
         leader = self._lead()
         found = leader.custody.territory.frozen_by(asked.move)
-        digest = self._digests.get(asked.move)
-        if found is not None and digest is not None and not leader.custody.is_pending(asked.move):
+        is_counted = self.counts.find(asked.move) is not None
+        if found is not None and is_counted and not leader.custody.is_pending(asked.move):
             return found.position
         if not leader.custody.may_freeze(asked.move, asked.span):
             raise Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
-        if digest is None:
-            digest = self._start_counting(asked)
-        if not digest.is_complete:
-            raise Unavailable(f"partition {self._partition}: {asked.span} is being counted, {digest.count} so far")
+        self.counts.start(asked.move, asked.span)
         position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
         log.info("partition=%s move=%d frozen at %s", self._partition, asked.move, position)
         self._env.nursery.spawn(self._lapse(leader, asked.move, position), name=f"{self._partition} unfreeze")
@@ -176,7 +173,7 @@ class Source:
         custody, move = leader.custody, asked.move
         if custody.is_pending(move):
             raise Unavailable(f"partition {self._partition}: something about move {move} is under way")
-        found, digest = custody.territory.frozen_by(move), self._digests.get(move)
+        found, digest = custody.territory.frozen_by(move), self.counts.find(move)
         if found is None or found.position != asked.position:
             await leader.prove()  # a leader that was deposed does not know what was released since
             return Verdict(None)
@@ -185,12 +182,13 @@ class Source:
             return Verdict(None)
         if (digest.count, digest.hash) != (asked.records, asked.hash):
             counted = (digest.count, digest.hash)
+            is_copy_wrong = self.counts.doubt(move)
             log.error("partition=%s move=%d copy %s differs from %s", self._partition, move, asked[-2:], counted)
             await self._unfreeze(leader, move)
-            return Verdict(None, differs=True)
+            return Verdict(None, differs=is_copy_wrong)
         await leader.append_record(Release(move, asked.position, asked.records, found.target, found.span))
         log.info("partition=%s move=%d released to %s", self._partition, move, asked.target)
-        self._stop_counting(move)
+        self._forget(move)
         return Verdict(self._released(asked))
 
     def _released(self, asked: Asked) -> Released | None:
@@ -210,9 +208,13 @@ class Source:
         if found is None:
             if leader.custody.territory.frozen_by(asked.move) is not None:
                 await self._unfreeze(leader, asked.move)
-            self._stop_counting(asked.move)
+            self._forget(asked.move)
             await leader.prove()
         return Verdict(found)
+
+    def _forget(self, move: int) -> None:
+        self.counts.stop(move)
+        self._lapses.pop(move, None)
 
     async def _unfreeze(self, leader: Leader, move: int) -> None:
         log.info("partition=%s move=%d takes writes again", self._partition, move)
@@ -233,26 +235,6 @@ class Source:
                     log.info("partition=%s move=%d not unfrozen: %r", self._partition, move, error)
             await asyncio.sleep(LAPSE_AGAIN_S)
 
-    # ── counting ──────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _start_counting(self, asked: Asked) -> RangeDigest:
-        digest = self._digests[asked.move] = RangeDigest(self._state.engine, asked.span)
-        self._state.watch(digest)
-        self._env.nursery.spawn(self._count(digest), name=f"{self._partition} count")
-        return digest
-
-    async def _count(self, digest: RangeDigest) -> None:
-        while not digest.step():
-            await asyncio.sleep(0)
-            if digest not in self._digests.values():
-                return
-
-    def _stop_counting(self, move: int) -> None:
-        self._lapses.pop(move, None)
-        digest = self._digests.pop(move, None)
-        if digest is not None:
-            self._state.unwatch(digest)
-
     # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
 
     async def thaw(self, leader: Leader) -> None:
@@ -261,7 +243,7 @@ class Source:
         custody = leader.custody
         for move in [each.move for each in custody.territory.frozen]:
             # What was asked while another one was thawed may have ended this freeze.
-            if custody.territory.frozen_by(move) and move not in self._digests and not custody.is_pending(move):
+            if custody.territory.frozen_by(move) and self.counts.find(move) is None and not custody.is_pending(move):
                 await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:

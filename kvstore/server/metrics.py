@@ -192,6 +192,18 @@ NAMES: dict[str, tuple[str, str]] = {
     "partition_snapshots_served": ("partition_snapshots_served_total", "Snapshots given to another replica."),
     "partition_ledgers_trimmed": ("partition_ledgers_trimmed_total", "Ledgers that this leader dropped as not needed."),
     "partition_pins_held": ("partition_pins_held", "States that this replica keeps for pinned reads."),
+    "partition_move_counts_corrected": (
+        "partition_move_counts_corrected_total",
+        "Counts of a range that moves away which a second count has corrected: a bug.",
+    ),
+    "partition_move_copies_wrong": (
+        "partition_move_copies_wrong_total",
+        "Copies of a range that moves away which were not what was counted twice, and were made anew.",
+    ),
+    "partition_moves_stuck": (
+        "partition_moves_stuck",
+        "Moves away from here whose copies were wrong three times: they wait for somebody to look.",
+    ),
     "partition_pins_taken": ("partition_pins_taken_total", "Pins that were taken while this replica led."),
     "partition_flushes": ("partition_flushes_total", "Times that the state was synced to disk."),
     "partition_leading_epoch": ("partition_leading_epoch", "Epoch in which this node leads."),

@@ -13,6 +13,8 @@ from kvstore.errors import NotLeader, StoreError, Unavailable
 from kvstore.partition import source
 from kvstore.partition.commands import put
 from kvstore.partition.config import PartitionConfig
+from kvstore.partition.counting import COPIES_MAX
+from kvstore.partition.digest import RangeDigest
 from kvstore.partition.leader import Leader
 from kvstore.partition.move_records import (
     Drop,
@@ -79,9 +81,13 @@ class Moving:
             assert isinstance(task.exception(), StoreError)
 
     def release(self, asked: Asked, freeze: Position) -> asyncio.Task[bytes]:
-        digest = self.source._digests.get(asked.move)
+        digest = self.source.counts.find(asked.move)
         count, hash_ = (digest.count, digest.hash) if digest else (0, 0)
         return self.ask(source.RELEASE, asked._replace(position=freeze, records=count, hash=hash_))
+
+
+def verdict(answer: asyncio.Task[bytes]) -> Verdict:
+    return msgspec.msgpack.decode(answer.result(), type=Verdict)
 
 
 def test_a_freeze_whose_time_is_up_while_its_release_comes_in_ends_once() -> None:
@@ -243,3 +249,62 @@ def test_what_thaws_while_nothing_can_be_sent_is_refused_in_time() -> None:
     assert part.state.territory.frozen == ()
     part.wait(0.6)
     assert isinstance(part.result(waiting), Unavailable)
+
+
+# ── a copy that differs from what was counted (docs/protocol.md, M6) ──────────────────────────────────────────────────
+
+
+@pytest.fixture
+def moving() -> Moving:
+    moving = Moving().start()
+    keys = [key for number in range(40) if SPAN.holds(token_of(key := b"%d" % number))]
+    moving.partition.do(*(put(key, b"1") for key in keys))
+    return moving
+
+
+def ask_release(moving: Moving, *, records: int, hash_of_rows: int) -> Verdict:
+    asked = Asked(1, P2, SPAN)
+    freeze = moving.freeze(asked)
+    answer = moving.ask(source.RELEASE, asked._replace(position=freeze, records=records, hash=hash_of_rows))
+    moving.finish()
+    return verdict(answer)
+
+
+def counted(moving: Moving) -> tuple[int, int]:
+    digest = RangeDigest(moving.partition.state.engine, SPAN)
+    while not digest.step():
+        continue
+    return digest.count, digest.hash
+
+
+def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Moving) -> None:
+    moving.freeze(Asked(1, P2, SPAN))
+    kept = moving.source.counts.find(1)
+    assert kept is not None
+    kept.count += 1
+    records, hash_of_rows = counted(moving)
+    first = ask_release(moving, records=records, hash_of_rows=hash_of_rows)
+    assert (first.released, first.differs) == (None, False), "it takes writes again, and counts once more"
+    assert moving.partition.state.territory.frozen == ()
+    moving.partition.do(put(b"0", b"2"), put(b"1", b"2"))
+    records, hash_of_rows = counted(moving)
+    assert ask_release(moving, records=records, hash_of_rows=hash_of_rows).released is not None
+    assert (moving.source.counts.corrected, moving.source.counts.copies_wrong) == (1, 0)
+
+
+def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(moving: Moving) -> None:
+    counts = moving.source.counts
+    for copies in range(COPIES_MAX):
+        assert counts.copies_wrong == copies
+        records, hash_of_rows = counted(moving)
+        first, again = (ask_release(moving, records=records, hash_of_rows=hash_of_rows + 1) for _ in range(2))
+        assert (first.differs, again.differs) == (False, True), "only what was counted twice calls a copy wrong"
+    assert (counts.corrected, counts.copies_wrong, counts.stuck) == (0, COPIES_MAX, [1])
+    refused = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    moving.finish()
+    assert "ring cancel 1" in str(refused.exception())
+    assert moving.partition.state.territory.frozen == (), "whatever becomes of the move, the range serves"
+    cancelled = moving.ask(source.CANCEL, Asked(1, P2, SPAN))
+    moving.finish()
+    assert verdict(cancelled).released is None
+    assert counts.stuck == []
