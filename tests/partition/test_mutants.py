@@ -8,10 +8,11 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.partition.dedup import RetryTable
 from kvstore.partition.draft import Draft
-from kvstore.partition.evaluate import Evaluator, Item, NextEntry
+from kvstore.partition.evaluate import Evaluator, NextEntry
 from kvstore.partition.leader import Leader
 from kvstore.partition.leader_reads import LeaderReads
 from kvstore.partition.overlay import UNTOUCHED, Overlay
+from kvstore.partition.queue import Taken
 from kvstore.partition.reads import ReadGate
 from kvstore.partition.state import State
 from kvstore.types import EntryId, LedgerId, Position
@@ -96,8 +97,8 @@ def retry_without_what_is_in_flight(patch: Patch) -> None:
 
 
 def tell_a_failed_condition_at_once(patch: Patch) -> None:
-    def dirty(self: Leader, items: list[Item]) -> None:
-        decided = self._evaluator.evaluate(items, self._env.clock.wall_ms())
+    def dirty(self: Leader, taken: Taken) -> None:
+        decided = self._evaluator.evaluate(taken.items, self._env.clock.wall_ms())
         if decided.entry is not None:
             self._append(decided.entry, decided.replies)
         else:
