@@ -249,8 +249,8 @@ class Carried:
         await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))
 
     async def _ask(self, leader: Leader, move: Move) -> None:
-        """Have the range released, and own it (docs/protocol.md, M9). What does not come to that by a definite answer is
-        asked again."""
+        """Have the range released, and own it (docs/protocol.md, M9). What does not come to that by a definite answer
+        is asked again."""
         end = self._import().end
         assert end is not None
         answer = await self._call(move, source.RELEASE, position=end.freeze, records=end.records, hash_of_rows=end.hash)
