@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from kvstore.cli.endpoints import config_of
-from kvstore.errors import StoreError, Unavailable
+from kvstore.errors import MetadataUnknown, OutcomeUnknown, StoreError, Unavailable
 
 T = TypeVar("T")
 TIMEOUT_S = 15.0
@@ -19,8 +19,11 @@ def ask_admin(
     server: str | None,
     work: Callable[[Any, float], T],
     timeout_s: float = TIMEOUT_S,
+    *,
+    again: bool = False,
 ) -> T:
-    """What `work(stub, timeout_s)` returns at the first server that answers. Raises StoreError."""
+    """What `work(stub, timeout_s)` returns at the first server that answers. Raises StoreError. `again`: it is
+    done once however often it is sent, so another server is also asked where the outcome at one is unknown."""
     import grpc
 
     from kvstore.proto import admin_pb2_grpc
@@ -35,7 +38,10 @@ def ask_admin(
                 return work(admin_pb2_grpc.AdminStub(channel), timeout_s)
             except grpc.RpcError as error:
                 found = from_rpc_error(error)
-                if not isinstance(found, Unavailable):
+                if isinstance(found, OutcomeUnknown | MetadataUnknown) and again:
+                    failure = found
+                elif not isinstance(found, Unavailable):
                     raise found from error
-                failure = found
+                elif isinstance(failure, Unavailable):  # what may be done stays so
+                    failure = found
     raise failure

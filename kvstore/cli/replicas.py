@@ -11,6 +11,7 @@ import typer
 from kvstore.cli.admin import ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
+from kvstore.cli.operation import OperationId, asked_once
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_changes import LOOK_S, ring_status
 from kvstore.cli.ring_views import status_document, status_text
@@ -36,6 +37,7 @@ def move_replica(
     target: Annotated[str, typer.Argument(help="The server that gets one.")],
     wait: Annotated[bool, typer.Option(help="Return when the new replica has taken the other's place.")] = True,
     timeout: Annotated[float, typer.Option(help="Seconds to wait; the move goes on after that.", min=0)] = 600,
+    operation: OperationId = "",
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -44,7 +46,7 @@ def move_replica(
     """Move a replica to another server. The new one catches up from a snapshot and the log before the other goes."""
     from kvstore.proto.admin_pb2 import ChangeReplicasRequest
 
-    request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source)
+    request = ChangeReplicasRequest(partition=partition, newcomer=target, leaving=source, operation=operation)
     answer = change_replicas(request, data_dir, zookeeper, server)
     if wait:
         answer = wait_until_replaced(partition, target, data_dir, zookeeper, server, timeout_s=timeout)
@@ -56,10 +58,15 @@ def move_replica(
 def change_replicas(
     request: admin_pb2.ChangeReplicasRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.RingStatusResponse:
-    """Raises StoreError."""
-    answer: admin_pb2.RingStatusResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeReplicas(request, timeout=timeout_s)
-    )
+    """Done once, however often it has to be asked for. Raises StoreError."""
+    with asked_once(request):
+        answer: admin_pb2.RingStatusResponse = ask_admin(
+            data_dir,
+            zookeeper,
+            server,
+            lambda stub, timeout_s: stub.ChangeReplicas(request, timeout=timeout_s),
+            again=True,
+        )
     return answer
 
 

@@ -12,6 +12,7 @@ import typer
 from kvstore.cli.admin import TIMEOUT_S, ask_admin
 from kvstore.cli.cluster import DataDir, Json, ZooKeeper
 from kvstore.cli.endpoints import Server
+from kvstore.cli.operation import OperationId, asked_once
 from kvstore.cli.output import as_json
 from kvstore.cli.ring_views import (
     loads_document,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Only show what would move.")]
 Wait = Annotated[bool, typer.Option("--wait", help="Return when all moves are through; show how far they are.")]
 Ids = Annotated[list[str] | None, typer.Argument(help="Partition ids.")]
+Plan = Annotated[str, typer.Option("--plan", help="Do exactly what a dry run has shown, or nothing.")]
 LOOK_S = 0.5
 COUNT_MAX, MIB_PER_S_MAX = 1_000, 1 << 20
 """What is more is a slip of the hand."""
@@ -84,6 +86,8 @@ def add(
         int, typer.Option(help="Replicas of each; 0: as many as others have.", min=0, max=COUNT_MAX)
     ] = 0,
     dry_run: DryRun = False,
+    plan: Plan = "",
+    operation: OperationId = "",
     wait: Wait = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -96,7 +100,13 @@ def add(
     if bool(partitions) == bool(count):
         raise typer.BadParameter("want the ids of new partitions, or --count")
     request = ChangeRingRequest(
-        action=ChangeRingRequest.ADD, partitions=partitions, count=count, replicas=replicas, dry_run=dry_run
+        action=ChangeRingRequest.ADD,
+        partitions=partitions,
+        count=count,
+        replicas=replicas,
+        dry_run=dry_run,
+        plan=plan,
+        operation=operation,
     )
     _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
 
@@ -104,6 +114,8 @@ def add(
 def remove(
     partitions: Annotated[list[str], typer.Argument(help="Partition ids.")],
     dry_run: DryRun = False,
+    plan: Plan = "",
+    operation: OperationId = "",
     wait: Wait = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -113,7 +125,9 @@ def remove(
     """Remove partitions: all their keys go to the others, then they retire. Their ids are never used again."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    request = ChangeRingRequest(action=ChangeRingRequest.REMOVE, partitions=partitions, dry_run=dry_run)
+    request = ChangeRingRequest(
+        action=ChangeRingRequest.REMOVE, partitions=partitions, dry_run=dry_run, plan=plan, operation=operation
+    )
     _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
 
 
@@ -126,6 +140,8 @@ def move(
     ] = None,
     last: Annotated[int | None, typer.Option(help="... to this one.", min=0, max=2**32 - 1)] = None,
     dry_run: DryRun = False,
+    plan: Plan = "",
+    operation: OperationId = "",
     wait: Wait = False,
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
@@ -147,6 +163,8 @@ def move(
         first=first,
         last=last,
         dry_run=dry_run,
+        plan=plan,
+        operation=operation,
     )
     _plan_and_follow(request, data_dir, zookeeper, server, wait=wait, json=json)
 
@@ -165,27 +183,40 @@ def status(
 
 
 def pause(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+    operation: OperationId = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
 ) -> None:
     """Stop moving for now. What is under way stays where it is; nothing is lost."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    _steer(ChangeRingRequest(action=ChangeRingRequest.PAUSE), data_dir, zookeeper, server, json=json)
+    _steer(
+        ChangeRingRequest(action=ChangeRingRequest.PAUSE, operation=operation), data_dir, zookeeper, server, json=json
+    )
 
 
 def resume(
-    data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
+    operation: OperationId = "",
+    data_dir: DataDir = Path("data"),
+    zookeeper: ZooKeeper = None,
+    server: Server = None,
+    json: Json = False,
 ) -> None:
     """Go on moving."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    _steer(ChangeRingRequest(action=ChangeRingRequest.RESUME), data_dir, zookeeper, server, json=json)
+    _steer(
+        ChangeRingRequest(action=ChangeRingRequest.RESUME, operation=operation), data_dir, zookeeper, server, json=json
+    )
 
 
 def cancel(
     moves: Annotated[
         list[int] | None, typer.Argument(help="Ids of moves; none: all that can be cancelled.", min=1, max=2**63)
     ] = None,
+    operation: OperationId = "",
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -195,7 +226,8 @@ def cancel(
     nothing yet goes away again."""
     from kvstore.proto.admin_pb2 import ChangeRingRequest
 
-    _steer(ChangeRingRequest(action=ChangeRingRequest.CANCEL, moves=moves), data_dir, zookeeper, server, json=json)
+    request = ChangeRingRequest(action=ChangeRingRequest.CANCEL, moves=moves, operation=operation)
+    _steer(request, data_dir, zookeeper, server, json=json)
 
 
 def throttle(
@@ -203,6 +235,7 @@ def throttle(
     parallel: Annotated[
         int | None, typer.Option(help="Moves that each target copies at once.", min=1, max=COUNT_MAX)
     ] = None,
+    operation: OperationId = "",
     data_dir: DataDir = Path("data"),
     zookeeper: ZooKeeper = None,
     server: Server = None,
@@ -216,7 +249,9 @@ def throttle(
     if mib_per_s is not None and not 0 <= mib_per_s <= MIB_PER_S_MAX:  # also what is no number
         raise typer.BadParameter(f"want --mib-per-s from 0 to {MIB_PER_S_MAX}, got {mib_per_s}")
     bytes_per_s = None if mib_per_s is None else round(mib_per_s * (1 << 20))
-    request = ChangeRingRequest(action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel)
+    request = ChangeRingRequest(
+        action=ChangeRingRequest.THROTTLE, bytes_per_s=bytes_per_s, parallel=parallel, operation=operation
+    )
     _steer(request, data_dir, zookeeper, server, json=json)
 
 
@@ -226,10 +261,16 @@ def throttle(
 def change_ring(
     request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.ChangeRingResponse:
-    """Raises StoreError."""
-    answer: admin_pb2.ChangeRingResponse = ask_admin(
-        data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)
-    )
+    """What changes something is done once: the request gets an id if it has none. Raises StoreError."""
+    if request.dry_run or request.action == request.LOOK:
+        answer: admin_pb2.ChangeRingResponse = ask_admin(
+            data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)
+        )
+        return answer
+    with asked_once(request):
+        answer = ask_admin(
+            data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s), again=True
+        )
     return answer
 
 

@@ -20,6 +20,8 @@ def plan_document(answer: admin_pb2.ChangeRingResponse) -> dict[str, Any]:
     return {
         "version_before": answer.version_before,
         "version": answer.version or None,
+        "plan": answer.plan or None,
+        "was_done": answer.was_done,
         "moves": [_move_row(each) for each in answer.moves],
         "keys": answer.keys,
         "bytes": answer.bytes,
@@ -47,6 +49,10 @@ def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
         what = f"{len(answer.moves)} moves, about {answer.keys:,} keys and {answer.bytes / (1 << 20):,.1f} MiB"
         done = f"planned as ring version {answer.version}" if answer.version else "nothing is changed yet"
         parts += [f"{what}; {done}"]
+    if answer.was_done:
+        parts += [f"this was done before, as ring version {answer.version}; what is listed is still open"]
+    if answer.plan and answer.moves:
+        parts += [f"to do exactly this: --plan {answer.plan}"]
     parts += [f"largest share / mean: {answer.balance_before:.3f} now, {answer.balance:.3f} then", ""]
     return "\n".join([*parts, as_table(document["partitions"])])
 

@@ -268,6 +268,8 @@ class ChangeRingRequest(_message.Message):
     PARALLEL_FIELD_NUMBER: _builtins.int
     DRY_RUN_FIELD_NUMBER: _builtins.int
     RING_VERSION_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
     action: Global___ChangeRingRequest.Action.ValueType
     count: _builtins.int
     replicas: _builtins.int
@@ -284,6 +286,12 @@ class ChangeRingRequest(_message.Message):
     dry_run: _builtins.bool
     ring_version: _builtins.int
     """Refuse if the ring has another version; 0: whatever it has."""
+    operation: _builtins.str
+    """Drawn by who asks, for one change, and sent with each retry: of requests with the same id one is done, and all
+    are answered as that one was. Lower-case letters, digits and dashes, at most 64. Empty: done as often as it comes.
+    """
+    plan: _builtins.str
+    """A plan that a dry run has shown: refused unless exactly that is done. Empty: whatever the ring gives."""
     @_builtins.property
     def partitions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """ADD: ids that were never used, or none for `count` of the next free ones. REMOVE: whom."""
@@ -309,10 +317,12 @@ class ChangeRingRequest(_message.Message):
         parallel: _builtins.int | None = ...,
         dry_run: _builtins.bool = ...,
         ring_version: _builtins.int = ...,
+        operation: _builtins.str = ...,
+        plan: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_first", b"_first", "_last", b"_last", "_parallel", b"_parallel", "bytes_per_s", b"bytes_per_s", "first", b"first", "last", b"last", "parallel", b"parallel"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_first", b"_first", "_last", b"_last", "_parallel", b"_parallel", "action", b"action", "bytes_per_s", b"bytes_per_s", "count", b"count", "dry_run", b"dry_run", "first", b"first", "last", b"last", "moves", b"moves", "parallel", b"parallel", "partitions", b"partitions", "replicas", b"replicas", "ring_version", b"ring_version", "share", b"share", "source", b"source", "target", b"target"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s", "_first", b"_first", "_last", b"_last", "_parallel", b"_parallel", "action", b"action", "bytes_per_s", b"bytes_per_s", "count", b"count", "dry_run", b"dry_run", "first", b"first", "last", b"last", "moves", b"moves", "operation", b"operation", "parallel", b"parallel", "partitions", b"partitions", "plan", b"plan", "replicas", b"replicas", "ring_version", b"ring_version", "share", b"share", "source", b"source", "target", b"target"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__bytes_per_s: _TypeAlias = _typing.Literal["bytes_per_s"]  # noqa: Y015
     _WhichOneofArgType__bytes_per_s: _TypeAlias = _typing.Literal["_bytes_per_s", b"_bytes_per_s"]  # noqa: Y015
@@ -345,6 +355,8 @@ class ChangeRingResponse(_message.Message):
     PARTITIONS_FIELD_NUMBER: _builtins.int
     BALANCE_BEFORE_FIELD_NUMBER: _builtins.int
     BALANCE_FIELD_NUMBER: _builtins.int
+    PLAN_FIELD_NUMBER: _builtins.int
+    WAS_DONE_FIELD_NUMBER: _builtins.int
     version_before: _builtins.int
     """The ring that was changed, or would be."""
     version: _builtins.int
@@ -355,6 +367,10 @@ class ChangeRingResponse(_message.Message):
     balance_before: _builtins.float
     """Largest share over mean share."""
     balance: _builtins.float
+    plan: _builtins.str
+    """Names what was shown, to ask for exactly that."""
+    was_done: _builtins.bool
+    """The operation was done by an earlier request; `moves` are those of it that are still open."""
     @_builtins.property
     def moves(self) -> _containers.RepeatedCompositeFieldContainer[Global___MoveStatus]: ...
     @_builtins.property
@@ -370,10 +386,12 @@ class ChangeRingResponse(_message.Message):
         partitions: _abc.Iterable[Global___PartitionBalance] | None = ...,
         balance_before: _builtins.float = ...,
         balance: _builtins.float = ...,
+        plan: _builtins.str = ...,
+        was_done: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "balance_before", b"balance_before", "bytes", b"bytes", "keys", b"keys", "moves", b"moves", "partitions", b"partitions", "version", b"version", "version_before", b"version_before"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["balance", b"balance", "balance_before", b"balance_before", "bytes", b"bytes", "keys", b"keys", "moves", b"moves", "partitions", b"partitions", "plan", b"plan", "version", b"version", "version_before", b"version_before", "was_done", b"was_done"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -712,6 +730,7 @@ class ChangeReplicasRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _builtins.int
     DRAIN_FIELD_NUMBER: _builtins.int
     UNDRAIN_FIELD_NUMBER: _builtins.int
+    OPERATION_FIELD_NUMBER: _builtins.int
     partition: _builtins.str
     """Either a partition's replica goes from one server to another ..."""
     newcomer: _builtins.str
@@ -719,6 +738,8 @@ class ChangeReplicasRequest(_message.Message):
     drain: _builtins.str
     """... or all replicas leave a server, and none come; or it may hold some again."""
     undrain: _builtins.str
+    operation: _builtins.str
+    """As in ChangeRingRequest."""
     def __init__(
         self,
         *,
@@ -727,10 +748,11 @@ class ChangeReplicasRequest(_message.Message):
         leaving: _builtins.str = ...,
         drain: _builtins.str = ...,
         undrain: _builtins.str = ...,
+        operation: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "leaving", b"leaving", "newcomer", b"newcomer", "partition", b"partition", "undrain", b"undrain"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["drain", b"drain", "leaving", b"leaving", "newcomer", b"newcomer", "operation", b"operation", "partition", b"partition", "undrain", b"undrain"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

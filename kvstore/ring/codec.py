@@ -10,6 +10,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.errors import UndecodableNode
 from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
+from kvstore.ring.operations import Operation
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -25,7 +26,8 @@ def encode(ring: Ring) -> bytes:
     """`{"format", "version", "partitions": [{"id", "state", "replicas", "replacing"?,
     "owned"?: [sequence, version]}], "tokens": [the first, then each
     one's distance from the one before], "owners": [index of partition], "moves": [[id, index of token, index of source,
-    index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed"}`."""
+    index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed", "operations"?:
+    [[id, hash of the request, version before, version, first move, next move, [partitions that joined]]]}`."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
     ends = list(ring.tokens)
@@ -47,6 +49,7 @@ def encode(ring: Ring) -> bytes:
             "draining": ring.draining,
             "retired": ring.retired,
             "routed": ring.routed,
+            **({"operations": [list(each) for each in ring.operations]} if ring.operations else {}),
         }
     )
 
@@ -103,7 +106,14 @@ def _ring(document: dict[str, Any]) -> Ring:
         tuple(ServerId(server) for server in document["draining"]),
         tuple(PartitionId(partition) for partition in document["retired"]),
         document["routed"],
+        tuple(_operation(*each) for each in document.get("operations", ())),
     )
+
+
+def _operation(
+    id: str, asked: str, before: int, version: int, first: int, following: int, joined: list[str]
+) -> Operation:
+    return Operation(id, asked, before, version, first, following, tuple(PartitionId(each) for each in joined))
 
 
 def _first_format(document: dict[str, Any]) -> Ring:

@@ -19,6 +19,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.ring.moves import FIRST_MOVE, Journey, Move, MoveId, MoveState, Pace
+from kvstore.ring.operations import Operation
 from kvstore.types import PartitionId, ServerId
 
 
@@ -92,6 +93,8 @@ class Ring:
     routed: int = 0
     """The version since which keys go where they go now: what clients and servers compare. 0 at construction: this
     version."""
+    operations: tuple[Operation, ...] = ()
+    """The last ones that operators asked for under ids of their own, oldest first."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 

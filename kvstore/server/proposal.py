@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+
+from google.protobuf.message import Message
 
 from kvstore.errors import InvalidRequest
 from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, Move, MoveId, MoveState, Pace, PartitionState, Ring, TokenRange, place_members, steps
 from kvstore.ring import plan as plans
+from kvstore.ring.once import check_plan, hash_of
+from kvstore.ring.operations import Operation
 from kvstore.types import PartitionId, ServerId
 
 _ID = re.compile(r"[a-z0-9][a-z0-9-]{0,62}")
@@ -17,6 +22,8 @@ _Action = admin_pb2.ChangeRingRequest
 _GOING = (PartitionState.LEAVING, PartitionState.RETIRED)
 PARTITIONS_MAX = 1_000
 """In a ring: what plans, znodes and clients are made for."""
+
+_NOT_ASKED = frozenset(("operation", "plan", "ring_version", "dry_run"))
 
 Request = admin_pb2.ChangeRingRequest
 Servers = Mapping[ServerId, str]
@@ -29,9 +36,20 @@ def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring],
     def step(ring: Ring) -> Ring:
         if request.ring_version and request.ring_version != ring.version:
             raise ValueError(f"want ring version {request.ring_version}, it is {ring.version} by now: look again")
-        return _changed(ring, request, servers, now_ms)
+        after = _changed(ring, request, servers, now_ms)
+        check_plan(request.plan, ring, after)
+        return after
 
     return step
+
+
+def asked(request: Message) -> str:
+    """What is asked for, whatever names it and however it is to be made."""
+    same = deepcopy(request)
+    for field, _ in request.ListFields():
+        if field.name in _NOT_ASKED:
+            same.ClearField(field.name)
+    return hash_of(same.SerializeToString(deterministic=True))
 
 
 def _changed(ring: Ring, request: Request, servers: Servers, now_ms: int) -> Ring:
@@ -135,12 +153,36 @@ def proposal(
         )
         if partition in keys:
             row.keys = keys[partition]
-    for move in changed_moves(before, after):
+    _tell_moves(answer, changed_moves(before, after), shares, keys, record_bytes)
+    return answer
+
+
+def recalled(
+    done: Operation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
+) -> admin_pb2.ChangeRingResponse:
+    """What came of an operation, by a ring since: of its moves those that are still open."""
+    answer = proposal(ring, ring, keys, record_bytes)
+    answer.version_before, answer.version, answer.was_done = done.before, done.version, True
+    _tell_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)
+    return answer
+
+
+def open_moves(done: Operation, ring: Ring) -> list[Move]:
+    return [move for move in ring.moves.values() if done.first_move <= move.id < done.next_move]
+
+
+def _tell_moves(
+    answer: admin_pb2.ChangeRingResponse,
+    moves: Iterable[Move],
+    shares: Mapping[PartitionId, float],
+    keys: Mapping[PartitionId, int],
+    record_bytes: Mapping[PartitionId, float],
+) -> None:
+    for move in moves:
         row_of_move = move_status(move, keys_of(move, shares, keys), record_bytes.get(move.source, 0.0))
         answer.moves.append(row_of_move)
         answer.keys += row_of_move.keys
         answer.bytes += row_of_move.bytes
-    return answer
 
 
 def changed_moves(before: Ring, after: Ring) -> list[Move]:

@@ -14,8 +14,10 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Code, Level, Op, Result
 from kvstore.proto import admin_pb2
-from kvstore.ring import Member, MoveId, MoveState, Ring, Rings
+from kvstore.ring import Member, Move, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
+from kvstore.ring.once import once, plan_token
+from kvstore.ring.operations import find
 from kvstore.server import proposal
 from kvstore.server.assign import homeless
 from kvstore.server.backend import Backend, Topology
@@ -61,21 +63,30 @@ class RingAdmin:
         self._backend = backend
 
     async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
-        """Do what is asked, or only tell what it would change."""
+        """Do what is asked, once if it has an id, or only tell what it would change."""
         step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
         before = self._source.rings.ring
         if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
-            return await self._propose(before, _checked(lambda: step(before)))
+            after = _checked(lambda: step(before))
+            answer = await self._propose(before, after)
+            answer.plan = plan_token(before, after)
+            return answer
+        asked = proposal.asked(request)
 
         def note(ring: Ring) -> Ring:
             nonlocal before
             before = ring
-            return step(ring)
+            return once(ring, request.operation, asked, step)
 
         try:
             after = await self._source.rings.change(note)
         except ValueError as error:
             raise proposal.refused(error) from None
+        done = find(after.operations, request.operation)
+        if done is not None and done.before != before.version:
+            await self._hold_logs_of(done.joined, before)  # whoever did it may have died before that
+            moves = proposal.open_moves(done, after)
+            return proposal.recalled(done, after, *await self._sizes_for(moves, after))
         await self._hold_logs_of(sorted(after.partitions.keys() - before.partitions.keys()), before)
         answer = await self._propose(before, after)
         answer.version = after.version
@@ -84,18 +95,17 @@ class RingAdmin:
     async def _hold_logs_of(self, joined: Collection[PartitionId], before: Ring) -> None:
         """Who holds the logs to read them later wants those of partitions that join meanwhile, too (F6)."""
         pins = Pins(self._source.store, LedgerLists(self._source.store))
+        others = [each for each in before.partitions if each not in joined]
         try:
-            await pins.hold_as_others(
-                joined, before.partitions if joined else (), FEED_PIN, self._env.clock.passed_ms()
-            )
+            await pins.hold_as_others(joined, others if joined else (), FEED_PIN, self._env.clock.passed_ms())
         except StoreError as error:  # the ring has changed, and that is what was asked
             log.warning("partitions=%s their logs may not be held for readers of feeds: %r", joined, error)
 
     async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
         """Move a replica, or mark a server to hold none, or some again."""
-        servers = self._servers()
+        step, asked = _replica_step(request, self._servers()), proposal.asked(request)
         try:
-            await self._source.rings.change(_replica_step(request, servers))
+            await self._source.rings.change(lambda ring: once(ring, request.operation, asked, step))
         except ValueError as error:
             raise proposal.refused(error) from None
         return await self.status()
@@ -184,11 +194,16 @@ class RingAdmin:
         return {ServerId(id): each.zone for id, each in servers.items() if not getattr(each, "draining", False)}
 
     async def _propose(self, before: Ring, after: Ring) -> admin_pb2.ChangeRingResponse:
-        sources = {move.source for move in proposal.changed_moves(before, after)}
-        wanted = sources or set(before.partitions)
-        owning = sorted(wanted & set(before.tokens.values()))
-        keys, sizes = await self._sizes_of(owning, before, ASK_S, sample=bool(sources))
+        keys, sizes = await self._sizes_for(proposal.changed_moves(before, after), before)
         return proposal.proposal(before, after, keys, sizes)
+
+    async def _sizes_for(
+        self, moves: Collection[Move], ring: Ring
+    ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
+        """Of the sources of these moves; without any, of all partitions."""
+        wanted = {move.source for move in moves} or set(ring.partitions)
+        owning = sorted(wanted & set(ring.tokens.values()))
+        return await self._sizes_of(owning, ring, ASK_S, sample=bool(moves))
 
     async def _sizes_of(
         self, owning: Iterable[PartitionId], ring: Ring, within_s: float, *, sample: bool

@@ -1,5 +1,7 @@
 """Who owns what."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -8,6 +10,7 @@ from sortedcontainers import SortedDict
 from kvstore.errors import Corrupted
 from kvstore.ring import TOKENS, Member, Ring, decode, encode, new_ring, place_replicas, with_partitions
 from kvstore.ring.balance import Balance
+from kvstore.ring.operations import Operation
 from kvstore.types import PartitionId, ServerId
 
 SERVERS = {ServerId(f"n{i}"): "" for i in range(1, 4)}
@@ -73,6 +76,24 @@ def test_a_ring_survives_its_encoding() -> None:
     again = decode(encode(ring))
     assert encode(again) == encode(ring)
     assert (again.version, again.partitions, again.tokens) == (ring.version, ring.partitions, ring.tokens)
+
+
+def test_operations_stand_in_the_ring_as_documented_and_a_ring_without_is_as_it_was() -> None:
+    """docs/formats.md."""
+    ring = new_ring(ids(1), SERVERS, 1)
+    assert b"operations" not in encode(ring)
+    done = Operation("a1", "00ff", 1, 2, 1, 3, (PartitionId("p2"),))
+    data = encode(replace(ring, operations=(done,)))
+    assert data.endswith(b',"operations":[["a1","00ff",1,2,1,3,["p2"]]]}')
+    assert decode(data).operations == (done,)
+    assert decode(encode(ring)).operations == ()
+
+
+@pytest.mark.parametrize("operations", [b'[["a1"]]', b"7", b'[["a1","00",1,2,1,3,[],4]]'])
+def test_operations_that_are_none_are_refused(operations: bytes) -> None:
+    data = encode(new_ring(ids(1), SERVERS, 1))
+    with pytest.raises(Corrupted):
+        decode(data[:-1] + b',"operations":' + operations + b"}")
 
 
 def test_a_ring_of_an_unknown_format_is_refused_by_number() -> None:

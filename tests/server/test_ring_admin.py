@@ -20,6 +20,7 @@ from kvstore.partition.election import Published
 from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps
 from kvstore.ring.moves import Pace
+from kvstore.ring.operations import REMEMBERED_MAX
 from kvstore.server import proposal
 from kvstore.server.heat import HotKey, Load
 from kvstore.server.ring_admin import RingAdmin
@@ -372,3 +373,106 @@ async def test_a_partition_has_joined_also_where_its_log_could_not_be_held(
     monkeypatch.setattr(Pins, "hold_as_others", away)
     await admin.change(Action(action=Action.ADD, partitions=["p4"]))
     assert "p4" in node.ring.partitions
+
+
+# ── once, and as shown (docs/protocol.md, H11) ────────────────────────────────────────────────────────────────────────
+
+
+async def test_an_operation_that_is_asked_for_again_is_done_once_and_answered_as_before(
+    admin: RingAdmin, node: Node
+) -> None:
+    asked = Action(action=Action.ADD, count=1, operation="a1")
+    first = await admin.change(asked)
+    node.have(steps.set_pace(node.ring, Pace(paused=True)))
+    again = await admin.change(asked)
+    assert set(node.ring.partitions) == {"p1", "p2", "p3", "p4"}
+    assert (again.version_before, again.version) == (first.version_before, first.version) == (1, 2)
+    assert list(again.moves) == list(first.moves)
+    assert (first.was_done, again.was_done) == (False, True)
+    another = await admin.change(Action(action=Action.ADD, count=1, operation="a2"))
+    assert another.version == 4
+    assert "p5" in node.ring.partitions
+
+
+async def test_of_an_operation_done_long_ago_the_answer_names_what_is_still_open(admin: RingAdmin, node: Node) -> None:
+    asked = Action(action=Action.MOVE, source="p1", target="p2", share=0.01, operation="m1")
+    await admin.change(asked)
+    node.have(settle(node.ring))
+    again = await admin.change(asked)
+    assert (again.was_done, list(again.moves)) == (True, [])
+    assert not node.ring.moves, "nothing more moves"
+
+
+async def test_an_id_stands_for_one_request_only(admin: RingAdmin) -> None:
+    await admin.change(Action(action=Action.ADD, count=1, operation="a1"))
+    with pytest.raises(InvalidRequest, match="another request, done as ring version 2"):
+        await admin.change(Action(action=Action.ADD, count=2, operation="a1"))
+    with pytest.raises(InvalidRequest, match="want lower-case letters"):
+        await admin.change(Action(action=Action.ADD, count=1, operation="no id"))
+
+
+async def test_every_change_of_the_ring_is_done_once(admin: RingAdmin, node: Node) -> None:
+    await admin.change(Action(action=Action.ADD, count=1, operation="add"))
+    for action in (Action.CANCEL, Action.PAUSE, Action.RESUME):
+        asked = Action(action=action, operation=f"o{action}")
+        done = await admin.change(asked)
+        ring = node.ring
+        again = await admin.change(asked)
+        assert node.ring is ring
+        assert (again.version, again.was_done) == (done.version, True)
+
+
+async def test_the_ring_remembers_a_bounded_number_of_operations(admin: RingAdmin, node: Node) -> None:
+    for number in range(REMEMBERED_MAX + 3):
+        paused = Action.PAUSE if number % 2 == 0 else Action.RESUME
+        await admin.change(Action(action=paused, operation=f"o{number}"))
+    assert [each.id for each in node.ring.operations] == [f"o{number}" for number in range(3, REMEMBERED_MAX + 3)]
+
+
+async def test_what_a_dry_run_has_shown_is_done_exactly_so_or_not_at_all(admin: RingAdmin, node: Node) -> None:
+    shown = await admin.change(Action(action=Action.ADD, count=1, dry_run=True))
+    later = await admin.change(Action(action=Action.ADD, count=1, dry_run=True))
+    assert shown.plan == later.plan, "when it is asked does not matter"
+    with pytest.raises(InvalidRequest, match="would be another one now"):
+        await admin.change(Action(action=Action.ADD, count=2, plan=shown.plan))
+    done = await admin.change(Action(action=Action.ADD, count=1, plan=shown.plan, operation="a1"))
+    assert list(done.moves) == list(shown.moves)
+    with pytest.raises(InvalidRequest, match="of ring version 1, it is 2 by now"):
+        await admin.change(Action(action=Action.ADD, count=1, plan=shown.plan))
+    again = await admin.change(Action(action=Action.ADD, count=1, plan=shown.plan, operation="a1"))
+    assert again.was_done, "what was done is told, whatever has changed since"
+
+
+async def test_a_plan_that_would_be_another_one_since_a_server_has_gone_is_refused(
+    admin: RingAdmin, node: Node
+) -> None:
+    asked = Action(action=Action.ADD, count=1, replicas=1)
+    shown = await admin.change(Action(action=Action.ADD, count=1, replicas=1, dry_run=True))
+    (holder,) = plan_of(node, asked)
+    left = {id: each for id, each in node.topology.servers.items() if id != holder}
+    node.topology = replace(node.topology, servers=left)
+    asked.plan = shown.plan
+    with pytest.raises(InvalidRequest, match="would be another one now"):
+        await admin.change(asked)
+    assert node.ring.version == 1
+
+
+def plan_of(node: Node, asked: Action) -> tuple[ServerId, ...]:
+    """Who would hold the partition that is added."""
+    servers = {ServerId(id): "" for id in node.topology.servers}
+    return proposal.step_of(asked, servers, 0)(node.ring).partitions[PartitionId("p4")].replicas
+
+
+async def test_who_repeats_an_operation_holds_the_logs_that_its_first_server_may_not_have_held(
+    admin: RingAdmin, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[tuple[list[str], list[str]]] = []
+
+    async def hold(self: Pins, joined: Any, others: Any, *_: Any) -> None:
+        held.append((list(joined), sorted(others)))
+
+    monkeypatch.setattr(Pins, "hold_as_others", hold)
+    asked = Action(action=Action.ADD, count=1, operation="a1")
+    await admin.change(asked)
+    await admin.change(asked)
+    assert held == [(["p4"], ["p1", "p2", "p3"])] * 2

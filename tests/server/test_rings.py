@@ -14,6 +14,7 @@ from kvstore.meta import paths, update
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
 from kvstore.ring import Pace, Ring, decode, encode, new_ring, place_members, plan, steps
+from kvstore.ring.once import once
 from kvstore.server import rings
 from kvstore.server.members import Member
 from kvstore.server.membership import Membership
@@ -75,6 +76,22 @@ async def test_a_plan_that_may_have_been_written_before_another_change_is_unknow
     store.breaks, store.between = 1, steps.set_pace(adding(P2)(first), Pace(paused=True))
     with pytest.raises(MetadataUnknown, match="p2 is or was in the ring"):
         await change_ring(store, adding(P2))
+
+
+async def test_an_operation_of_unknown_outcome_is_made_once_whoever_else_writes(store: Flaky) -> None:
+    """Its id stands in the ring: so it is known, where a plan without one stays of unknown outcome (H11)."""
+
+    def one_more(ring: Ring) -> Ring:
+        return adding(PartitionId(f"p{len(ring.partitions) + 1}"))(ring)
+
+    def step(ring: Ring) -> Ring:
+        return once(ring, "a1", "asked", one_more)
+
+    store.breaks, store.between = 1, steps.set_pace(step(await stored(store)), Pace(paused=True))
+    ring = await change_ring(store, step)
+    assert set(ring.partitions) == {P1, P2}
+    assert ring.pace.paused
+    assert (await change_ring(MemoryStore(store.tree), step)).version == ring.version, "by way of another server"
 
 
 async def test_what_a_step_refuses_is_told_and_nothing_is_written(store: Flaky) -> None:

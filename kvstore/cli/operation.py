@@ -1,0 +1,31 @@
+"""Ids of operations: a change of the ring whose outcome is unknown is asked for again, and done once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kvstore.errors import MetadataUnknown, OutcomeUnknown
+
+if TYPE_CHECKING:
+    from kvstore.proto import admin_pb2
+
+OperationId = Annotated[
+    str, typer.Option("--operation", help="Repeat the command that had this id, if its outcome was unknown.")
+]
+ID_BYTES = 8
+
+
+@contextmanager
+def asked_once(request: admin_pb2.ChangeRingRequest | admin_pb2.ChangeReplicasRequest) -> Iterator[None]:
+    """Give the request an id unless it has one. If its outcome stays unknown, say how to ask again."""
+    request.operation = request.operation or os.urandom(ID_BYTES).hex()
+    try:
+        yield
+    except (OutcomeUnknown, MetadataUnknown) as error:
+        again = f"repeat the command with --operation {request.operation}: what was asked is done once"
+        raise OutcomeUnknown(f"{error or type(error).__name__}; {again}") from error

@@ -1,0 +1,55 @@
+"""Changes of the ring that are made once, and only as they were shown (docs/protocol.md, H11). Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from hashlib import blake2b
+
+from kvstore.ring.codec import encode
+from kvstore.ring.moves import Journey
+from kvstore.ring.operations import ID, REMEMBERED_MAX, Operation, find
+from kvstore.ring.ring import Ring
+
+HASH_BYTES = 8
+
+
+def hash_of(request: bytes) -> str:
+    """Of what was asked."""
+    return blake2b(request, digest_size=HASH_BYTES).hexdigest()
+
+
+def once(ring: Ring, id: str, asked: str, step: Callable[[Ring], Ring]) -> Ring:
+    """`step(ring)`, remembered under the id of the operation; the same ring if it was done already. Without an id,
+    or if nothing changes, nothing is remembered. Raises ValueError if the id stands for something else."""
+    if id and not ID.fullmatch(id):
+        raise ValueError(f"operation {id[:80]!r}: want lower-case letters, digits and dashes, at most 64")
+    done = find(ring.operations, id)
+    if done is not None:
+        if done.asked != asked:
+            raise ValueError(
+                f"operation {id} was another request, done as ring version {done.version}: draw another id"
+            )
+        return ring
+    after = step(ring)
+    if not id or after is ring:
+        return after
+    joined = tuple(sorted(after.partitions.keys() - ring.partitions.keys()))
+    made = Operation(id, asked, ring.version, after.version, ring.next_move, after.next_move, joined)
+    return replace(after, operations=(*after.operations, made)[-REMEMBERED_MAX:])
+
+
+def plan_token(before: Ring, after: Ring) -> str:
+    """Names a change: what it is made of, and which ring it changes. When it is made does not matter."""
+    change = encode(replace(after, journey=Journey(), operations=()))
+    return f"{before.version}-{blake2b(change, digest_size=HASH_BYTES).hexdigest()}"
+
+
+def check_plan(token: str, before: Ring, after: Ring) -> None:
+    """Raises ValueError if this change is not the one that was shown."""
+    found = plan_token(before, after)
+    if token and token != found:
+        shown = token.partition("-")[0]
+        if shown != str(before.version):
+            raise ValueError(f"plan {token} is of ring version {shown}, it is {before.version} by now: look again")
+        raise ValueError(f"plan {token} would be another one now, {found}, since servers came or went: look again")

@@ -1,0 +1,117 @@
+"""Commands that change the ring are asked for again under one id, at whichever server answers (H11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import grpc
+import pytest
+
+from kvstore.cli import admin, ring_changes
+from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
+from kvstore.proto import admin_pb2, admin_pb2_grpc
+from kvstore.rpc import channels
+
+NOWHERE = Path("nowhere")
+
+
+class Lost(grpc.RpcError):
+    """The answer did not come."""
+
+    def __init__(self, code: grpc.StatusCode = grpc.StatusCode.UNAVAILABLE, text: str = "Socket closed") -> None:
+        self._code, self._text = code, text
+
+    def code(self) -> grpc.StatusCode:
+        return self._code
+
+    def details(self) -> str:
+        return self._text
+
+    def trailing_metadata(self) -> tuple[()]:
+        return ()
+
+
+NOT_SENT = Lost(text="failed to connect to all addresses")
+
+
+class Servers:
+    """What each says in turn; None: it answers."""
+
+    def __init__(self, *answers: Lost | None) -> None:
+        self._answers = list(answers)
+        self.asked: list[str] = []
+
+    def ChangeRing(self, request: Any, timeout: float) -> admin_pb2.ChangeRingResponse:
+        self.asked.append(request.operation)
+        if (lost := self._answers.pop(0)) is not None:
+            raise lost
+        return admin_pb2.ChangeRingResponse(version=7)
+
+
+@pytest.fixture
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Servers]:
+    def of(*answers: Lost | None) -> Servers:
+        servers = Servers(*answers)
+        endpoints = SimpleNamespace(endpoints=[f"n{number}:1" for number in range(len(answers))], tls=None)
+        monkeypatch.setattr(admin, "config_of", lambda *_: endpoints)
+        monkeypatch.setattr(channels, "open_channel", channel)
+        monkeypatch.setattr(admin_pb2_grpc, "AdminStub", lambda _: servers)
+        return servers
+
+    @contextmanager
+    def channel(*_: Any) -> Iterator[None]:
+        yield
+
+    return of
+
+
+def change(operation: str = "", *, dry_run: bool = False) -> admin_pb2.ChangeRingResponse:
+    request = admin_pb2.ChangeRingRequest(
+        action=admin_pb2.ChangeRingRequest.ADD, count=1, operation=operation, dry_run=dry_run
+    )
+    return ring_changes.change_ring(request, NOWHERE, None, None)
+
+
+def test_an_answer_that_was_lost_is_asked_for_at_another_server_under_the_same_id(
+    serve: Callable[..., Servers],
+) -> None:
+    servers = serve(NOT_SENT, Lost(), None)
+    assert change().version == 7
+    assert len(servers.asked) == 3
+    assert len(set(servers.asked)) == 1
+    assert servers.asked[0]
+
+
+def test_each_command_has_an_id_of_its_own_unless_it_is_told_one(serve: Callable[..., Servers]) -> None:
+    ids = []
+    for operation in ("", "", "a1"):
+        servers = serve(None)
+        change(operation)
+        ids += servers.asked
+    assert len(set(ids)) == 3
+    assert ids[2] == "a1"
+
+
+@pytest.mark.parametrize("after", [(), (NOT_SENT,), (Lost(),)])
+def test_an_outcome_that_stays_unknown_says_how_to_ask_again(serve: Callable[..., Servers], after: tuple[Lost]) -> None:
+    servers = serve(Lost(), *after)
+    with pytest.raises(OutcomeUnknown) as caught:
+        change()
+    assert f"--operation {servers.asked[0]}" in str(caught.value)
+
+
+def test_what_reached_nobody_is_not_done(serve: Callable[..., Servers]) -> None:
+    serve(NOT_SENT, NOT_SENT)
+    with pytest.raises(Unavailable):
+        change()
+
+
+def test_what_only_shows_has_no_id(serve: Callable[..., Servers]) -> None:
+    servers = serve(Lost())
+    with pytest.raises(StoreError):
+        change(dry_run=True)
+    assert servers.asked == [""]
