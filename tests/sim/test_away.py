@@ -37,12 +37,12 @@ def test_a_dead_replica_lets_go_of_the_log_over_many_leaders_and_comes_back_by_a
         leads = 0
         while asyncio.get_running_loop().time() - began < FORGET_S - 10:
             for _ in range(10):
-                await stage.put_until_done(stage.leader)
+                await stage.put_until_done(stage.others(dead)[0])
                 await asyncio.sleep(1)
+            await stage.until(lambda: stage.cluster.leader(P) is not None)
             leader = stage.leader
             leader.crash()
             leader.start()
-            await stage.until(lambda: stage.cluster.leader(P) is not None)
             leads += 1
             assert (await listed(store)).trimmed_seq <= trimmed + 10, "it counts for a while"
         await asyncio.sleep(4 * leads + 20)
