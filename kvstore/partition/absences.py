@@ -57,7 +57,7 @@ class Absences:
 
     async def save(self, away: Mapping[ServerId, Away]) -> None:
         """Write what has been seen, if it is news: who has come back at once, the others now and then. Raises
-        VersionConflict if another leader has written."""
+        VersionConflict if another leader has written, or it was deleted."""
         if not self._is_news(away):
             return
         document = AwayDocument(
@@ -72,7 +72,10 @@ class Absences:
                 raise VersionConflict(self._path) from error
             self._version = 0
         else:
-            self._version = await self._store.set(self._path, data, self._version)
+            try:
+                self._version = await self._store.set(self._path, data, self._version)
+            except NoSuchNode as error:
+                raise VersionConflict(self._path) from error  # somebody has deleted it
         self._saved = dict(away)
 
     def _is_news(self, away: Mapping[ServerId, Away]) -> bool:

@@ -12,9 +12,6 @@ from struct import Struct
 
 from kvstore.proto.bookkeeper import BadFrame
 
-ENTRIES_MAX = 1 << 24
-"""More entries than any ledger has; a guard against nonsense."""
-
 _RUNS = Struct(">ii56x")
 _RUN = Struct(">qqii")
 Group = tuple[int, int, int, int]
@@ -78,10 +75,9 @@ def decode_availability(data: bytes) -> HeldEntries:
     if version != 0 or count != (len(data) - _RUNS.size) // _RUN.size:
         raise BadFrame(f"an availability of version {version} with {count} groups in {len(data)} bytes")
     groups: list[Group] = list(_RUN.iter_unpack(data[_RUNS.size :]))
-    entries, end = 0, -1
+    end = -1
     for first, last, size, period in groups:
-        entries += ((last - first) // (period or 1) + 1) * size
-        if size < 1 or period < 0 or not end < first <= last or entries > ENTRIES_MAX:
+        if size < 1 or period < 0 or not end < first <= last:
             raise BadFrame(f"an availability with the group {first}, {last}, {size}, {period}")
         end = last + size - 1
     return HeldEntries(groups)

@@ -1,5 +1,7 @@
 """How far the log may be trimmed."""
 
+import pytest
+
 from kvstore.errors import VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
@@ -119,3 +121,20 @@ async def test_a_count_that_cannot_be_read_begins_again() -> None:
     await store.create(paths.partition_away(P), b"nonsense")
     assert (await lead(store, 20, said(a=20, b=20))).away[C].away_s == 19 * LOOK_S
     assert (await Absences(store, P).load()).away[C].away_s > 0
+
+
+async def test_a_count_that_was_deleted_begins_again() -> None:
+    store = await made()
+    absences = Absences(store, P)
+    retention = await absences.load()
+    for _ in range(3):
+        retention.look(ALL, said(a=20, b=20), SAVE_S)
+        await absences.save(retention.away)
+    await store.delete(paths.partition_away(P), -1)
+    retention.look(ALL, said(a=20, b=20), SAVE_S)
+    with pytest.raises(VersionConflict):
+        await absences.save(retention.away)
+    retention = await absences.load()
+    retention.look(ALL, said(a=20, b=20), SAVE_S)
+    await absences.save(retention.away)
+    assert (await Absences(store, P).load()).away[C].away_s == SAVE_S

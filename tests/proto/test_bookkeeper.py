@@ -190,6 +190,13 @@ def test_availability_reads_back(seed: int) -> None:
     assert held.between(first, last) == {entry for entry in entries if first <= entry <= last}
 
 
+def test_an_availability_has_no_bound_since_a_ledger_has_none() -> None:
+    """The ledger of a list that is too long is never rolled (docs/protocol.md, G21), and its copies are made all the
+    same."""
+    held = decode_availability(encode_availability([(0, 1 << 25), (2 << 25, 1 << 25)]))
+    assert held.between((1 << 25) - 2, (1 << 25) + 2) == {(1 << 25) - 2, (1 << 25) - 1}
+
+
 @pytest.mark.parametrize("data", [b"", b"\0" * 65, b"\0\0\0\1" + b"\0" * 60, encode_availability([(1, 1)])[:64]])
 def test_a_malformed_availability_is_refused(data: bytes) -> None:
     with pytest.raises(BadFrame):
