@@ -32,6 +32,10 @@ async def add(shelf: Shelf, entry: int, body: bytes, *, key: bytes = KEY, recove
     return await answer
 
 
+def unchecked(kind: DigestType, entry: int) -> bytes:
+    return EntryDigest(kind, b"theirs").packet(L, EntryId(entry), EntryId(-1), 7, b"payload")
+
+
 async def write_lac(shelf: Shelf, body: bytes, key: bytes = KEY) -> Status:
     answer: asyncio.Future[Status] = asyncio.get_running_loop().create_future()
     shelf.storage.write_lac(L, body, key, done=answer.set_result)
@@ -95,15 +99,33 @@ def test_other_digests_are_checked_as_the_ledgers_metadata_says(
 
 
 @pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
-def test_what_cannot_be_checked_is_taken(world: SimWorld, kind: DigestType) -> None:
-    """No digest at all, or one with a password that the metadata do not have: readers check."""
+def test_what_cannot_be_checked_is_taken_if_the_key_is_right(world: SimWorld, kind: DigestType) -> None:
+    """No digest at all, or one with a password that the metadata do not have, of a ledger whose key is on disk here
+    (docs/protocol.md, B13): readers check."""
+
+    async def scenario() -> None:
+        shelf = await opened(world)
+        key = master_key(b"theirs")
+        shelf.meta.known[L] = replace(metadata(L), password=b"theirs")
+        assert await add(shelf, 0, packet(L, 0), key=key) is Status.OK
+        shelf.meta.known[L] = replace(metadata(L), digest=kind)
+        assert await add(shelf, 1, unchecked(kind, 1), key=key) is Status.OK
+        assert shelf.storage.statistics.refused_digest == 0
+
+    run(world, scenario())
+
+
+@pytest.mark.parametrize("kind", [DigestType.DUMMY, DigestType.HMAC])
+def test_what_cannot_be_checked_is_not_taken_from_a_stranger(world: SimWorld, kind: DigestType) -> None:
+    """That nobody can check a digest here lets nobody in: the key is judged all the same (docs/protocol.md, B13)."""
 
     async def scenario() -> None:
         shelf = await opened(world)
         shelf.meta.known[L] = replace(metadata(L), digest=kind)
-        body = EntryDigest(kind, b"theirs").packet(L, EntryId(0), EntryId(-1), 7, b"payload")
-        assert await add(shelf, 0, body, key=master_key(b"theirs")) is Status.OK
-        assert shelf.storage.statistics.refused_digest == 0
+        assert await add(shelf, 0, unchecked(kind, 0), key=master_key(b"theirs")) is Status.UNAUTHORIZED
+        assert await shelf.status(L, 0) in (Status.NO_ENTRY, Status.NO_LEDGER)
+        shelf.meta.known[L] = metadata(L)
+        assert await shelf.add(L, 0) is Status.OK, "it has left no key behind that keeps the writer out"
 
     run(world, scenario())
 

@@ -16,7 +16,7 @@ from tests.sim.stories_of_damage import CALM, all_differ, busy, declare, is_well
 pytestmark = pytest.mark.sim
 
 
-@pytest.mark.parametrize("seed", range(1, 4))
+@pytest.mark.parametrize("seed", range(1, 8))
 def test_a_leader_that_differs_from_both_others_steps_down_and_its_copy_is_made_anew(seed: int) -> None:
     play(leader_is_damaged, CALM, seed)
 
