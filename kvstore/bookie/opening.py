@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from errno import EDQUOT, ENOSPC
 
-from kvstore.bookie.checkpoints import write_checkpoint
+from kvstore.bookie.checkpoints import remove_checkpoint, write_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.journal import Journal
 from kvstore.bookie.ledger import Ledger
@@ -71,6 +71,7 @@ def tidy(found: Replayed, disk: Disk, config: BookieConfig) -> None:
     """The new segment is on the disk and known to be: what it replaces may go. Raises OSError."""
     for segment in found.leftovers:
         segment.remove()
+        remove_checkpoint(disk, config.index_dir, segment.file)  # a crash came before this did
     for segment in found.unreadable:
         segment.set_aside()
     anchor = found.inventory.segments.get(found.synced[0])

@@ -264,6 +264,34 @@ def test_a_crash_at_any_moment_of_a_reclaim_loses_nothing(world: SimWorld, meta:
             raise
 
 
+def test_a_crash_before_the_checkpoint_of_a_removed_segment_went_leaves_it_to_the_next_start(
+    world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/protocol.md, B22: what is kept is bounded by what is stored."""
+    disk = world.node("b1").disk
+
+    async def reclaim() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        assert await store.reclaimer.free_segments()
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        assert not store.shelf.storage.inventory.is_limbo
+        there = {name.partition(".")[0] for name in disk.list(tiny().journal_dir)}
+        indexed = {name.partition(".")[0] for name in disk.list(tiny().index_dir)}
+        assert indexed <= there
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvstore.bookie.reclaim.remove_checkpoint", lambda *_: None)
+        run(world, reclaim())
+    for _ in range(2):
+        crash(world)
+        run(world, again())
+
+
 def test_what_is_stored_anew_while_a_segment_is_rewritten_stays(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
         store = await opened(world, meta)
