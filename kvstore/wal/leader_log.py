@@ -334,7 +334,7 @@ class OpenLog:
             listed = listed.with_ledger(metadata.ledger, bound, epoch=self.epoch, lease_ms=self._lease_ms)
             try:
                 await self._write_list(listed, metadata)
-            except MetadataUnknown:
+            except (MetadataUnknown, LedgerFenced):
                 raise  # it may be listed
             except StoreError:
                 await self._creator.discard(metadata)

@@ -22,6 +22,11 @@ UNKNOWN_RETRY_S = 0.2
 UNKNOWN_ATTEMPTS_MAX = 50
 
 
+class PerhapsListed(VersionConflict):
+    """Somebody else has written the list; what this caller wrote before, with an answer that was lost, may have been in
+    it (docs/protocol.md, G22)."""
+
+
 class LedgerLists:
     """Calls raise MetadataUnavailable or MetadataUnknown besides what they name."""
 
@@ -77,8 +82,9 @@ class LedgerLists:
         created.
 
         Raises MetadataError if it has grown too long for one more ledger, VersionConflict if somebody else wrote,
-        NoSuchNode if the ledger was swept. After an ambiguous write the list is read again until it is known: our own
-        document in it is success. Raises MetadataUnknown if that takes too long.
+        NoSuchNode if the ledger was swept; PerhapsListed instead of these two after a write of unknown outcome. After
+        such a write the list is read again until it is known: our own document in it is success. Raises MetadataUnknown
+        if that takes too long.
         """
         path, data = paths.partition_log(partition), encode(listed)
         if created is not None and len(data) > LIST_BYTES_MAX:
@@ -109,9 +115,11 @@ class LedgerLists:
             except MetadataUnavailable:
                 if not is_unknown:
                     raise
-            except VersionConflict:
-                if not is_unknown or has_conflict:
+            except (VersionConflict, NoSuchNode) as error:
+                if not is_unknown:
                     raise
+                if has_conflict or isinstance(error, NoSuchNode):
+                    raise PerhapsListed(path) from error
                 has_conflict = True  # perhaps with our own earlier write
                 continue
             await asyncio.sleep(UNKNOWN_RETRY_S)

@@ -19,7 +19,7 @@ from kvstore.types import NO_ENTRY, LedgerId, LedgerMetadata, PartitionId, Posit
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
-from kvstore.wal.lists import LedgerLists
+from kvstore.wal.lists import LedgerLists, PerhapsListed
 from kvstore.wal.opener import LedgerTakeover
 
 log = logging.getLogger(__name__)
@@ -91,7 +91,7 @@ class LogTakeover:
             epoch = listed.epoch + 1
             new = listed.with_ledger(metadata.ledger, next_seq(), epoch=epoch, lease_ms=lease_ms)
             version = await self._lists.write(self._partition, new, version, created=metadata.ledger)
-        except MetadataUnknown:
+        except (MetadataUnknown, PerhapsListed):
             raise  # it may be listed
         except StoreError:
             await self._creator.discard(metadata)

@@ -10,10 +10,14 @@ from random import Random
 import pytest
 
 from kvstore.errors import MetadataUnknown, StoreError
-from kvstore.meta.store import Change
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Change, SetData
 from kvstore.wal.config import LogConfig
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.lists import LedgerLists
 from tests.sim.bench import Bench, FrozenStore, P, run
-from tests.sim.logs import Writer, opened
+from tests.sim.logs import NEVER, Writer, opened
 
 pytestmark = pytest.mark.sim
 
@@ -78,5 +82,37 @@ def test_whatever_answers_are_lost_every_ledger_that_is_listed_is_there(seed: in
             assert {each.id for each in listed} <= there
         await asyncio.gather(*leads)
         assert len(listed) > 5
+
+    run(case)
+
+
+class Retired(FrozenStore):
+    """The partition leaves the ring when its log was listed, and the answer to that is lost."""
+
+    kept: LedgerList | None = None
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        await super().multi(changes)
+        if self.kept is None and any(
+            isinstance(each, SetData) and each.path == paths.partition_log(P) for each in changes
+        ):
+            lists = LedgerLists(MemoryStore(self.tree))
+            self.kept, version = await lists.read(P)
+            await lists.write(P, LedgerList(), version)
+            raise MetadataUnknown("the answer was lost")
+
+
+def test_a_retired_log_keeps_what_its_kept_list_names() -> None:
+    """docs/protocol.md, G22 and H5."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(3)
+        await writer.log.seal()
+        store = Retired(bench.tree)
+        with suppress(StoreError):
+            await opened(bench.logs(NEVER, store))
+        assert store.kept is not None
+        assert {each.id for each in store.kept.ledgers} <= set(await bench.ledgers.list_ids())
 
     run(case)
