@@ -37,6 +37,10 @@ REST_S = 0.1
 """How long nothing is accepted when there is no room."""
 FILES_SHARE, FILES_MAX = 4, 1024
 """A quarter of the descriptors that the process may have, but not more than so many, are no connection's."""
+SILENT_S, ASK_S, ASKS = 60, 20, 3
+"""Where nothing comes on a connection the kernel asks, after SILENT_S and then every ASK_S, whether the other side is
+still there; after ASKS without an answer it is lost. Else one whose machine has lost its power would be held for ever.
+Where something was sent the kernel gives up by itself, after a quarter of an hour."""
 SAY_S = 10.0
 """Between two lines in the log about one port."""
 
@@ -183,6 +187,10 @@ def _listening(family: int, address: Any) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # what is accepted inherits it
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)  # and these
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, SILENT_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ASK_S)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ASKS)
         if family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
         sock.bind(address)

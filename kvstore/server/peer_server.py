@@ -25,7 +25,7 @@ from kvstore.types import PartitionId, ServerId
 log = logging.getLogger(__name__)
 
 LINKS_MAX = 256
-"""Connections that began as another server's."""
+"""Servers that have a link to this one."""
 CALLS_MAX = 128
 """Calls from one server that are being answered at once."""
 OUTPUT_HIGH_BYTES = 4 << 20
@@ -51,7 +51,7 @@ class PeerServer:
         self._note_hosts()
         self._nursery = env.nursery.child("peer server")
         self._handlers: dict[PartitionId, Handler] = {}
-        self._sessions: dict[PeerSession, None] = {}
+        self._sessions: dict[ServerId, PeerSession] = {}
         self.operations = 0
 
     def serve(self, partition: PartitionId, handler: Handler) -> None:
@@ -78,11 +78,14 @@ class PeerServer:
             raise CommandError(f"ERR {refused.answer}") from None
 
     def open(self, server: ServerId, stream: Stream, answer: bytes) -> PeerSession:
-        """Begin the link of a server that has proven itself. Raises Refused."""
+        """Begin the link of a server that has proven itself. It has one at a time: one that it had before is over, even
+        if nobody has told this server so, as when the network was away. Raises Refused."""
+        former = self._sessions.pop(server, None)
+        if former is not None:
+            former.close()
         if len(self._sessions) >= LINKS_MAX:
             raise Refused(f"max number of links reached: {LINKS_MAX}")
-        session = PeerSession(self, server, stream)
-        self._sessions[session] = None
+        session = self._sessions[server] = PeerSession(self, server, stream)
         stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         stream.write(answer)
         return session
@@ -99,7 +102,8 @@ class PeerServer:
         self._hosts.update((each, host_of(member.resp)) for each, member in self.dispatcher.topology.servers.items())
 
     def ended(self, session: PeerSession) -> None:
-        self._sessions.pop(session, None)
+        if self._sessions.get(session.server) is session:
+            del self._sessions[session.server]
 
     def spawn_answer(self, session: PeerSession, call: Call) -> None:
         self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
@@ -114,13 +118,13 @@ class PeerServer:
     async def close(self) -> None:
         """Let the other servers end their links, each when it has its answers; end what is left after CLOSE_S."""
         self._forget_topology()
-        for session in list(self._sessions):
+        for session in list(self._sessions.values()):
             session.say_goodbye()
         for _ in range(CLOSE_LOOKS):
             if not self._sessions:
                 break
             await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
-        for session in list(self._sessions):
+        for session in list(self._sessions.values()):
             session.close()
         await self._nursery.close()
 
@@ -129,7 +133,8 @@ class PeerSession(FromPeer):
     """One other server's connection: a StreamHandler, and the Sink of its operations."""
 
     def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:
-        self._owner, self._server, self._stream = owner, server, stream
+        self.server = server
+        self._owner, self._stream = owner, stream
         self._frames = Frames()
         self._pace = Pace()
         self._calls = 0
@@ -161,7 +166,7 @@ class PeerSession(FromPeer):
             for body in self._frames.feed(data):
                 self._take(frames.decode(body))
         except FrameError as error:
-            log.warning("server=%s sent what is no frame, closing the link: %s", self._server, error)
+            log.warning("server=%s sent what is no frame, closing the link: %s", self.server, error)
             self.close()
 
     def eof_received(self) -> bool | None:
@@ -255,14 +260,14 @@ class PeerSession(FromPeer):
     async def answer(self, call: Call) -> None:
         """Answer one call with what its replica says."""
         try:
-            body = await self._owner.answer(self._server, PartitionId(call.partition), call.method, call.body)
+            body = await self._owner.answer(self.server, PartitionId(call.partition), call.method, call.body)
             if len(body) > frames.BODY_BYTES_MAX:
                 raise InvalidRequest(f"an answer of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
             reply = Answer(call.number, body)
         except StoreError as error:
             reply = Answer(call.number, b"", error)
         except Exception:  # the root of a task: what another server sends must not end this one
-            log.exception("server=%s asked what cannot be answered: %s", self._server, call.method)
+            log.exception("server=%s asked what cannot be answered: %s", self.server, call.method)
             return self.close()
         finally:
             self._calls -= 1

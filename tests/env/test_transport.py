@@ -19,6 +19,7 @@ from tests.sim.network import NetworkConfig
 
 Scenario = Callable[["Place"], Coroutine[Any, Any, None]]
 DEADLINE_S = 60
+_ASKED = socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT
 
 
 class Place:
@@ -360,6 +361,18 @@ def test_small_frames_are_not_held_back(run: Callable[[Any], None]) -> None:
         for end in await place.connect():
             sock = end.stream.get_extra_info("socket")
             assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
+
+    on_tcp(scenario, run)
+
+
+@pytest.mark.parametrize("run", [on_asyncio, on_uvloop])
+def test_a_connection_whose_other_side_has_vanished_is_not_held_for_ever(run: Callable[[Any], None]) -> None:
+    async def scenario(place: Place) -> None:
+        accepted, _ = await place.connect()
+        sock = accepted.stream.get_extra_info("socket")
+        assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        first_s, again_s, times = (sock.getsockopt(socket.IPPROTO_TCP, each) for each in _ASKED)
+        assert first_s + times * again_s <= 120
 
     on_tcp(scenario, run)
 

@@ -203,14 +203,14 @@ async def test_a_link_lost_during_a_call_is_an_unknown_outcome_at_once(cluster: 
     cluster["n2"].peers.serve(P1, forever)
     call = asyncio.ensure_future(cluster["n1"].links.call(N2, P1, "ask", b"", PATIENCE_S))
     await wait_until(lambda: has_calls(cluster["n2"]), what="the call is at n2")
-    for session in list(cluster["n2"].peers._sessions):
+    for session in list(cluster["n2"].peers._sessions.values()):
         session.close()
     with pytest.raises(OutcomeUnknown, match="broke"):
         await asyncio.wait_for(call, PATIENCE_S)
 
 
 async def has_calls(server: Server) -> bool:
-    return any(session._calls for session in server.peers._sessions)
+    return any(session._calls for session in server.peers._sessions.values())
 
 
 async def test_a_bug_in_an_answer_costs_the_link_and_not_the_server(cluster: Servers) -> None:

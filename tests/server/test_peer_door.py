@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -12,7 +13,7 @@ import pytest
 
 from kvstore.env.secret import ClusterSecret
 from kvstore.errors import Unavailable
-from kvstore.server import peer_door, peer_frames
+from kvstore.server import peer_door, peer_frames, peer_server
 from kvstore.server.peer_door import SAID_AGAIN_S, SAID_MAX, Strangers
 from kvstore.server.peer_frames import Call, FrameError
 from kvstore.server.peer_proof import PURPOSE, Caller
@@ -168,3 +169,22 @@ def test_strangers_are_counted_and_each_address_is_logged_once_a_minute(caplog: 
         strangers.note(str(number), "why")
     assert len(strangers._said) == SAID_MAX
     assert strangers.count == 201 + 2 * SAID_MAX
+
+
+async def test_a_server_has_one_link_and_those_that_it_has_left_behind_do_not_add_up(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing tells the one that was called that the other side, or the network, is gone. So nobody would get in after
+    LINKS_MAX of these."""
+    monkeypatch.setattr(peer_server, "LINKS_MAX", 1)
+    former = await connect(cluster)
+    await cluster["n1"].introduce(former, "n2")
+    for _ in range(3):
+        raw = await connect(cluster)
+        await cluster["n1"].introduce(raw, "n2")
+        with contextlib.suppress(ConnectionResetError):
+            assert await former.read_to_end() == b""
+        assert [each.server for each in cluster["n2"].peers._sessions.values()] == ["n1"]
+        former.close()
+        former = raw
+    former.close()

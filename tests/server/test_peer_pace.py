@@ -104,7 +104,7 @@ async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_i
         gets: list[Any] = [(number, (int(Code.GET), key, 0, 0)) for number in range(count)]
         version = cluster["n2"].dispatcher.topology.ring.routed
         raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", gets=gets)])))
-        (session,) = cluster["n2"].peers._sessions
+        (session,) = cluster["n2"].peers._sessions.values()
 
         async def is_held() -> bool:
             return session._pace.is_held

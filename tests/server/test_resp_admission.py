@@ -77,10 +77,10 @@ async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path
 
 async def test_links_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(peer_server, "LINKS_MAX", 1)
-    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
         one, two = await connect(cluster), await connect(cluster)
         await cluster["n1"].introduce(one, "n2")
         with pytest.raises(FrameError, match="max number of links reached: 1"):
-            await cluster["n1"].introduce(two, "n2")
+            await cluster["n3"].introduce(two, "n2")
         one.close()
         two.close()
