@@ -7,6 +7,7 @@ retired: set aside for a while, and taken back into use if the replica comes bac
     partitions/<id>/engine.damaged            a state that was set aside. It is never removed by itself, nor replaced
     partitions/<id>.retired-<number>-<age>    all that there was of a replica that has left. The last number is the
                                               latest; the age is counted by processes that ran, never by a date
+    partitions/<id>.removed                   what is being removed: what a crash leaves of it is never opened
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
+_REMOVED = ".removed"
 _RETIRED = re.compile(r"(.+)\.retired-(\d+)-(\d+)")
 
 
@@ -34,6 +36,7 @@ class Engines:
 
     def __init__(self, disk: Disk, config: PartitionConfig, end: Callable[[str], None]) -> None:
         self._disk, self._config, self._end = disk, config, end
+        self._empty_removed()
 
     def open(self, partition: PartitionId) -> Engine:
         """The state, or the one that was retired last. Raises OSError; ConfigError if it is damaged and one
@@ -59,7 +62,7 @@ class Engines:
         for partition, number, age, path in self._retired():
             if age + 1 >= age_max:
                 log.info("partition=%s has left long ago, what was set aside of it is removed: %s", partition, path)
-                shutil.rmtree(self._disk.real_path(path), ignore_errors=True)
+                self._remove(partition, path)
             else:
                 self._rename(path, f"{_home(partition)}.retired-{number}-{age + 1}")
 
@@ -67,13 +70,14 @@ class Engines:
         """Set aside the state of a replica that others have outvoted. One that was set aside before stays, as the first
         evidence, and this one goes. Raises OSError."""
         if self._disk.exists(_aside(partition)):
-            shutil.rmtree(self._disk.real_path(_state(partition)), ignore_errors=True)
+            self._remove(partition, _state(partition))
         else:
             self._set_aside(partition)
 
     def find(self) -> list[PartitionId]:
         """The partitions of which there is something here that is not set aside."""
-        return [PartitionId(name) for name in self._disk.list("partitions") if not _RETIRED.fullmatch(name)]
+        names = self._disk.list("partitions")
+        return [PartitionId(name) for name in names if not (_RETIRED.fullmatch(name) or name.endswith(_REMOVED))]
 
     def _take_back(self, partition: PartitionId) -> None:
         """Of a replica that has come back: others count on nothing that it has, but it may be all that is left."""
@@ -91,6 +95,16 @@ class Engines:
     def _rename(self, old: str, new: str) -> None:
         self._disk.rename(old, new)
         self._disk.sync_dir("partitions")
+
+    def _remove(self, partition: PartitionId, path: str) -> None:
+        """As one step: half a state could look like a whole one, or like one that is damaged."""
+        self._rename(path, _home(partition) + _REMOVED)
+        self._empty_removed()
+
+    def _empty_removed(self) -> None:
+        for name in self._disk.list("partitions"):
+            if name.endswith(_REMOVED):
+                shutil.rmtree(self._disk.real_path(f"partitions/{name}"), ignore_errors=True)
 
     def _open(self, partition: PartitionId) -> Engine:
         path = _state(partition)

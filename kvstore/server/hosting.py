@@ -150,13 +150,14 @@ class Hosting:
 
     async def _set_spoilt_aside(self) -> None:
         """Stop the replicas whose copies are damaged; they begin again with nothing (docs/protocol.md, P35)."""
-        for partition in sorted(self._spoilt):
+        while self._spoilt:  # one may come while another is being stopped
+            partition = min(self._spoilt)
+            self._spoilt.discard(partition)
             if partition in self._hosted:
                 replica = self._hosted[partition]
                 await self._stop(partition, keep_pins=True)
                 replica.let_go()
                 self._spoil_engine(partition)
-        self._spoilt.clear()
 
     def _make_anew(self, partition: PartitionId) -> None:
         """Now, if it is the first time. One that is found damaged again and again is a fault of the program's, and is

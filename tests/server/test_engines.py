@@ -13,6 +13,7 @@ from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine import Engine
+from kvstore.server import engines
 from kvstore.server.engines import Engines
 from kvstore.types import PartitionId
 
@@ -137,3 +138,37 @@ async def test_what_is_set_aside_is_removed_at_its_age_and_what_is_in_use_never(
         assert sorted(os.listdir(tmp_path / "partitions")) == [f"p1.retired-1-{age}", "p2"]
     node.engines.age_retired(24)
     assert os.listdir(tmp_path / "partitions") == ["p2"]
+
+
+class Killed(Exception):
+    """The process ends in the middle of a removal."""
+
+
+@pytest.mark.parametrize("what", ["engine", "p1.retired-1-23"])
+async def test_what_a_crash_leaves_of_a_state_that_was_being_removed_is_never_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """A start would find it damaged, and one set aside before: the node would never start again."""
+    node = Node(tmp_path)
+    await node.write()
+    node.engines.spoil(P1)
+    await node.write()
+
+    def half_of(path: str, ignore_errors: bool = False) -> None:
+        for each in Path(path).rglob("MANIFEST-*"):
+            each.unlink()
+            raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(engines.shutil, "rmtree", half_of)
+        if what == "engine":
+            node.engines.spoil(P1)
+        else:
+            node.engines.retire(P1)
+            for _ in range(24):
+                node.engines.age_retired(24)
+    assert (tmp_path / "partitions" / "p1.removed").exists()
+    assert P1 + ".removed" not in node.engines.find()
+    later = Node(tmp_path)
+    assert contents(later.engines.open(P1)) == []
+    assert os.listdir(tmp_path / "partitions") == ["p1"]
