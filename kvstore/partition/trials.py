@@ -105,14 +105,16 @@ class Trials:
 
     async def _hold(self) -> Verdict:
         self.held += 1
-        since, differs = self.trial.since, self._state.doubt is not None
+        since, doubt = self.trial.since, self._state.doubt
+        differs = doubt is not None
         checks: dict[ServerId, Checks] = {self._server: dict(self._state.checks)}
-        for server in self._replicas():
-            if server != self._server:
-                checks[server] = await self._ask(server, since if differs else Seq(0))
+        checks |= await self._ask_all(since if differs else Seq(0))
         verdict = judge(self._server, since, self._replicas(), checks)
         if verdict in (Verdict.OPEN, Verdict.SPLIT):
             verdict = judge(self._server, since, self._replicas(), checks, await self._declared())
+        if self._state.doubt != doubt:
+            self._wake.set()
+            return Verdict.OPEN  # the log's next check has come meanwhile: this verdict is about the one before it
         said = {server: found[max(found)] for server, found in checks.items() if found}
         if (since, verdict) != self._logged:
             log.warning("partition=%s differs since=%d: %s, %s", self._partition, since, verdict.name, said)
@@ -123,6 +125,12 @@ class Trials:
         self.trial.decide(verdict, self._env.clock.now(), differs=differs)
         self._tell()
         return verdict
+
+    async def _ask_all(self, since: Seq) -> dict[ServerId, Checks]:
+        """All others at once: those that do not answer delay nobody who does."""
+        others = [server for server in self._replicas() if server != self._server]
+        asked = {server: self._env.nursery.spawn(self._ask(server, since), name="ask checks") for server in others}
+        return {server: await answer for server, answer in asked.items()}
 
     async def _ask(self, server: ServerId, since: Seq) -> Checks:
         """Nothing, if it does not answer."""

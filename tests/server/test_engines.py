@@ -159,14 +159,17 @@ async def test_what_a_crash_leaves_of_a_state_that_was_being_removed_is_never_op
             each.unlink()
             raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(engines.shutil, "rmtree", half_of)
+    def remove() -> None:
         if what == "engine":
-            node.engines.spoil(P1)
-        else:
-            node.engines.retire(P1)
-            for _ in range(24):
-                node.engines.age_retired(24)
+            return node.engines.spoil(P1)
+        node.engines.retire(P1)
+        for _ in range(24):
+            node.engines.age_retired(24)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engines.shutil, "rmtree", half_of)
+        with pytest.raises(Killed):
+            remove()
     assert (tmp_path / "partitions" / "p1.removed").exists()
     assert P1 + ".removed" not in node.engines.find()
     later = Node(tmp_path)
