@@ -44,8 +44,7 @@ class Exports:
     def begin(self) -> bytes:
         """Open an export; its number and where it stands. Raises Overloaded, or Unavailable while there is no state."""
         self._drop_idle()
-        if self._state.position is None or self._state.is_suspect:
-            raise Unavailable(f"partition {self._state.partition}: this replica has no state that can be trusted")
+        self._trust()
         if len(self._open) >= EXPORTS_MAX:
             raise Overloaded(f"want at most {EXPORTS_MAX} exports at once")
         self._count += 1
@@ -56,7 +55,9 @@ class Exports:
         return orjson.dumps({"export": number, "seq": self._state.seq})
 
     def next(self, number: str) -> bytes:
-        """The next chunk. Raises InvalidRequest for an export that is not open (any more)."""
+        """The next chunk. Raises InvalidRequest for an export that is not open (any more); Unavailable once this
+        replica may be damaged, because its copy would make two that agree."""
+        self._trust()
         export, _ = self._open.get(number, (None, 0.0))
         if export is None:
             raise InvalidRequest(f"want an open export, got {number!r}: begin again")
@@ -74,6 +75,11 @@ class Exports:
         else:
             self._open[number] = (export, self._clock.now())
         return chunk
+
+    # docs/protocol.md P5
+    def _trust(self) -> None:
+        if self._state.position is None or self._state.is_suspect:
+            raise Unavailable(f"partition {self._state.partition}: this replica has no state that can be trusted")
 
     def close(self) -> None:
         """Close all of them."""

@@ -127,6 +127,17 @@ async def test_a_state_that_is_replaced_ends_its_exports(source: State, tmp_path
     replaced.engine.close()
 
 
+# docs/protocol.md P5
+async def test_an_export_ends_when_its_state_is_found_to_differ(source: State) -> None:
+    """Else a damaged copy and what was made of it would be two of three, and the good one outvoted."""
+    exports = Exports(source, StillClock())
+    number = orjson.loads(exports.begin())["export"]
+    assert exports.next(number)
+    source.is_suspect = True
+    with pytest.raises(Unavailable, match="no state that can be trusted"):
+        exports.next(number)
+
+
 async def test_an_install_that_breaks_off_leaves_an_empty_state(source: State) -> None:
     peers = OneReplica(Exports(source, StillClock()))
     peers.break_at = 3

@@ -10,8 +10,6 @@ import orjson
 import pytest
 
 from kvstore.env.real import real_env
-from kvstore.errors import Unavailable
-from kvstore.partition import trials as module
 from kvstore.partition.checksum import Doubt
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine_memory import MemoryEngine
@@ -43,8 +41,7 @@ class World:
     async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         self.asked.append(server)
         if server in self.silent:
-            await asyncio.sleep(timeout_s)
-            raise Unavailable("silent")
+            await asyncio.Event().wait()
         self.on_asked()
         return orjson.dumps(list(self.has.items()))
 
@@ -56,8 +53,7 @@ class World:
 
 
 @pytest.fixture
-async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
-    monkeypatch.setattr(module, "ASK_S", 4 * PATIENCE_S)
+async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(tmp_path)
     yield made
     await made.env.nursery.close()
