@@ -38,6 +38,7 @@ LATE_S = 3.0
 HIDDEN_S = 2.0
 """Of a pause that the source's clock does not see: any length would do, as nothing is measured."""
 APART_S = 0.002
+ANSWERED_S = 30.0
 
 
 class Watched:
@@ -59,9 +60,10 @@ class Watched:
         loop = asyncio.get_running_loop()
         while not self._is_over:
             least, began = self._acknowledged, loop.time()
-            with suppress(StoreError):
+            with suppress(StoreError, TimeoutError):
                 if self._reader.door is not None:
-                    shown = int((await self._read_by(commands.get(KEY), None))[0])
+                    async with asyncio.timeout(ANSWERED_S):  # a process that is killed never answers
+                        shown = int((await self._read_by(commands.get(KEY), None))[0])
                     assert shown >= least, f"{shown} was shown after {least} was acknowledged"
             self.waits.append(loop.time() - began)
             await asyncio.sleep(APART_S)
@@ -70,8 +72,9 @@ class Watched:
         for number in itertools.count(1):
             if self._is_over:
                 return
-            with suppress(StoreError):
-                await self._write_by(commands.put(KEY, b"%d" % number), None)
+            with suppress(StoreError, TimeoutError):
+                async with asyncio.timeout(ANSWERED_S):
+                    await self._write_by(commands.put(KEY, b"%d" % number), None)
                 self._acknowledged = number
             await asyncio.sleep(APART_S)
 

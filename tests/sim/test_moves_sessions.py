@@ -66,7 +66,7 @@ def test_a_replica_that_was_down_while_a_range_went_and_came_back_shows_no_sessi
 
 def test_a_replica_does_not_answer_by_a_ring_that_is_older_than_what_it_owns(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else a session would see the range's third owner, believe that it is the first, and ask the second next."""
-    monkeypatch.setattr(RingStore, "learn", lambda self, ring: None)  # other servers do not reach it either
+    monkeypatch.setattr(RingStore, "hint", lambda self, routed: None)  # other servers do not reach it either
 
     async def away_and_back(world: World, users: Users) -> None:
         cluster = world.cluster

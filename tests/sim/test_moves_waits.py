@@ -98,13 +98,15 @@ def test_while_a_range_changes_hands_three_records_are_logged_and_one_question_i
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_under_load_a_range_changes_hands_with_one_record_more_and_all_doors_know_at_once(seed: int) -> None:
-    """The record holds what was written until the freeze. Each may wait for a sync that is under way."""
+def test_under_load_a_range_changes_hands_with_one_record_more_and_all_doors_know_soon(seed: int) -> None:
+    """The record holds what was written until the freeze. Each may wait for a sync that is under way. A door that is
+    told of the flip reads the ring, and once more behind a sync where that was older (docs/protocol.md, H9)."""
     hands = to_and_fro(seed, users=3)
     records_s = (RECORDS + 1) * (RECORD_S + SYNC_S)
     assert max(hands.frozen) <= records_s + hands.calls * ROUND_TRIP_S + LEAST_S, hands
     answer_s = MetadataConfig().latency_s[1]  # the first who knows may be another one than who has changed the ring
-    assert max(hands.told) <= answer_s + ROUND_TRIP_S / 2 + POLL_S + LEAST_S, hands
+    reads_s = 3 * 2 * MetadataConfig().latency_s[1]
+    assert max(hands.told) <= answer_s + ROUND_TRIP_S / 2 + reads_s + POLL_S + LEAST_S, hands
 
 
 def test_a_partition_that_takes_many_ranges_takes_them_one_by_one_and_rests_between() -> None:
