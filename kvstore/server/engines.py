@@ -126,21 +126,24 @@ class Engines:
         self._end(f"partition {partition}: the state on this disk is damaged; the next start makes it anew: {why}")
 
     def _set_aside(self, partition: PartitionId) -> None:
-        aside = _aside(partition)
-        if self._disk.exists(aside):
-            raise ConfigError(
-                f"partition {partition}: the state on this disk is damaged, and one was set aside before: remove "
-                f"{self._disk.real_path(aside)} if the partition's other replicas are well, and start again"
+        """First the state, then the mark: a crash in between leaves a mark of a state that is set aside already."""
+        state, aside, mark = _state(partition), _aside(partition), _mark(partition)
+        if self._disk.exists(state):
+            if self._disk.exists(aside):
+                raise ConfigError(
+                    f"partition {partition}: the state on this disk is damaged, and one was set aside before: remove "
+                    f"{self._disk.real_path(aside)} if the partition's other replicas are well, and start again"
+                )
+            self._disk.rename(state, aside)
+            self._disk.sync_dir(_home(partition))
+            log.error(
+                "partition=%s the damaged state is set aside as %s, and made anew from the log or another replica",
+                partition,
+                self._disk.real_path(aside),
             )
-        if self._disk.exists(_mark(partition)):
-            self._disk.remove(_mark(partition))
-        self._disk.rename(_state(partition), aside)
-        self._disk.sync_dir(_home(partition))
-        log.error(
-            "partition=%s the damaged state is set aside as %s, and made anew from the log or another replica",
-            partition,
-            self._disk.real_path(aside),
-        )
+        if self._disk.exists(mark):
+            self._disk.remove(mark)
+            self._disk.sync_dir(_home(partition))
 
 
 def _home(partition: PartitionId) -> str:

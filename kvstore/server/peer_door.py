@@ -36,7 +36,7 @@ class Strangers:
         now = self._clock.now()
         if now - self._said.get(address, now - SAID_AGAIN_S) < SAID_AGAIN_S:
             return
-        log.warning("address=%s is not let in as a server: %s", address, text)
+        log.warning("address=%s is not let in as a server: %r", address, text)  # a stranger wrote part of it
         self._said.pop(address, None)
         if len(self._said) >= SAID_MAX:
             del self._said[next(iter(self._said))]

@@ -82,6 +82,22 @@ async def test_damage_that_a_read_meets_ends_the_process_and_the_next_start_begi
     assert list(node.home.glob("engine.damaged/*.sst"))
 
 
+async def test_a_crash_while_a_damaged_state_is_set_aside_never_lets_it_be_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Node(tmp_path)
+    await node.write()
+    node.engines._note_damage(P1, "a test")
+    for step in ("rename", "remove"):
+        with monkeypatch.context() as crash:
+            crash.setattr(DirectoryDisk, step, lambda *_: (_ for _ in ()).throw(OSError("the process is gone")))
+            with pytest.raises(OSError, match="the process is gone"):
+                node.engines.open(P1)
+    assert contents(node.engines.open(P1)) == []
+    assert not (node.home / "DAMAGED").exists()
+    assert list(node.home.glob("engine.damaged/*.sst"))
+
+
 async def test_a_state_that_is_well_is_left_alone(tmp_path: Path) -> None:
     node = Node(tmp_path)
     await node.write()
