@@ -277,7 +277,7 @@ async def has_arrived(server: Server, count: int) -> bool:
 
 async def kill(cluster: Servers, name: str) -> None:
     server = cluster.servers.pop(name)
-    for session in list(server.peers._sessions):
+    for session in list(server.peers._sessions.values()):
         session.close()
     server.resp._listener.close()  # type: ignore[union-attr]
     for replica in server.hosted.values():
@@ -338,11 +338,11 @@ async def test_a_link_that_owes_answers_and_is_silent_is_closed(
     monkeypatch.setattr(peer_link, "SWEEP_S", 0.05)
     replica = await cluster.lead("p1", "n2")
     replica.log.is_held = True
-    for session in cluster["n2"].peers._sessions:
+    for session in cluster["n2"].peers._sessions.values():
         session.data_received = lambda data: None  # type: ignore[method-assign]  # as a stopped process
     token = send(cluster["n1"], commands.put(b"k", b"v"))
     await wait_until(lambda: has_arrived(cluster["n2"], 1), what="the write is at n2")
-    for session in cluster["n2"].peers._sessions:
+    for session in cluster["n2"].peers._sessions.values():
         session._write = lambda data: None  # type: ignore[method-assign]
     (result,) = await cluster["n1"].sink.wait(token)
     assert isinstance(result, OutcomeUnknown)
