@@ -314,16 +314,22 @@ def test_what_is_stored_anew_while_a_segment_is_rewritten_stays(world: SimWorld,
     run(world, scenario())
 
 
+async def with_a_damaged_segment(world: SimWorld, meta: Metadata) -> Store:
+    """Of an entry that is kept, in the first segment; what else is in there has been deleted."""
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    disk = world.node("b1").disk
+    path = segments(disk)[0]
+    content = bytes(disk.names.now.files[path].cache.data)
+    disk.flip_bit(path, 8 * (content.index(payload_of(KEPT, 0)) + 3))
+    delete(meta, GONE, FENCED)
+    await store.reclaimer.drop_deleted()
+    return store
+
+
 def test_a_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -> None:
     async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        disk = world.node("b1").disk
-        path = segments(disk)[0]
-        content = bytes(disk.names.now.files[path].cache.data)
-        disk.flip_bit(path, 8 * (content.index(payload_of(KEPT, 0)) + 3))
-        delete(meta, GONE, FENCED)
-        await store.reclaimer.drop_deleted()
+        store = await with_a_damaged_segment(world, meta)
         assert 1 not in await store.reclaimer.free_segments()
         assert await store.shelf.status(KEPT, 0) is Status.IO_ERROR
         assert await store.shelf.status(KEPT, 1) is Status.OK
@@ -338,14 +344,8 @@ def test_a_damaged_segment_goes_when_its_entries_were_stored_again_or_deleted(
     """Without a restart (docs/protocol.md, B22)."""
 
     async def scenario() -> None:
-        store = await opened(world, meta)
-        await fill(store.shelf)
-        disk = world.node("b1").disk
-        path = segments(disk)[0]
-        content = bytes(disk.names.now.files[path].cache.data)
-        disk.flip_bit(path, 8 * (content.index(payload_of(KEPT, 0)) + 3))
-        delete(meta, GONE, FENCED)
-        await store.reclaimer.drop_deleted()
+        store = await with_a_damaged_segment(world, meta)
+        damaged = segments(world.node("b1").disk)[0]
         while freed := await store.reclaimer.free_segments():
             assert 1 not in freed
         rewritten = store.shelf.storage.statistics.rewritten_bytes
@@ -357,7 +357,7 @@ def test_a_damaged_segment_goes_when_its_entries_were_stored_again_or_deleted(
             delete(meta, KEPT)
             await store.reclaimer.drop_deleted()
         assert 1 in await store.reclaimer.free_segments()
-        assert path not in segments(disk)
+        assert damaged not in segments(world.node("b1").disk)
         if end == "repaired":
             await check_kept(store.shelf)
 
