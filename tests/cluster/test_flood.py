@@ -13,6 +13,7 @@ import psutil
 import pytest
 import redis
 
+from kvstore.server.config import Limits
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster]
@@ -25,13 +26,17 @@ VALUE = b"x" * 100_000
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    """Its journals roll with each MiB."""
+    """Its journals roll with each MiB, and it bounds gRPC's connections as a node that starts with so few descriptors.
+
+    gRPC accepts by itself and looks at no descriptors."""
+    grpc_connections = Limits().within(FILES).grpc_connections_max
     with running_cluster(tmp_path) as found:
         for node in found.ids:
             found.terminate(node)
         for node in found.ids:
             with Path(found.file.node(node).config).open("a") as config:
                 config.write("\n[storage]\nsegment_bytes = 1048576\nscrub_first_s = 1\n")
+                config.write(f"\n[limits]\ngrpc_connections_max = {grpc_connections}\n")
             found.start_node(node)
         found.wait_ready()
         yield found
