@@ -33,14 +33,14 @@ def test_what_was_due_and_never_begun_is_told_and_so_are_the_last_operations(
     tmp_path: Path, processes: tuple[str, ...]
 ) -> None:
     """Each user has five operations per second due. Its second one is under way at the end, and for longer than
-    Locust's master listens."""
-    options = ("--workload", "ycsb-c", "--rate", "20", "--seconds", "4", "--achieved-min", "0.9")
-    with small_redis(answer_s=3.0) as redis:
+    Locust's master listens. A busy machine may take seconds to start it: the first one ends in time all the same."""
+    options = ("--workload", "ycsb-c", "--rate", "20", "--seconds", "6", "--achieved-min", "0.9")
+    with small_redis(answer_s=4.0) as redis:
         code, made, said = run(redis, tmp_path, *options, *processes)
     assert code in (1, EXIT), said
     assert made["total"]["due"] > 40, said
     assert made["total"]["done"] == redis.reads == 8
-    assert made["seconds"] < 5.5
+    assert made["seconds"] < 7.5
 
 
 def test_a_store_that_forgets_the_first_write_to_every_key_is_found_out(tmp_path: Path) -> None:
