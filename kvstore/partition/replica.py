@@ -76,6 +76,7 @@ class Replica:
         self._nonce = env.random.randbytes(8).hex()
         self._owner = Owner(server, self._nonce)
         self._trials = trials
+        self._should_be_barred = False
         trials.on_barred = self._bar_soon
         self._standing = Standing(env.clock, self._feed, lambda: self.serves, self.resign)
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
@@ -396,9 +397,14 @@ class Replica:
 
     def _bar_soon(self, is_barred: bool) -> None:
         """Not from inside the step that has found it out. What has failed stays barred."""
-        is_barred |= self.failure is not None
+        self._should_be_barred = is_barred
+        asyncio.get_running_loop().call_soon(self._bar)
+
+    def _bar(self) -> None:
+        """As it was said last: more than one thing may have been found out within a turn of the event loop."""
+        is_barred = self._should_be_barred or self.failure is not None
         if is_barred is not self._owner.is_barred:
-            asyncio.get_running_loop().call_soon(self._feed, steps.Barred(is_barred))
+            self._feed(steps.Barred(is_barred))
 
     async def _stop_tail(self) -> None:
         tailing, self._tailing = self._tailing, None

@@ -119,3 +119,16 @@ async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> Non
     await world.replica.stop(hand_over=False)
     await world.env.nursery.close()
     assert not world.store._watches
+
+
+# docs/protocol.md P35
+@pytest.mark.parametrize("said", [(True, False), (False, True)])
+async def test_what_is_found_out_last_within_a_turn_of_the_event_loop_bars_or_frees(
+    world: World, said: tuple[bool, bool]
+) -> None:
+    """A replica whose trial had ended stayed barred for good, or one in doubt went free."""
+    world.replica._owner.is_barred = said[1]
+    for each in said:
+        world.replica._bar_soon(each)
+    await asyncio.sleep(0)
+    assert world.replica._owner.is_barred is said[1]
