@@ -153,7 +153,7 @@ def _translate(states: LogStates, operation: Operation) -> history.Operation | N
     known = operation.status is Status.OK
     if operation.status is Status.FAIL or (not known and (not operation.is_write or not _is_in_log(states, operation))):
         return None
-    failed = isinstance(operation.result, ConditionFailed)
+    failed = known and isinstance(operation.result, ConditionFailed)  # of a retry it says nothing of the first attempt
     fields: dict[str, Any] = {"process": operation.client, "key": operation.key, "began": operation.began}
     fields |= {"ended": operation.ended, "result": Result.FAIL if failed else _RESULTS[operation.status]}
     fields |= {"condition_failed": failed, "node": ",".join(operation.attempts)}

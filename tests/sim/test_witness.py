@@ -12,6 +12,8 @@ from kvstore.partition import commands
 from kvstore.partition.commands import Flag, Level, Op, Record, RequestId
 from kvstore.partition.entry import CREATE, DELETE, EXPIRES, OVERWRITE, Entry, Requests
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.sim.checks import as_history
+from tests.sim.history import Result
 from tests.sim.operations import Operation, Status
 from tests.sim.witness import LogStates, Witness, Wrong
 
@@ -168,6 +170,14 @@ def test_a_failed_condition_is_a_read() -> None:
     judge(TWO_PUTS, PUT_1, PUT_2, asked(op, 4, 5, ConditionFailed(2)))
     with pytest.raises(Wrong, match="no state"):
         judge(TWO_PUTS, PUT_1, PUT_2, asked(op, 4, 5, ConditionFailed(1)))
+
+
+def test_a_retry_whose_condition_failed_may_have_been_carried_out_by_its_first_attempt() -> None:
+    """It was under way still, and found the key absent when it came to the log."""
+    log, request = Log().add((b"r1", b"1")).add((b"r1", None)).add((b"r1", b"2"), request=7), RequestId(CLIENT, 7, 1, 0)
+    put = commands.put(b"r1", b"2", flags=Flag.IF_ABSENT)
+    found = as_history(log.states(), [asked(put, 0, 1, ConditionFailed(1), Status.INFO, request=request)])
+    assert [(each.result, each.ended) for each in found.operations] == [(Result.INFO, inf)]
 
 
 def test_a_condition_that_was_not_met_when_the_log_applied_it_is_wrong() -> None:
