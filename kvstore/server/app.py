@@ -274,7 +274,7 @@ async def serve(
                 retire_engine or (lambda _: None),
                 find_engines or list,
                 spoil_engine or (lambda _: None),
-                age_retired or (lambda _: None),
+                age_retired or (lambda *_: None),
             )
             await _host(node, stack, logs, *engines)
         elif doors is not None:

@@ -6,8 +6,8 @@ retired: set aside for a while, and taken back into use if the replica comes bac
     partitions/<id>/DAMAGED                   why the process ended: the next start sets the state aside
     partitions/<id>/engine.damaged            a state that was set aside. It is never removed by itself, nor replaced
     partitions/<id>.retired-<number>-<age>    all that there was of a replica that has left. The last number is the
-                                              latest; the age is counted by processes that ran, never by a date
-    partitions/<id>.removed                   what is being removed: what a crash leaves of it is never opened
+                                              latest; the age is of seconds that processes ran, never by a date
+    partitions/<id>.removed-<number>          what is being removed: what a crash leaves of it is never opened
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Callable
 from functools import partial
+from threading import Thread
 
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
@@ -27,7 +28,7 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
-_REMOVED = ".removed"
+_REMOVED = re.compile(r"(.+)\.removed-(\d+)")
 _RETIRED = re.compile(r"(.+)\.retired-(\d+)-(\d+)")
 
 
@@ -36,7 +37,7 @@ class Engines:
 
     def __init__(self, disk: Disk, config: PartitionConfig, end: Callable[[str], None]) -> None:
         self._disk, self._config, self._end = disk, config, end
-        self._empty_removed()
+        self._delete([f"partitions/{name}" for name in self._disk.list("partitions") if _REMOVED.fullmatch(name)])
 
     def open(self, partition: PartitionId) -> Engine:
         """The state, or the one that was retired last. Raises OSError; ConfigError if it is damaged and one
@@ -57,14 +58,15 @@ class Engines:
             number = 1 + max((number for id_, number, _, _ in self._retired() if id_ == partition), default=0)
             self._rename(_home(partition), f"{_home(partition)}.retired-{number}-0")
 
-    def age_retired(self, age_max: int) -> None:
-        """Make what is set aside one older, and remove what has reached this age. Raises OSError."""
+    def age_retired(self, seconds: int, keep_s: float) -> None:
+        """Make what is set aside older, and remove what has been so for `keep_s`. Raises OSError."""
         for partition, number, age, path in self._retired():
-            if age + 1 >= age_max:
+            if age + seconds >= keep_s:
                 log.info("partition=%s has left long ago, what was set aside of it is removed: %s", partition, path)
                 self._remove(partition, path)
             else:
-                self._rename(path, f"{_home(partition)}.retired-{number}-{age + 1}")
+                # Not synced: a power cut that takes the step back keeps the state for longer.
+                self._disk.rename(path, f"{_home(partition)}.retired-{number}-{age + seconds}")
 
     def spoil(self, partition: PartitionId) -> None:
         """Set aside the state of a replica that others have outvoted. One that was set aside before stays, as the first
@@ -77,7 +79,7 @@ class Engines:
     def find(self) -> list[PartitionId]:
         """The partitions of which there is something here that is not set aside."""
         names = self._disk.list("partitions")
-        return [PartitionId(name) for name in names if not (_RETIRED.fullmatch(name) or name.endswith(_REMOVED))]
+        return [PartitionId(name) for name in names if not (_RETIRED.fullmatch(name) or _REMOVED.fullmatch(name))]
 
     def _take_back(self, partition: PartitionId) -> None:
         """Of a replica that has come back: others count on nothing that it has, but it may be all that is left."""
@@ -98,13 +100,17 @@ class Engines:
 
     def _remove(self, partition: PartitionId, path: str) -> None:
         """As one step: half a state could look like a whole one, or like one that is damaged."""
-        self._rename(path, _home(partition) + _REMOVED)
-        self._empty_removed()
+        found = filter(None, map(_REMOVED.fullmatch, self._disk.list("partitions")))
+        number = 1 + max((int(each[2]) for each in found if each[1] == partition), default=0)
+        removed = f"{_home(partition)}.removed-{number}"
+        self._rename(path, removed)
+        self._delete([removed])
 
-    def _empty_removed(self) -> None:
-        for name in self._disk.list("partitions"):
-            if name.endswith(_REMOVED):
-                shutil.rmtree(self._disk.real_path(f"partitions/{name}"), ignore_errors=True)
+    def _delete(self, paths: list[str]) -> None:
+        """In a thread that nobody waits for: a large state takes seconds, and leases are renewed meanwhile."""
+        if paths:
+            real = [self._disk.real_path(path) for path in paths]
+            Thread(target=_delete_trees, args=(real,), name="delete states", daemon=True).start()
 
     def _open(self, partition: PartitionId) -> Engine:
         path = _state(partition)
@@ -144,6 +150,11 @@ class Engines:
         if self._disk.exists(mark):
             self._disk.remove(mark)
             self._disk.sync_dir(_home(partition))
+
+
+def _delete_trees(paths: list[str]) -> None:
+    for path in paths:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def _home(partition: PartitionId) -> str:

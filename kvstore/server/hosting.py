@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 OpenEngine = Callable[[PartitionId], Engine]
 RetireEngine = Callable[[PartitionId], None]
 SpoilEngine = Callable[[PartitionId], None]
-AgeRetired = Callable[[int], None]
+AgeRetired = Callable[[int, float], None]
 FindEngines = Callable[[], list[PartitionId]]
 ROOM_S = 5.0
 """Between two attempts to begin a replica on a full disk."""
 LEFT_S = 1.0
 ANEW_S = (0.0, 60.0, 600.0, 3600.0)
 """Before a damaged copy is made anew, by how often that has been done."""
-RETIRED_AGES = 24
-"""Parts of the time for which a retired state is kept. A restart may add one of them to it."""
+AGE_S = 60
+"""Of the time for which a retired state is kept, what is counted at once. A restart may add so much to it."""
 BREATH_S = 0.03
 """Between two replicas that begin where others answer: to open an engine stops the event loop for some 10 ms."""
 
@@ -220,9 +220,9 @@ class Hosting:
         """Remove what was set aside when it has been there for so long while a process ran here. Dates jump; and a
         server that does not run for a while may be the one that somebody is about to need."""
         while True:
-            await asyncio.sleep(max(self._keep_s / RETIRED_AGES, LEFT_S))
+            await asyncio.sleep(AGE_S)
             try:
-                self._age_retired(RETIRED_AGES)
+                self._age_retired(AGE_S, self._keep_s)
             except OSError as error:
                 log.warning("what is set aside does not age: %s", error)
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
+import threading
 from pathlib import Path
 from random import Random
+from threading import Event
 
 import pytest
 
@@ -45,6 +48,13 @@ class Node:
         content = bytearray(path.read_bytes())
         content[len(content) // 2] ^= 1
         path.write_bytes(content)
+
+
+def deleted() -> None:
+    """Wait until what is removed has been deleted."""
+    for thread in threading.enumerate():
+        if thread.name == "delete states":
+            thread.join()
 
 
 def contents(engine: Engine) -> list[tuple[bytes, bytes]]:
@@ -124,13 +134,13 @@ async def test_a_state_whose_replica_has_left_is_set_aside_and_taken_back_when_i
         node.engines.retire(P1)
         assert node.engines.find() == []
         assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-0"]
-        node.engines.age_retired(24)
-        assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-1"]
+        node.engines.age_retired(60, 3600)
+        assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-60"]
         if number == 1:
             assert contents(node.engines.open(P1)) == ROWS
             assert node.engines.find() == [P1]
     node.engines.retire(P1)  # there is nothing to retire
-    assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-1"]
+    assert os.listdir(tmp_path / "partitions") == ["p1.retired-1-60"]
 
 
 async def test_the_latest_is_taken_back_and_none_is_replaced(tmp_path: Path) -> None:
@@ -149,18 +159,35 @@ async def test_what_is_set_aside_is_removed_at_its_age_and_what_is_in_use_never(
     await node.write()
     node.engines.retire(P1)
     (tmp_path / "partitions" / "p2").mkdir()
-    for age in range(1, 24):
-        node.engines.age_retired(24)
+    for age in range(60, 3600, 60):
+        node.engines.age_retired(60, 3600)
         assert sorted(os.listdir(tmp_path / "partitions")) == [f"p1.retired-1-{age}", "p2"]
-    node.engines.age_retired(24)
+    node.engines.age_retired(60, 3600)
+    deleted()
     assert os.listdir(tmp_path / "partitions") == ["p2"]
 
 
-class Killed(Exception):
-    """The process ends in the middle of a removal."""
+def test_a_large_state_is_deleted_while_leases_are_renewed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And the next of the same partition meanwhile."""
+    node, release = Node(tmp_path), Event()
+    rmtree = shutil.rmtree
+
+    def slow(path: str, ignore_errors: bool = False) -> None:
+        release.wait(10)
+        rmtree(path, ignore_errors)
+
+    monkeypatch.setattr(engines.shutil, "rmtree", slow)
+    for _ in range(2):
+        (tmp_path / "partitions" / "p1").mkdir(parents=True)
+        node.engines.retire(P1)
+        node.engines.age_retired(60, 60)
+    assert sorted(os.listdir(tmp_path / "partitions")) == ["p1.removed-1", "p1.removed-2"]
+    release.set()
+    deleted()
+    assert os.listdir(tmp_path / "partitions") == []
 
 
-@pytest.mark.parametrize("what", ["engine", "p1.retired-1-23"])
+@pytest.mark.parametrize("what", ["engine", "p1.retired-1-3540"])
 async def test_what_a_crash_leaves_of_a_state_that_was_being_removed_is_never_opened(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
@@ -171,23 +198,20 @@ async def test_what_a_crash_leaves_of_a_state_that_was_being_removed_is_never_op
     await node.write()
 
     def half_of(path: str, ignore_errors: bool = False) -> None:
-        for each in Path(path).rglob("MANIFEST-*"):
-            each.unlink()
-            raise Killed
-
-    def remove() -> None:
-        if what == "engine":
-            return node.engines.spoil(P1)
-        node.engines.retire(P1)
-        for _ in range(24):
-            node.engines.age_retired(24)
+        next(Path(path).rglob("MANIFEST-*")).unlink()
 
     with monkeypatch.context() as patch:
         patch.setattr(engines.shutil, "rmtree", half_of)
-        with pytest.raises(Killed):
-            remove()
-    assert (tmp_path / "partitions" / "p1.removed").exists()
-    assert P1 + ".removed" not in node.engines.find()
+        if what == "engine":
+            node.engines.spoil(P1)
+        else:
+            node.engines.retire(P1)
+            for _ in range(60):
+                node.engines.age_retired(60, 3600)
+        deleted()
+    assert (tmp_path / "partitions" / "p1.removed-1").exists()
+    assert P1 + ".removed-1" not in node.engines.find()
     later = Node(tmp_path)
     assert contents(later.engines.open(P1)) == []
+    deleted()
     assert os.listdir(tmp_path / "partitions") == ["p1"]

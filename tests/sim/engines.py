@@ -80,9 +80,9 @@ class Engines:
         """The replica's copy is damaged: it begins with nothing."""
         self._engines.pop(partition, None)
 
-    def age_retired(self, age_max: int) -> None:
-        aged = {partition: (engine, age + 1) for partition, (engine, age) in self.retired.items()}
-        self.retired = {partition: each for partition, each in aged.items() if each[1] < age_max}
+    def age_retired(self, seconds: int, keep_s: float) -> None:
+        aged = {partition: (engine, age + seconds) for partition, (engine, age) in self.retired.items()}
+        self.retired = {partition: each for partition, each in aged.items() if each[1] < keep_s}
 
     def find(self) -> list[PartitionId]:
         """The partitions of which there is something here that is not set aside."""

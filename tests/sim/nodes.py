@@ -51,7 +51,7 @@ class Node:
         self._world, self._connect = world, connect
         self._stopping: asyncio.Event | None = None
         self.zone = knobs.zones[(int(name[1:]) - 1) % len(knobs.zones)] if knobs.zones else ""
-        self._config = NodeConfig(
+        self.config = NodeConfig(
             id=name,
             zone=self.zone,
             zookeeper="zk:2181",
@@ -156,7 +156,7 @@ class Node:
             self.store = store = await self._connect()
             engines = self.engines
             context = app.serve(
-                self._config, env=env, store=store, secret=SECRET, open_engine=engines.open,
+                self.config, env=env, store=store, secret=SECRET, open_engine=engines.open,
                 retire_engine=engines.retire, find_engines=engines.find, age_retired=engines.age_retired,
                 spoil_engine=engines.spoil,
             )  # fmt: skip
