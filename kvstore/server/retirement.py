@@ -6,11 +6,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
-from kvstore.meta.store import Check, Create, MetadataStore, ensure_path
+from kvstore.meta.store import Change, Check, Create, MetadataStore, SetData, ensure_path
 from kvstore.ring import Ring
 from kvstore.ring import codec as codec_of_ring
 from kvstore.types import LedgerId, PartitionId
@@ -26,19 +27,17 @@ log = logging.getLogger(__name__)
 # docs/protocol.md H5
 async def remove_log(store: MetadataStore, partition: PartitionId, *, now_ms: int) -> bool:
     """Delete a retired partition's znodes, and of its ledgers those that nobody can read: the others are `drop_kept`'s.
-    False, and nothing done, while a replica is up or a pin holds its log, or where the ring has forgotten it. Raises
-    MetadataError."""
+    False, and nothing done, while a replica is up or a pin holds its log, where the ring has forgotten it, or when
+    somebody leads it or changes the ring. Raises MetadataError."""
     ring, ring_version = await _newest_ring(store)
     if partition not in ring.partitions or await _is_in_use(store, partition, now_ms):
         return False
     lists, ledgers = LedgerLists(store), LedgerStore(store)
     listed, version = await lists.read(partition, latest=True)
-    await _keep(store, partition, listed, ring_version)
-    if listed.ledgers:
-        try:
-            await lists.write(partition, LedgerList(), version)  # whoever still led it does so no more
-        except VersionConflict:
-            return False  # somebody leads it
+    try:
+        await _set_apart(store, partition, listed, version, ring_version)
+    except (NodeExists, VersionConflict):
+        return False
     kept = {each.id for each in await _kept(store, partition)}
     removed = sorted(set(await _made_for(ledgers, partition)) - kept)
     for ledger in removed:
@@ -55,14 +54,32 @@ async def _newest_ring(store: MetadataStore) -> tuple[Ring, int]:
     return codec_of_ring.decode(data), stat.version
 
 
-async def _keep(store: MetadataStore, partition: PartitionId, listed: LedgerList, ring_version: int) -> None:
-    """Also of one that never had a ledger: it tells readers of the feed that they have missed nothing. So it must not
-    come after the log was dropped. Raises VersionConflict if the ring is another one."""
+async def _set_apart(
+    store: MetadataStore, partition: PartitionId, listed: LedgerList, version: int, ring_version: int
+) -> None:
+    """Keep the list for readers and empty the leaders', which ends whoever still leads. In one step: between two, a
+    leader might list a ledger that is then kept for nobody. Who leads an emptied list begins another, kept as well.
+
+    Also of a partition that never had a ledger: its list tells readers of the feed that they have missed nothing. So it
+    must not come after the log was dropped. Raises NodeExists or VersionConflict if the list, what is kept or the ring
+    is another one.
+    """
     await ensure_path(store, paths.KEPT)
-    with suppress(NodeExists):  # of an attempt before
-        await store.multi(
-            [Check(paths.RING, ring_version), Create(paths.kept_log(partition), list_codec.encode(listed))]
-        )
+    path = paths.kept_log(partition)
+    change: list[Change] = [Check(paths.RING, ring_version)]
+    try:
+        data, stat = await store.get(path)
+    except NoSuchNode:
+        change.append(Create(path, list_codec.encode(listed)))
+    else:  # of an attempt before
+        if not listed.ledgers:
+            return
+        kept = list_codec.decode(data, what=path)
+        both = replace(kept, epoch=listed.epoch, ledgers=(*kept.ledgers, *listed.ledgers))
+        change.append(SetData(path, list_codec.encode(both), stat.version))
+    if listed.ledgers:
+        change.append(SetData(paths.partition_log(partition), list_codec.encode(LedgerList()), version))
+    await store.multi(change)
 
 
 async def _kept(store: MetadataStore, partition: PartitionId) -> Sequence[Listed]:

@@ -259,6 +259,29 @@ async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: Worl
     assert await partitions_kept(world.store) == []
 
 
+async def test_what_a_leader_lists_while_a_log_is_set_apart_is_kept_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await log_of(world, P1, 1)
+    await retire(world)
+    read = LedgerLists.read
+
+    async def and_another_lists_one(lists: LedgerLists, partition: PartitionId, *, latest: bool = False) -> Any:
+        found = await read(lists, partition, latest=latest)
+        monkeypatch.undo()
+        await log_of(world, P1, 2)
+        return found
+
+    monkeypatch.setattr(LedgerLists, "read", and_another_lists_one)
+    assert not await remove_log(world.store, P1, now_ms=0), "somebody leads it"
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert await LedgerStore(world.store).list_ids() == [1, 2]
+    await log_of(world, P1, 4)  # by who leads the emptied list
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert await LedgerStore(world.store).list_ids() == [1, 2, 4]
+    assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
+
+
 async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) -> None:
     """Added and cancelled at once. As one whose log is gone it would have ended every stream."""
     await log_of(world, P2, 3)
