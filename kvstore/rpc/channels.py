@@ -23,6 +23,8 @@ HANDSHAKE_MS = 5_000
 """From the accept of a connection to its first HTTP/2 frame."""
 CONCURRENT_CALLS_MAX = 4_096
 """Of one server; more are answered RESOURCE_EXHAUSTED. A session stream counts as one."""
+CONNECTION_CALLS_MAX = CONCURRENT_CALLS_MAX // 4
+"""Of one connection, so that one client does not take them all; its library keeps back what is more."""
 
 Options = tuple[tuple[str, Any], ...]
 
@@ -92,6 +94,7 @@ def server_options(connections_max: int = CONNECTIONS_MAX) -> Options:
         *sizes(),
         *keepalive(server=True),
         ("grpc.max_allowed_incoming_connections", connections_max),
+        ("grpc.max_concurrent_streams", CONNECTION_CALLS_MAX),
         ("grpc.server_handshake_timeout_ms", HANDSHAKE_MS),
         ("grpc.so_reuseport", 0),
     )

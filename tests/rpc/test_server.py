@@ -52,6 +52,22 @@ async def test_a_port_that_is_taken_is_an_error(server: tuple[GrpcServer, int]) 
         await GrpcServer([], []).start(f"127.0.0.1:{port}")
 
 
+async def test_one_connection_does_not_take_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(channels, "CONNECTION_CALLS_MAX", 4)
+    monkeypatch.setattr("kvstore.rpc.server.CONCURRENT_CALLS_MAX", 5)
+    running = GrpcServer(["a.Service"], [])
+    port = await running.start("127.0.0.1:0")
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(20)]
+        for each in watches[:4]:
+            await each.read()
+        assert await health_of(port, "a.Service") == NOT_SERVING
+        for each in watches:
+            each.cancel()
+    await running.stop(0)
+
+
 async def test_connections_count_from_their_accept_and_must_say_something(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channels, "HANDSHAKE_MS", 500)
     running = GrpcServer(["a.Service"], [], 3)
