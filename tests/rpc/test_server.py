@@ -1,6 +1,7 @@
 """A server's health follows what it is told, and a port that is taken is an error."""
 
 import asyncio
+import struct
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any
@@ -52,20 +53,15 @@ async def test_a_port_that_is_taken_is_an_error(server: tuple[GrpcServer, int]) 
         await GrpcServer([], []).start(f"127.0.0.1:{port}")
 
 
-async def test_one_connection_does_not_take_all_calls(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(channels, "CONNECTION_CALLS_MAX", 4)
-    monkeypatch.setattr("kvstore.rpc.server.CONCURRENT_CALLS_MAX", 5)
-    running = GrpcServer(["a.Service"], [])
-    port = await running.start("127.0.0.1:0")
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", [("grpc.use_local_subchannel_pool", 1)]) as channel:
-        stub: Any = health_pb2_grpc.HealthStub(channel)
-        watches = [stub.Watch(health_pb2.HealthCheckRequest()) for _ in range(20)]
-        for each in watches[:4]:
-            await each.read()
-        assert await health_of(port, "a.Service") == NOT_SERVING
-        for each in watches:
-            each.cancel()
-    await running.stop(0)
+async def test_one_connection_may_not_take_all_calls(server: tuple[GrpcServer, int]) -> None:
+    """What the server tells in its first frame: HTTP/2's SETTINGS_MAX_CONCURRENT_STREAMS."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server[1])
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
+    header = await reader.readexactly(9)
+    assert header[3] == 4, "SETTINGS"
+    settings = dict(struct.iter_unpack(">HI", await reader.readexactly(int.from_bytes(header[:3]))))
+    assert settings[3] == channels.CONNECTION_CALLS_MAX < channels.CONCURRENT_CALLS_MAX
+    writer.close()
 
 
 async def test_connections_count_from_their_accept_and_must_say_something(monkeypatch: pytest.MonkeyPatch) -> None:
