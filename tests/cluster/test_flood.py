@@ -24,13 +24,13 @@ CROWD = 900
 VALUE = b"x" * 100_000
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """Its journals roll with each MiB, and it bounds gRPC's connections as a node that starts with so few descriptors.
 
     gRPC accepts by itself and looks at no descriptors."""
     grpc_connections = Limits().within(FILES).grpc_connections_max
-    with running_cluster(tmp_path) as found:
+    with running_cluster(tmp_path_factory.mktemp("cluster")) as found:
         for node in found.ids:
             found.terminate(node)
         for node in found.ids:

@@ -17,7 +17,7 @@ from tests.sim.run import Outcome, play, run
 
 pytestmark = pytest.mark.sim
 
-CHUNKS, SEEDS_PER_CHUNK = 30, 10
+CHUNKS, SEEDS_PER_CHUNK = 20, 10
 ROAD_SEEDS_MAX = 25
 
 

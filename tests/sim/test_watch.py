@@ -35,7 +35,7 @@ async def watch(world: World, *keys: bytes | None) -> None:
         world.at_end.append(watcher.check)
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_partition_joins_and_leaves_while_others_watch(seed: int) -> None:
     async def join_and_leave(world: World, users: Users) -> None:
         await watch(world, None, b"k3", b"k5")
@@ -93,7 +93,7 @@ def test_watches_survive_the_loss_of_each_leader() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_watches_show_each_write_once_whatever_strikes(seed: int) -> None:
     async def trouble(world: World, users: Users) -> None:
         knobs = world.cluster.knobs
