@@ -6,10 +6,10 @@ have once differed differ at every later check; any check behind the first diffe
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from types import MappingProxyType
 
 from kvstore.types import Seq, ServerId
 
@@ -41,6 +41,9 @@ class Trusted:
 
 Checks = Mapping[Seq, int]
 """Sequence → checksum there."""
+Origins = Mapping[ServerId, frozenset[ServerId]]
+"""Replica → all those through whom its state came to it as a copy."""
+NO_ORIGINS: Origins = MappingProxyType({})
 
 
 def judge(
@@ -49,21 +52,63 @@ def judge(
     replicas: Sequence[ServerId],
     checks: Mapping[ServerId, Checks],
     trusted: Trusted | None = None,
+    origins: Origins = NO_ORIGINS,
 ) -> Verdict:
     """What is to be thought of `me`, from what each replica has said of the checks from `since` on, where a difference
-    was seen first. Whoever said nothing may be of either mind."""
+    was seen first. Whoever said nothing may be of either mind. Those whose states come
+    through one replica, by `origins`, are one witness."""
     mine = checks[me]
     if trusted is not None and trusted.seq >= since and trusted.seq in mine:
         return Verdict.RIGHT if mine[trusted.seq] == trusted.crc else Verdict.OUTVOTED
-    needed = max(AGREEING_MIN, len(replicas) // 2 + 1)
+    needed = _majority(replicas)
     for seq in sorted((each for each in mine if each >= since), reverse=True):
         votes = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
-        (crc, count), *_ = Counter(votes.values()).most_common(1) or [(0, 0)]
-        if count >= needed:
-            return Verdict.RIGHT if mine[seq] == crc else Verdict.OUTVOTED
+        known = NO_ORIGINS if _agreed_before(seq, replicas, checks) else origins
+        for crc in sorted(set(votes.values())):
+            if _witnesses([server for server in votes if votes[server] == crc], known) >= needed:
+                return Verdict.RIGHT if mine[seq] == crc else Verdict.OUTVOTED
         if len(votes) == len(replicas):
             return Verdict.SPLIT
     return Verdict.OPEN
+
+
+def is_borne_out(
+    me: ServerId,
+    replicas: Sequence[ServerId],
+    checks: Mapping[ServerId, Checks],
+    origins: Origins,
+) -> bool:
+    """Whether a majority, copies of one another counted once, has had what `me` has at one check, and nobody had
+    anything else there: what differs later has come to differ by itself. Checks are never copied, so each of `me` is
+    later than its copy."""
+    for seq, crc in checks[me].items():
+        said = {server: checks[server][seq] for server in replicas if seq in checks.get(server, {})}
+        if set(said.values()) == {crc} and _witnesses(said, origins) >= _majority(replicas):
+            return True
+    return False
+
+
+def _witnesses(servers: Iterable[ServerId], origins: Origins) -> int:
+    """How many of them there are, those that may have one state of one another counted once. A donor that is borne out
+    after it was copied is still among its copy's origins: the two stay one."""
+    groups: list[frozenset[ServerId]] = []
+    for server in servers:
+        mine = origins.get(server, frozenset()) | {server}
+        groups = [each for each in groups if not each & mine] + [mine.union(*(each for each in groups if each & mine))]
+    return len(groups)
+
+
+def _majority(replicas: Sequence[ServerId]) -> int:
+    return max(AGREEING_MIN, len(replicas) // 2 + 1)
+
+
+def _agreed_before(seq: Seq, replicas: Sequence[ServerId], checks: Mapping[ServerId, Checks]) -> bool:
+    """Whether all replicas had the same at an earlier check, and all have said what they have at `seq`: they differ by
+    what each of them has applied since, not by what was copied."""
+    known = [checks.get(server, {}) for server in replicas]
+    if not all(seq in each for each in known):
+        return False
+    return any(before < seq and all(each.get(before) == crc for each in known) for before, crc in known[0].items())
 
 
 class Trial:

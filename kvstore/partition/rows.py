@@ -7,6 +7,7 @@
     r | first_seq u64 be            request ids and results that one entry brought   (dedup.py)
     t                               which tokens the partition owns     (territory.py)
     c                               checksums at the last checked sequences   (checksum.py)
+    f                               whose state this is a copy of, until it is borne out
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
 docs/formats.md (State store) has every byte.
@@ -20,7 +21,7 @@ from typing import NamedTuple
 from kvstore.errors import ConfigError
 from kvstore.partition.commands import Record
 from kvstore.ring.hashing import token_of
-from kvstore.types import EntryId, LedgerId, Position, Seq
+from kvstore.types import EntryId, LedgerId, Position, Seq, ServerId
 
 META_KEY = b"m"
 ORDER = b"o"
@@ -30,9 +31,25 @@ ALL_EXPIRY = (b"x", b"y")
 ALL_RETRY = (b"r", b"s")
 TERRITORY_KEY = b"t"
 CHECKS_KEY = b"c"
+ORIGINS_KEY = b"f"
 EVERYTHING = (b"", b"\xff")
 
 FORMAT = 1
+
+
+def encode_origins(servers: frozenset[ServerId]) -> bytes:
+    """The row of whose copy a state is."""
+    return bytes((FORMAT,)) + b"\0".join(server.encode() for server in sorted(servers))
+
+
+def origins_of(row: bytes | None) -> frozenset[ServerId]:
+    """Empty: it is no copy. Raises ConfigError for a format that this program does not know."""
+    if row is None:
+        return frozenset()
+    if row[0] != FORMAT:
+        raise ConfigError(f"the row of a copy's origins has format {row[0]}, this program reads format {FORMAT}")
+    return frozenset(ServerId(each.decode()) for each in row[1:].split(b"\0"))
+
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────
 

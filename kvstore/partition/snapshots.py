@@ -52,7 +52,7 @@ class Exports:
         self._open[number] = (Export(self._state), self._clock.now())
         if self._look is None:
             self._look_later()
-        return orjson.dumps({"export": number, "seq": self._state.seq})
+        return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
 
     def next(self, number: str) -> bytes:
         """The next chunk. Raises InvalidRequest for an export that is not open (any more); Unavailable once this
@@ -120,9 +120,10 @@ async def install(peers: Peers, partition: PartitionId, source: ServerId, state:
     """Replace `state` by that of the replica on `source`. Raises StoreError; the state is then empty or as it was."""
     begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
     number = str(begun["export"]).encode()
+    origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
     incoming: Import | None = None
     while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
-        incoming = incoming or Import(state)  # what is here goes only once something comes
+        incoming = incoming or Import(state, origins)  # what is here goes only once something comes
         last = incoming.add(chunk)
         await asyncio.sleep(0)
         await wait_caught_up(state.engine)

@@ -38,7 +38,7 @@ from kvstore.partition.move_effects import apply_record
 from kvstore.partition.move_records import ImportRows
 from kvstore.partition.rows import AGED, ORDER, Meta, data_key, expiry_key, pack_aged, pack_fresh, retry_key
 from kvstore.partition.territory import Territory
-from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq
+from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
 
 CRCS_REMEMBERED = 64
@@ -74,6 +74,8 @@ class State:
         """Nobody may be answered by this state: it may be damaged (trials.py)."""
         self.checks: dict[Seq, int] = {}
         """What this state's CRC was at the last checked sequences."""
+        self.origins: frozenset[ServerId] = frozenset()
+        """Through whom this state came as a copy, until others have borne it out; empty if it is of the log alone."""
         self.territory = Territory()
         """What is owned."""
         self.held = HeldStates(partition, engine)
@@ -194,6 +196,14 @@ class State:
         with suppress(OSError):  # it is doubted again after a restart, and acquitted again
             self.engine.write(batch)
 
+    def be_borne_out(self) -> None:
+        """Replicas that are no copies of one another have what this one has (docs/protocol.md, P35)."""
+        self.origins = frozenset()
+        batch = self.engine.batch()
+        batch.delete(rows.ORIGINS_KEY)
+        with suppress(OSError):  # it is borne out again after a restart
+            self.engine.write(batch)
+
     def _remember(self, batch: Batch, entry: Entry) -> None:
         """Take the entry's request ids into the retry table and its rows."""
         dropped = self.retries.forget(entry.time_ms)
@@ -245,6 +255,7 @@ class State:
             self._stand_at(rows.meta_of(row))
             self._load_retries()
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
+        self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
         self.durable_seq = self.seq
         self.is_whole = True
 

@@ -20,7 +20,7 @@ from kvstore.partition.rows import META_KEY, ORDER, TERRITORY_KEY, Meta, expiry_
 from kvstore.partition.state import State
 from kvstore.partition.territory import Territory
 from kvstore.proto import entry_pb2
-from kvstore.types import Seq
+from kvstore.types import Seq, ServerId
 
 FORMAT = 1
 STEP_ROWS, STEP_BYTES = 64, 64 << 10
@@ -81,9 +81,11 @@ def _taken(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
 
 
 class Import:
-    """Replaces a state by another replica's. Begins by emptying it."""
+    """Replaces a state by another replica's. Begins by emptying it. `origins`: the donor, and those through whom its
+    own state came to it."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, origins: frozenset[ServerId]) -> None:
+        self._origins = origins
         self._state = state
         self._engine = state.engine
         self._crc = 0
@@ -112,6 +114,7 @@ class Import:
             raise Corrupted(f"a chunk of the state has CRC {self._crc:08x}, its exporter's is {message.crc:08x}")
         if message.last:
             self._check_count(meta_of(message.values[-1]))
+            batch.put(rows.ORIGINS_KEY, rows.encode_origins(self._origins))
         self._engine.write(batch)
         if message.last:
             self._state.load()

@@ -11,7 +11,7 @@ import orjson
 from kvstore.env import Env
 from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError
-from kvstore.partition.jury import Checks, Trial, Trusted, Verdict, judge
+from kvstore.partition.jury import Checks, Origins, Trial, Trusted, Verdict, is_borne_out, judge
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
 from kvstore.types import PartitionId, Seq, ServerId
@@ -55,6 +55,8 @@ class Trials:
         self._verdict = Verdict.OPEN
         self._logged = Seq(0), Verdict.RIGHT
         self._differed = False
+        self._origins: dict[ServerId, frozenset[ServerId]] = {}
+        """Of those whose state is a copy, as they said it last."""
         state.on_doubt = self._doubt
 
     @property
@@ -79,6 +81,8 @@ class Trials:
                 log.error("partition=%s this replica is outvoted: its copy is made anew", self._partition)
                 self.on_outvoted()
                 return
+            if not self.trial.since and self._state.origins and self._state.checks:
+                await self._bear_out()
 
     def answer(self, body: bytes) -> bytes:
         """What another replica asks: this one's checks; it may tell where it differs from its log."""
@@ -90,7 +94,7 @@ class Trials:
             if not self.trial.since:  # else the next look comes anyway: two that wake each other would never rest
                 self._wake.set()
             self.trial.hear(since, self._env.clock.now())
-        return orjson.dumps(list(self._state.checks.items()))
+        return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
 
     def _doubt(self) -> None:
         """The state has just met a check of its log from which it differs."""
@@ -109,9 +113,10 @@ class Trials:
         differs = doubt is not None
         checks: dict[ServerId, Checks] = {self._server: dict(self._state.checks)}
         checks |= await self._ask_all(since if differs else Seq(0))
-        verdict = judge(self._server, since, self._replicas(), checks)
+        origins = self._known_origins()
+        verdict = judge(self._server, since, self._replicas(), checks, None, origins)
         if verdict in (Verdict.OPEN, Verdict.SPLIT):
-            verdict = judge(self._server, since, self._replicas(), checks, await self._declared())
+            verdict = judge(self._server, since, self._replicas(), checks, await self._declared(), origins)
         if self._state.doubt != doubt:
             self._wake.set()
             return Verdict.OPEN  # the log's next check has come meanwhile: this verdict is about the one before it
@@ -126,6 +131,20 @@ class Trials:
         self._tell()
         return verdict
 
+    async def _bear_out(self) -> None:
+        """A copy is a witness of its own once replicas of other origins have had the same at a later check."""
+        state, mine = self._state, dict(self._state.checks)
+        last = max(mine)
+        checks: dict[ServerId, Checks] = {self._server: mine}
+        checks |= await self._ask_all(Seq(0))
+        is_same_state = state.checks.get(last) == mine[last]  # a state that replaced it meanwhile has no such check
+        borne_out = is_borne_out(self._server, self._replicas(), checks, self._known_origins())
+        if is_same_state and not self.trial.since and borne_out:
+            state.be_borne_out()
+
+    def _known_origins(self) -> Origins:
+        return self._origins | {self._server: self._state.origins}
+
     async def _ask_all(self, since: Seq) -> dict[ServerId, Checks]:
         """All others at once: those that do not answer delay nobody who does."""
         others = [server for server in self._replicas() if server != self._server]
@@ -137,8 +156,10 @@ class Trials:
         body = orjson.dumps({"since": since})
         try:
             answer = orjson.loads(await self._peers.call(server, self._partition, CHECKS, body, ASK_S))
-            return {Seq(seq): crc for seq, crc in answer}
-        except (StoreError, orjson.JSONDecodeError, TypeError, ValueError) as error:
+            checks = {Seq(seq): crc for seq, crc in answer["checks"]}
+            self._origins[server] = frozenset(map(ServerId, answer["origins"]))
+            return checks
+        except (StoreError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             log.info("partition=%s %s does not say what it has: %r", self._partition, server, error)
             return {}
 

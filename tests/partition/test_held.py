@@ -13,7 +13,7 @@ from kvstore.partition.held import HELD_MAX, Held
 from kvstore.partition.marks import Mark
 from kvstore.partition.state import State
 from kvstore.partition.transfer import Import
-from kvstore.types import Position
+from kvstore.types import Position, ServerId
 from tests.partition.effects import P1, TIME_MS, Writer, state_over
 
 
@@ -155,7 +155,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
 
 def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
     position = replica.mark("pin")
-    Import(replica.state)
+    Import(replica.state, ServerId("donor"))
     with pytest.raises(NoSuchPin):
         replica.state.held.get("pin", position)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import product
 
-from kvstore.partition.jury import PATIENCE_S, Trial, Trusted, Verdict, judge
+from kvstore.partition.jury import PATIENCE_S, Trial, Trusted, Verdict, is_borne_out, judge
 from kvstore.types import Seq, ServerId
 
 SINCE = Seq(100)
@@ -107,3 +107,32 @@ def test_without_a_majority_nobody_leads() -> None:
     trial.hear(SINCE, 5.0)
     trial.decide(Verdict.SPLIT, 5.0, differs=False)
     assert trial.is_barred
+
+
+def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> None:
+    a, b, c = replicas = names(3)
+    before, origins = Seq(90), {b: frozenset({a})}
+    checks = {a: {SINCE: 1}, b: {SINCE: 1}, c: {before: 7, SINCE: 2}}
+    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {Verdict.SPLIT}
+    checks = {server: {before: 7, **had} for server, had in checks.items()}
+    verdicts = [judge(each, SINCE, replicas, checks, None, origins) for each in replicas]
+    assert verdicts == [Verdict.RIGHT, Verdict.RIGHT, Verdict.OUTVOTED]
+
+
+def test_a_copy_is_borne_out_by_a_replica_of_another_origin_only() -> None:
+    a, b, c = replicas = names(3)
+    checks = {each: {SINCE: 1} for each in replicas}
+    assert is_borne_out(b, replicas, checks, {b: frozenset({a})})
+    assert not is_borne_out(b, replicas, checks, {b: frozenset({a}), c: frozenset({a})})
+    assert not is_borne_out(b, replicas, checks | {c: {}}, {b: frozenset({a})})
+    assert not is_borne_out(b, replicas, checks | {a: {SINCE: 2}}, {b: frozenset({a})})
+
+
+def test_copies_through_one_replica_are_one_witness_whoever_of_them_is_gone_or_was_borne_out() -> None:
+    a, b, c, d, e = replicas = names(5)
+    checks = {each: {SINCE: 1 if each in (a, b, c) else 2} for each in replicas}
+    assert judge(e, SINCE, replicas, checks) is Verdict.OUTVOTED
+    through_d = {b: frozenset({d, a}), c: frozenset({d, a})}
+    assert judge(e, SINCE, replicas, checks, None, through_d) is Verdict.SPLIT
+    donor_borne_out_since = {b: frozenset({a, d}), c: frozenset({b, a, d})}
+    assert judge(e, SINCE, replicas, checks, None, donor_borne_out_since) is Verdict.SPLIT

@@ -4,11 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
-from kvstore.errors import Corrupted
+from kvstore.errors import ConfigError, Corrupted
 from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.rows import ORIGINS_KEY, origins_of
 from kvstore.partition.state import State
 from kvstore.partition.transfer import Export, Import
+from kvstore.types import ServerId
 from tests.partition.effects import Writer, all_records, state_over
+
+DONOR = ServerId("donor")
 
 
 def exported(seed: int, entries: int) -> tuple[Writer, State]:
@@ -29,7 +33,7 @@ def test_what_arrives_is_what_left_and_goes_on_with_the_log(seed: int) -> None:
     _, target = exported(seed + 100, 5)
     export = Export(source)
     sent = list(chunks(export))
-    arriving = Import(target)
+    arriving = Import(target, frozenset({DONOR}))
     assert [arriving.add(chunk) for chunk in sent] == [False] * (len(sent) - 1) + [True]
     assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
     assert target.durable_seq == 0
@@ -51,7 +55,7 @@ def test_an_export_shows_the_state_as_it_was_when_it_began() -> None:
         source.apply(writer.any())
         sent.append(export.next_chunk(200))
     target = state_over(MemoryEngine())
-    arriving = Import(target)
+    arriving = Import(target, frozenset({DONOR}))
     for chunk in sent[:-1]:
         assert chunk is not None
         arriving.add(chunk)
@@ -62,7 +66,7 @@ def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
     _, source = exported(0, 60)
     engine = MemoryEngine()
     target = state_over(engine)
-    arriving = Import(target)
+    arriving = Import(target, frozenset({DONOR}))
     sent = list(chunks(Export(source)))
     for chunk in sent[:-1]:
         arriving.add(chunk)
@@ -75,19 +79,19 @@ def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
 def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
     _, source = exported(0, 60)
     sent = list(chunks(Export(source)))
-    arriving = Import(state_over(MemoryEngine()))
+    arriving = Import(state_over(MemoryEngine()), DONOR)
     if lost:
         arriving.add(sent[0])
     with pytest.raises(Corrupted):
         arriving.add(sent[lost + 1])
-    arriving = Import(state_over(MemoryEngine()))
+    arriving = Import(state_over(MemoryEngine()), DONOR)
     arriving.add(sent[0])
     with pytest.raises(Corrupted):
         arriving.add(sent[0])
     damaged = bytearray(sent[0])
     damaged[len(damaged) // 2] ^= 1
     with pytest.raises(Corrupted):
-        Import(state_over(MemoryEngine())).add(bytes(damaged))
+        Import(state_over(MemoryEngine()), DONOR).add(bytes(damaged))
 
 
 def test_a_closed_export_gives_nothing_more() -> None:
@@ -96,3 +100,18 @@ def test_a_closed_export_gives_nothing_more() -> None:
     export.next_chunk(100)
     export.close()
     assert export.next_chunk(100) is None
+
+
+def test_a_copy_remembers_over_a_restart_whose_it_is_until_it_is_borne_out() -> None:
+    _, source = exported(0, 20)
+    engine = MemoryEngine()
+    arriving = Import(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
+    for chunk in chunks(Export(source)):
+        arriving.add(chunk)
+    assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/formats.md, State store"
+    again = state_over(engine)
+    assert again.origins == {DONOR, "an-earlier-one"}
+    again.be_borne_out()
+    assert (again.origins, state_over(engine).origins) == (frozenset(), frozenset())
+    with pytest.raises(ConfigError):
+        origins_of(b"\x02donor")

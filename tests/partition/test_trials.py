@@ -43,7 +43,7 @@ class World:
         if server in self.silent:
             await asyncio.Event().wait()
         self.on_asked()
-        return orjson.dumps(list(self.has.items()))
+        return orjson.dumps({"checks": list(self.has.items()), "origins": []})
 
     def meet(self, seq: Seq, mine: int, logged: int) -> None:
         """Apply a check of the log."""

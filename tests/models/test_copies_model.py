@@ -1,0 +1,23 @@
+"""One damage outvotes nobody who is well, in every order of damage, copies and checks, and this needs each rule."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+
+import pytest
+
+from tests.models.copies import Model, Rules, State
+from tests.models.search import search
+
+STATES = 15_808
+"""Another number: the model has changed, and with it what is shown."""
+
+
+def test_with_all_rules_a_damaged_replica_and_its_copies_outvote_nobody() -> None:
+    found = search(State(), Model(Rules()).steps, states_max=200_000)
+    assert (found.way, found.states) == ([], STATES)
+
+
+@pytest.mark.parametrize("rule", [field.name for field in fields(Rules)])
+def test_without_this_rule_one_that_is_well_is_outvoted(rule: str) -> None:
+    assert search(State(), Model(replace(Rules(), **{rule: False})).steps, states_max=200_000).way

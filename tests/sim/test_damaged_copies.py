@@ -1,0 +1,72 @@
+"""A copy of a damaged replica's state is no second witness of it (docs/protocol.md, P35)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.sim.damage import damage
+from tests.sim.nodes import Node
+from tests.sim.operations import Status
+from tests.sim.scenarios import P, Stage, knobs, play
+from tests.sim.stories_of_damage import busy, declare, is_well
+
+pytestmark = pytest.mark.sim
+ROLLS = knobs(lead_back_s=100.0, check_every=100, roll_entries=10)
+
+
+async def copied(stage: Stage, donor: Node, newcomer: Node) -> None:
+    """The newcomer has lost its state, the log is trimmed, and it takes the donor's."""
+    newcomer.crash()
+    newcomer.engines.wipe()
+    newcomer.start()
+    await stage.until(lambda: (replica := newcomer.replica(P)) is not None and replica._tail.installs == 1)
+    assert newcomer.replica(P).state.crc == donor.replica(P).state.crc, "it took another's"  # type: ignore[union-attr]
+
+
+async def trimmed(stage: Stage) -> None:
+    await busy(stage, 60)
+    replica = stage.leader.replica(P)
+    assert replica is not None
+    await stage.until(lambda: replica._upkeep.trimmed > 0)
+
+
+@pytest.mark.parametrize("seed", [1, 3, 8, 9])  # in these the newcomer takes the leader's
+def test_a_damaged_replica_and_its_copy_do_not_outvote_the_one_that_is_well(seed: int) -> None:
+    async def story(stage: Stage) -> None:
+        await trimmed(stage)
+        bad = stage.leader
+        good, newcomer = stage.others(bad)
+        damage(bad, P)
+        await copied(stage, bad, newcomer)
+        well = good.replica(P)
+        for _ in range(100):
+            await stage.put(good, b"other")
+        await stage.until(lambda: not any(map(is_well, stage.cluster.nodes)))
+        await asyncio.sleep(20.0)
+        assert good.replica(P) is well, "it was made anew from a damaged copy"
+        assert stage.cluster.leader(P) is None, "nobody knows which of two is right"
+        await stage.cluster.spawn(declare(good), name="operator")
+        await stage.until(lambda: all(map(is_well, stage.cluster.nodes)))
+        assert (await stage.put_until_done(good)).status is Status.OK
+
+    play(story, ROLLS, seed)
+
+
+def test_a_copy_that_a_third_replica_has_borne_out_is_a_witness_of_its_own() -> None:
+    async def story(stage: Stage) -> None:
+        await trimmed(stage)
+        donor = stage.leader
+        third, newcomer = stage.others(donor)
+        await copied(stage, donor, newcomer)
+        await busy(stage, 110)
+        state = newcomer.replica(P).state  # type: ignore[union-attr]
+        await stage.until(lambda: not state.origins)
+        damaged = third.replica(P)
+        damage(third, P)
+        await busy(stage, 110)
+        await stage.until(lambda: third.replica(P) not in (damaged, None))
+        await stage.until(lambda: all(map(is_well, stage.cluster.nodes)))
+
+    play(story, ROLLS)
