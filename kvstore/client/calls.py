@@ -29,6 +29,8 @@ RENUMBER_MAX = 3
 """How often a request may get another id because the store had forgotten how old the client is."""
 SEEN_STEP_MS = 1_000
 """The leader time that requests carry moves in steps, so that requests of one time share a lane. Too old is safe."""
+MISTAKEN_MS = 60_000
+"""Servers that are well tell times that are seconds apart; one that had told so much more was wrong."""
 
 
 class Nobody(Unavailable):
@@ -92,8 +94,9 @@ class Numbering:
         self._number(operation)
 
     def see(self, time_ms: int) -> None:
-        """The partition's leader has told its time."""
-        if time_ms >= self.seen_ms + SEEN_STEP_MS:
+        """A server has told the partition's time. A time of the future that a server once told is not kept: leaders
+        refuse what carries it, for as long as it is ahead."""
+        if time_ms >= self.seen_ms + SEEN_STEP_MS or 0 < time_ms < self.seen_ms - MISTAKEN_MS:
             self.seen_ms = time_ms
 
     def _number(self, operation: Operation) -> None:

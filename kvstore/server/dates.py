@@ -26,7 +26,9 @@ of use, faster would be a jump in parts."""
 HEARD_S = 5.0
 """For so long an answer counts, beside the time of one round of questions."""
 ALONE_S = 30.0
-"""A process that has just begun, and hears from fewer than a majority for so long, believes its wall clock."""
+"""A process without a date that hears from fewer than a majority for so long believes its wall clock."""
+AWAKE_S = 1.0
+"""What passes between two looks counts as time alone up to this: a process that stood still has heard nobody either."""
 STOOD_S = 300.0
 """A server that is the only one of its cluster takes over a date that its wall clock has had for so long."""
 
@@ -44,10 +46,12 @@ class Judge:
     """Told what clocks say; `now` is always the monotonic one, in seconds. Offsets are dates less that."""
 
     def __init__(self, server: ServerId, now: float, wall_ms: int) -> None:
-        self._server, self._began = server, now
+        self._server = server
         self._sampled_at, self._wall_ms = now, wall_ms - now * 1000
-        self._stood_since = now
-        """Since when the wall clock has not jumped."""
+        self._alone_s = 0.0
+        """For how long, awake and without a date, it has heard too few others to learn one."""
+        self._stood_since, self._stood_ms = now, self._wall_ms
+        """Since when the wall clock has been near this: many small steps are a jump too."""
         self.offset_ms = self._wall_ms
         self._heard: dict[ServerId, Heard] = {}
         self.is_known = False
@@ -90,14 +94,14 @@ class Judge:
     def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = HEARD_S) -> None:
         """Judge by what the clocks say now. `servers`: all of the ring, this one perhaps among them; an answer counts
         for `heard_s`."""
-        self._sample(now, wall_ms)
+        elapsed_s = self._sample(now, wall_ms)
         self._heard = {server: each for server, each in self._heard.items() if now - each.at <= heard_s}
         others = [each for server, each in self._heard.items() if server in servers]
         majority = len({*servers, self._server}) // 2 + 1
         self.others_are_sure = any(each.is_sure for each in others)
         has_wall = 1 + _near(others, self._wall_ms) >= majority
         if not self.is_known:
-            self._begin(now, has_wall=has_wall, is_alone=len(others) + 1 < majority)
+            self._begin(others, elapsed_s, has_wall=has_wall, is_alone=len(others) + 1 < majority)
         elif abs(self.drift_ms) > BOUND_MS and has_wall and (majority > 1 or now - self._stood_since >= STOOD_S):
             self.offset_ms = self._wall_ms
             self.taken_over += 1
@@ -105,22 +109,27 @@ class Judge:
         else:
             self._compare(others, majority)
 
-    def _sample(self, now: float, wall_ms: int) -> None:
+    def _sample(self, now: float, wall_ms: int) -> float:
+        """Returns the seconds since the sample before."""
         wall = wall_ms - now * 1000
-        if abs(wall - self._wall_ms) > BOUND_MS:
-            self._stood_since = now
-        elapsed_ms, self._wall_ms, self._sampled_at = max(0.0, now - self._sampled_at) * 1000, wall, now
-        if not self.is_known:
-            self.offset_ms = wall
-        elif abs(self.drift_ms) <= BOUND_MS:
-            self.offset_ms += max(-SLEW * elapsed_ms, min(SLEW * elapsed_ms, self.drift_ms))
+        if abs(wall - self._stood_ms) > BOUND_MS:
+            self._stood_since, self._stood_ms = now, wall
+        elapsed_s = max(0.0, now - self._sampled_at)
+        self._wall_ms, self._sampled_at = wall, now
+        if self.is_known and abs(self.drift_ms) <= BOUND_MS:
+            step_ms = SLEW * elapsed_s * 1000
+            self.offset_ms += max(-step_ms, min(step_ms, self.drift_ms))
+        return elapsed_s
 
-    def _begin(self, now: float, *, has_wall: bool, is_alone: bool) -> None:
-        """Take over a first date."""
-        if has_wall:
-            self._be_sure(is_borne_out=True)
-        elif is_alone and not self.others_are_sure and now - self._began >= ALONE_S:
-            self._be_sure(is_borne_out=False)
+    def _begin(self, others: list[Heard], elapsed_s: float, *, has_wall: bool, is_alone: bool) -> None:
+        """Take over a first date. Until then go by that of the servers that are sure: clients ask this one too."""
+        sure = sorted(each.offset_ms for each in others if each.is_sure)
+        is_contradicted = any(abs(each - self._wall_ms) > BOUND_MS for each in sure)
+        self._alone_s = self._alone_s + min(elapsed_s, AWAKE_S) if is_alone and not is_contradicted else 0.0
+        self.offset_ms = sure[(len(sure) - 1) // 2] if sure else self._wall_ms
+        if has_wall or self._alone_s >= ALONE_S:
+            self.offset_ms = self._wall_ms
+            self._be_sure(is_borne_out=has_wall)
 
     def _be_sure(self, *, is_borne_out: bool) -> None:
         self.is_known = self.is_sure = True

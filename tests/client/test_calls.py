@@ -109,7 +109,17 @@ def test_reads_and_bytes_are_bounded_too() -> None:
     assert IN_FLIGHT_BYTES_MAX >> 20 >= 31
 
 
-def test_the_leader_time_moves_in_steps_and_never_back() -> None:
+def test_a_time_of_the_future_that_a_server_once_told_is_not_kept() -> None:
+    """Leaders refuse requests that carry it, for as long as it is ahead."""
+    numbering = Numbering(CLIENT)
+    numbering.see(3_600_000 + 10_000)
+    numbering.see(0)
+    assert a_put(numbering).seen_ms == 3_610_000, "a server that does not know the time tells nothing"
+    numbering.see(10_000)
+    assert a_put(numbering).seen_ms == 10_000
+
+
+def test_the_leader_time_moves_in_steps_and_not_back_a_little() -> None:
     numbering = Numbering(CLIENT)
     numbering.see(10_000)
     numbering.see(10_000 + calls.SEEN_STEP_MS - 1)

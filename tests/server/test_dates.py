@@ -85,6 +85,54 @@ def test_one_that_is_alone_begins_after_a_while_and_removes_nothing() -> None:
     assert server.wait(0.2).judge.may_remove
 
 
+def test_one_that_has_heard_others_is_alone_only_after_a_while() -> None:
+    """However long ago it began: a cut of some seconds, or a pause of its own, must not make its wrong date right."""
+    server = Server()
+    server.wrong_ms = HOUR_MS
+    server.others = {B: (0, True), C: (0, True)}
+    server.wait(2 * ALONE_S)
+    server.now += 2 * ALONE_S
+    server.judge.look(server.now, server.wall_ms, server.servers)
+    assert not server.judge.is_known, "it stood still itself"
+    server.wait(1.0)
+    server.others = {}
+    server.wait(ALONE_S - 2)
+    assert not server.judge.is_known
+    server.wait(10.0)
+    assert server.judge.is_known
+
+
+def test_one_that_agrees_with_all_that_it_hears_begins_although_they_are_few() -> None:
+    """The others of a large cluster may be dead for good: what only this server can lead has no other leader."""
+    server = Server([A, B, C, ServerId("d"), ServerId("e")])
+    server.others = {B: (100, True)}
+    assert not server.wait(ALONE_S - 1).judge.may_lead
+    server.wait(2.0)
+    assert server.judge.may_lead
+    assert not server.judge.may_remove
+
+
+def test_one_that_differs_from_the_only_other_that_is_sure_does_not_begin() -> None:
+    server = Server([A, B, C, ServerId("d"), ServerId("e")])
+    server.others = {B: (HOUR_MS, True)}
+    server.wait(2 * ALONE_S)
+    assert not server.judge.is_known
+
+
+def test_without_a_first_date_a_server_goes_by_that_of_those_who_are_sure() -> None:
+    """It tells clients what time it is, and gives deadlines, before it may lead."""
+    server = Server()
+    server.wrong_ms = HOUR_MS
+    server.others = {B: (0, True), C: (200, True)}
+    server.wait(1.0)
+    assert not server.judge.may_lead
+    assert 0 <= server.wrong <= 200
+    server.others = {B: (HOUR_MS, False), C: (0, True)}
+    server.wait(0.2)
+    assert server.judge.may_lead
+    assert server.wrong == HOUR_MS
+
+
 @pytest.mark.parametrize("jump_ms", [BOUND_MS + 100, 60_000, HOUR_MS, -BOUND_MS - 100, -HOUR_MS])
 def test_a_jump_moves_no_date_and_costs_the_lead(jump_ms: int) -> None:
     server = Server().sure()
@@ -172,6 +220,17 @@ def test_the_only_server_of_a_cluster_takes_a_date_over_that_has_stood() -> None
     assert server.wrong == 0
     server.wait(20.0)
     assert server.wrong == 2 * HOUR_MS
+
+
+def test_many_small_steps_are_a_jump_for_the_only_server_too() -> None:
+    server = Server([A])
+    server.wait(STOOD_S + 100)
+    for _ in range(10):
+        server.wrong_ms += BOUND_MS - 100
+        server.wait(0.2)
+    assert server.wrong < 100
+    server.wait(STOOD_S + 10)
+    assert server.wrong == 10 * (BOUND_MS - 100)
 
 
 def test_a_server_that_was_suspended_does_not_go_by_the_time_it_has_missed() -> None:

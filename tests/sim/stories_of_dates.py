@@ -174,6 +174,23 @@ async def cold_start(stage: Stage) -> None:
     assert not first.leads
 
 
+async def door_without_a_date(stage: Stage, by_ms: int) -> None:
+    """A server that starts with a wrong date leads nothing, but clients may begin at it, and be told what time it is:
+    one that carries the future is refused for as long as that is ahead."""
+    await stage.put(stage.leader)
+    node = stage.others(stage.leader)[0]
+    node.crash()
+    node.sim.clock.step_wall(by_ms)
+    node.start()
+    while node.served is None or not node.served.is_open:
+        await asyncio.sleep(0.1)
+    await asyncio.sleep(1.0)
+    assert not node.served.env.clock.may_lead()
+    told_ms = time_told_by(node).time_ms
+    assert abs(told_ms - stage.leader.sim.clock.wall_ms()) < 3_000
+    assert (await request(stage, node, told_ms)).status is Status.OK
+
+
 async def leader_whose_date_jumps(stage: Stage, by_ms: int = HOUR_MS) -> None:
     node = await jump(stage, by_ms)
     await asyncio.sleep(NOTICED_S)

@@ -15,6 +15,7 @@ from tests.sim.stories_of_dates import (
     MINUTE_MS,
     NOTICED_S,
     cold_start,
+    door_without_a_date,
     found,
     jump,
     key_of_ten_minutes,
@@ -58,6 +59,11 @@ def test_a_second_is_a_second_while_and_after_a_date_jumps(by_ms: int) -> None:
 
 def test_requests_are_not_refused_as_expired() -> None:
     play(requests_over_a_jump, knobs())
+
+
+@pytest.mark.parametrize("by_ms", [-HOUR_MS, HOUR_MS])
+def test_clients_of_a_server_that_starts_with_a_wrong_date_are_told_the_right_one(by_ms: int) -> None:
+    play(partial(door_without_a_date, by_ms=by_ms), knobs())
 
 
 def test_a_pin_is_there_after_a_jump() -> None:
