@@ -248,6 +248,11 @@ class AsyncClient:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
         self._open_conveyor.seen.absorb(token)
 
+    def time_ms(self) -> int:
+        """What time it is in the cluster, as its servers last told, to some seconds, in milliseconds since 1970; 0 if
+        none has. Keys expire by it, whatever this machine's date is."""
+        return self._open_conveyor.seen.time_ms
+
     def partition_of(self, key: bytes) -> str:
         """The partition that owns the key, as far as this client knows."""
         return self._open_conveyor.routing.partition_of(key)

@@ -71,6 +71,10 @@ class Messenger:
     def partitions(self) -> list[str]:
         return sorted(self.routing.partitions)
 
+    def time_ms(self) -> int:
+        with self._lock:
+            return self.seen.time_ms
+
     def absorb(self, token: Token) -> None:
         with self._lock:
             self.seen.absorb(token)

@@ -39,7 +39,7 @@ class LastSnapshot:
         last = self._last
         if last is None:
             return {}
-        age_s = max(0.0, (self._env.clock.wall_ms() - last.started_ms) / 1000)
+        age_s = max(0.0, (self._env.clock.date_ms() - last.started_ms) / 1000)
         return {"snapshot_age_s": age_s, "snapshot_rows": last.rows, "snapshot_bytes": last.size_bytes}
 
     async def _look_now_and_then(self) -> None:

@@ -149,7 +149,7 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         ) as node:
             node.resident_bytes = _resident_bytes
             process.node = node
-            process.snapshots = snapshots = LastSnapshot(env, store)
+            process.snapshots = snapshots = LastSnapshot(node.env, store)
             snapshots.start()
             await stop.wait()
             loop.call_later(STOP_TIMEOUT_S, end_process, f"not stopped within {STOP_TIMEOUT_S} s")

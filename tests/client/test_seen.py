@@ -42,3 +42,14 @@ def test_each_partition_has_a_client_id_of_its_own() -> None:
     seen = Seen(Random(1))
     assert seen.numbering("p1").client != seen.numbering("p2").client
     assert seen.numbering("p1") is seen.numbering("p1")
+
+
+def test_the_cluster_has_the_time_of_the_partition_that_is_least_ahead() -> None:
+    """A log may be ahead of the date; keys of the others must not count as expired by it."""
+    seen = Seen(Random(1))
+    assert seen.time_ms == 0
+    topology = kv_pb2.TopologyResponse(ring_version=1, tokens=[0], owners=[0])
+    for partition, time_ms in (("p1", 90_000_000), ("p2", 5_000_000), ("p3", 0)):
+        topology.partitions.add(id=partition).progress.time_ms = time_ms
+    seen.learn(topology)
+    assert seen.time_ms == 5_000_000

@@ -180,10 +180,11 @@ def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
 
 
 def _newest_of(newest_first: Iterable[Manifest], count: int, period: str) -> list[Manifest]:
-    """The newest snapshot of each of the last `count` periods that have one."""
+    """The newest snapshot of each of the last `count` periods that have one, by the servers' clocks: days that the
+    machine which takes snapshots has made up would push real ones out."""
     found: dict[str, Manifest] = {}
     for manifest in newest_first:
-        found.setdefault(datetime.fromtimestamp(manifest.started_ms / 1000, UTC).strftime(period), manifest)
+        found.setdefault(datetime.fromtimestamp(complete_until_ms(manifest) / 1000, UTC).strftime(period), manifest)
     return list(found.values())[:count]
 
 

@@ -22,6 +22,7 @@ from kvstore.client.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.client.pinned import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
+from kvstore.spark.cluster import time_of
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest
 from kvstore.spark.snapshots.planning import NotContinuable, Wanted, behind, give_back, pin_name, plan_snapshot
 from kvstore.spark.snapshots.store import WORK, SnapshotStore, room_at
@@ -101,7 +102,7 @@ def _finished(
 
 def _begun(store: SnapshotStore, wanted: Wanted, progress: Progress) -> tuple[Work, Plan]:
     progress("pinning the store", 0, None)
-    plan = plan_snapshot(wanted, _now_ms())
+    plan = plan_snapshot(wanted, time_of(wanted.cluster))
     try:
         return Work.begin(store, plan), plan
     except BaseException:
@@ -161,12 +162,21 @@ def _make(
         with kept(wanted, plan, session, look):
             winners |= run_pieces(session, job, missing, f"kvstore snapshot {plan.id}")
     progress("writing", plan.rows, plan.rows)
+    ended_ms = _ended_ms(wanted, plan)
     with store.coming_and_going():
         if plan.parent is not None and plan.parent not in store.ids():
             raise NotContinuable(
                 f"snapshot {plan.parent} was removed meanwhile, and {plan.id} continues it: take a full one"
             )
-        return work.publish(store, plan, winners, _now_ms())
+        return work.publish(store, plan, winners, ended_ms)
+
+
+def _ended_ms(wanted: Wanted, plan: Plan) -> int:
+    """For people; not worth a snapshot."""
+    try:
+        return max(plan.started_ms, time_of(wanted.cluster))
+    except StoreError:
+        return plan.started_ms
 
 
 def wake(session: SparkSession) -> None:
@@ -269,7 +279,3 @@ def failure_of(error: Exception) -> StoreError:
     told = [line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)][-1:]
     rest = [line for line in lines if not line.startswith("at ")]
     return errors.Unavailable(f"the Spark job failed: {(told or rest or [type(error).__name__])[0][:500]}")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -5,7 +5,6 @@ restore that was interrupted is simply run again.
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -52,14 +51,13 @@ def restore(
     """Write the records at the cut. Raises InvalidRequest if the cluster holds keys, unless `into_filled`: then keys
     that the snapshot does not have stay as they are."""
     with Client(cluster) as client:
-        there = client.count()
+        there, now_ms = client.count(), client.time_ms()  # by this machine's date what lives could be left out
     if there and not into_filled:
         raise InvalidRequest(
             f"the cluster holds {there} keys: restore into an empty one, or say --merge to overwrite what the snapshot "
             "has and keep the rest"
         )
     total = sum(manifest.rows for manifest in chain)
-    now_ms = time.time_ns() // 1_000_000
 
     def write(batches: Iterator[Any]) -> Iterator[Any]:
         yield _write(cluster, batches, now_ms)

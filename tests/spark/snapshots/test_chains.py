@@ -64,6 +64,16 @@ def test_the_newest_of_each_day_is_kept() -> None:
     assert kept == ["s025", "s049", "s059"]
 
 
+def test_a_wrong_date_of_the_machine_that_takes_snapshots_lets_none_go() -> None:
+    """Seven hourly ones of made-up days must not push out the real days."""
+    catalogue = line(*[None] * 60)
+    for number in range(53, 60):
+        name = f"s{number:03d}"
+        catalogue[name] = replace(catalogue[name], started_ms=EPOCH_MS + number * 400 * 24 * HOUR_MS)
+    kept = sorted(catalogue.keys() - {each.id for each in prunable(catalogue, Retention(days=3, weeks=1))})
+    assert kept == ["s025", "s049", "s059"]
+
+
 def test_nothing_to_keep_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="--keep"):
         Retention()

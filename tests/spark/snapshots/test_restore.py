@@ -87,6 +87,14 @@ def test_a_chain_comes_back_whole_and_whatever_differs_is_found(
         assert different.examples == ((b"key0500", "changed"), (b"key0501", "removed"), (b"new", "added"))
 
 
+def test_a_wrong_date_of_the_machine_that_restores_leaves_nothing_out(
+    spark: SparkSession, store: SnapshotStore, config: ClientConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(time, "time_ns", lambda: (NOW_MS + 365 * 86_400_000) * 1_000_000)
+    chain = chains.chain_of(store.load_all(), "b")
+    assert restored(spark, store, chain, Cut(), config, filled=True) == Restored(2001, 1)
+
+
 def test_a_cluster_that_holds_keys_is_overwritten_only_on_request(
     spark: SparkSession, store: SnapshotStore, config: ClientConfig
 ) -> None:
