@@ -20,6 +20,9 @@ class Unjudged:
     def may_lead(self) -> bool:
         return True
 
+    def has_date(self) -> bool:
+        return True
+
 
 class SystemClock(Unjudged):
     """CLOCK_BOOTTIME for durations, because it goes on while the machine is suspended; the date for people."""

@@ -37,6 +37,10 @@ class Clock(Protocol):
         """Whether its date is good enough, by its clocks as they are now."""
         ...
 
+    def has_date(self) -> bool:
+        """Whether there is one at all, which will do where nobody has a better one and can lead."""
+        ...
+
 
 class Stream(Protocol):
     """The sending half of a byte stream: the part of `asyncio.Transport` that we use."""

@@ -36,12 +36,8 @@ class LeadClock:
     """The clock of one lead: its date is the time of a record that is made now."""
 
     def __init__(self, clock: Clock, state: Recorded) -> None:
-        self.now, self.wall_ms, self.passed_ms, self.may_lead = (
-            clock.now,
-            clock.wall_ms,
-            clock.passed_ms,
-            clock.may_lead,
-        )
+        self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms
+        self.may_lead, self.has_date = clock.may_lead, clock.has_date
         self._clock, self._state = clock, state
         self._time = RecordTime(state.record_time_ms, clock.now())
 

@@ -78,7 +78,9 @@ class Replica:
         self._trials = trials
         self._should_be_barred = False
         trials.on_barred = self._bar_soon
-        self._standing = Standing(env.clock, self._feed, lambda: self.serves, self.resign)
+        self._standing = Standing(
+            env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
+        )
         self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
         self._reread = asyncio.Event()
         self._role_changed = asyncio.Event()
@@ -138,12 +140,6 @@ class Replica:
                 await self._claims.release(self._claimed)
             except MetadataError as error:
                 log.info("partition=%s leader znode not given back: %s", self._partition, error)
-
-    async def resign(self) -> None:
-        """Lead no more: hand over to another replica, or leave it to elections."""
-        await self._let_go()
-        if self.role is Role.SERVING and not self.serves:
-            self._ended(NotLeader(self._partition))
 
     async def _let_go(self) -> None:
         await self.hand_over_to_any()

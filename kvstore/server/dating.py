@@ -70,6 +70,9 @@ class JudgedClock:
         self.look()
         return self.judge.may_lead
 
+    def has_date(self) -> bool:
+        return self.judge.is_known
+
     def look(self) -> None:
         servers = self.servers()
         rounds = -(-len(servers) // ASKED_MAX)

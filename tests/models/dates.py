@@ -54,6 +54,9 @@ class State(NamedTuple):
     now: int = 0
     is_alone: bool = False
     """The first server hears no other."""
+    only: int | None = None
+    """The one server that can lead the partition: the others are sure of their dates, and have no replica, or a damaged
+    one."""
     leader: int | None = 0
     record: int = 0
     """Record time of the last entry, as a date."""
@@ -86,6 +89,8 @@ class Model:
             yield "time", state._replace(now=state.now + 1)
         if state.cuts:
             yield "the first server is alone", state._replace(is_alone=True, cuts=0)
+        if state.cuts and state.leader is not None:
+            yield "only the leader can lead", state._replace(only=state.leader, cuts=0)
         if state.is_alone:
             yield "it is not any more", state._replace(is_alone=False)
         for number in SERVERS:
@@ -93,9 +98,9 @@ class Model:
             yield from self._judge(state, number)
         if state.leader is None:
             for number in SERVERS:
-                if self._may_lead(state, number) and not any(self._judge(state, number)):  # it looks first
+                if self._may_stand(state, number) and not any(self._judge(state, number)):  # it looks first
                     yield f"{number} leads", state._replace(leader=number, recorded_at=state.now)
-        elif not self._may_lead(state, state.leader):
+        elif not self._may_lead(state, state.leader) and state.only is None:  # somebody takes it
             yield "stands down", state._replace(leader=None)
         else:
             yield from self._lead(state, state.leader)
@@ -110,8 +115,8 @@ class Model:
             for jump in {JUMP, -JUMP} - {server.judged}:  # two clocks that are wrong alike are believed by a tie
                 yield f"{number} jumps", _put(state, number, server._replace(wall=jump))._replace(jumps=state.jumps - 1)
             if (
-                number and server.judged == 0
-            ):  # not of one that is alone: keys that it takes meanwhile live by a clock that misses time
+                number and server.judged == 0 and state.only != number
+            ):  # not of one that leads alone: keys that it takes live by a clock that misses time
                 asleep = server._replace(judged=-JUMP)
                 leader = None if state.leader == number else state.leader  # for longer than a lead lasts
                 yield f"{number} sleeps", _put(state, number, asleep)._replace(jumps=state.jumps - 1, leader=leader)
@@ -160,6 +165,12 @@ class Model:
             return False
         others_could = any(each.is_sure for each in self._heard(state, number))
         return server.is_sure or not others_could or not self.rules.doubtful_does_not_lead
+
+    def _may_stand(self, state: State, number: int) -> bool:
+        """Where nobody leads for long, one that is not sure does."""
+        if state.only is None:
+            return self._may_lead(state, number)
+        return state.only == number and state.servers[number].judged is not None
 
     # ── leading ──
 

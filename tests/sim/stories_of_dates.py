@@ -190,6 +190,41 @@ async def door_without_a_date(stage: Stage, by_ms: int) -> None:
     assert (await request(stage, node, told_ms)).status is Status.OK
 
 
+async def nobody_else_can_lead(stage: Stage) -> None:
+    """Of the replicas one is dead and the others' dates have jumped, each to another hour; a server that has no replica
+    is sure of its date."""
+    hosts = [node for node in stage.cluster.nodes if node.id in stage.cluster.ring.partitions[P].replicas]
+    (stranger,) = set(stage.cluster.nodes) - set(hosts)
+    leader = stage.leader
+    other, dead = [node for node in hosts if node is not leader]
+    dead.crash()
+    leader.sim.clock.step_wall(HOUR_MS)
+    other.sim.clock.step_wall(-HOUR_MS)
+    await asyncio.sleep(2 * NOTICED_S)
+    assert [node.served.dating.told().is_sure for node in (leader, other, stranger) if node.served] == [0, 0, 1]
+    assert P in leader.leads
+    leader.crash(power=True)
+    leader.start()
+    await asyncio.sleep(40.0)
+    assert P in other.leads, "it is not sure, but the leader has no date at all now"
+    other.sim.clock.set_right()
+    leader.sim.clock.set_right()
+
+
+async def metadata_away(stage: Stage) -> None:
+    """Nobody could take the lead."""
+    leader = stage.leader
+    stage.cluster.metadata.stop()
+    await asyncio.sleep(1.0)
+    leader.sim.clock.step_wall(HOUR_MS)
+    await asyncio.sleep(2 * NOTICED_S)
+    assert leader.leads
+    assert (await stage.put(leader)).status is Status.OK
+    stage.cluster.metadata.start()
+    await asyncio.sleep(2 * NOTICED_S)
+    assert stage.leader is not leader
+
+
 async def leader_whose_date_jumps(stage: Stage, by_ms: int = HOUR_MS) -> None:
     node = await jump(stage, by_ms)
     await asyncio.sleep(NOTICED_S)

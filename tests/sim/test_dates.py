@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -22,6 +23,8 @@ from tests.sim.stories_of_dates import (
     leader_whose_date_jumps,
     ledgers,
     log_ahead,
+    metadata_away,
+    nobody_else_can_lead,
     pin_over_a_jump,
     pins_of,
     put_for,
@@ -98,6 +101,14 @@ def test_a_log_is_kept_for_as_long_as_it_is_to_be(whose: str) -> None:
         assert (await ledgers(stage))[: len(before)] == before
 
     play(story, knobs(roll_entries=3, retention_ms=10 * MINUTE_MS))
+
+
+def test_a_partition_that_only_servers_with_doubtful_dates_can_lead_is_led() -> None:
+    play(nobody_else_can_lead, replace(knobs(), nodes=4, partitions=4))
+
+
+def test_a_jump_while_the_metadata_store_is_away_costs_no_lead_that_nobody_can_take() -> None:
+    play(metadata_away, knobs())
 
 
 def test_what_a_majority_agrees_on_is_believed() -> None:
