@@ -75,7 +75,8 @@ async def _set_apart(
         if not listed.ledgers:
             return
         kept = list_codec.decode(data, what=path)
-        both = replace(kept, epoch=listed.epoch, ledgers=(*kept.ledgers, *listed.ledgers))
+        more = (each for each in listed.ledgers if not kept.names(each.id))
+        both = replace(kept, epoch=listed.epoch, ledgers=(*kept.ledgers, *more))
         change.append(SetData(path, list_codec.encode(both), stat.version))
     if listed.ledgers:
         change.append(SetData(paths.partition_log(partition), list_codec.encode(LedgerList()), version))

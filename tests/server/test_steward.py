@@ -282,6 +282,18 @@ async def test_what_a_leader_lists_while_a_log_is_set_apart_is_kept_too(
     assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
 
 
+async def test_a_ledger_that_is_listed_and_kept_is_kept_once(world: World) -> None:
+    """As a crash of an older build left them."""
+    await log_of(world, P1, 1)
+    await retire(world)
+    data, _ = await world.store.get(paths.partition_log(P1))
+    await ensure_path(world.store, paths.KEPT)
+    await world.store.create(paths.kept_log(P1), data)
+    await log_of(world, P1, 2)
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2]
+
+
 async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) -> None:
     """Added and cancelled at once. As one whose log is gone it would have ended every stream."""
     await log_of(world, P2, 3)
