@@ -11,9 +11,10 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from itertools import islice
 from multiprocessing import get_context
 
 from tests.sim.faults import FAULTS
@@ -66,12 +67,12 @@ def play(seeds: range) -> Tally:
     return tally
 
 
-def tallies(seeds: range) -> Iterator[Tally]:
+def tallies(seeds: range, play: Callable[[range], Tally] = play) -> Iterator[Tally]:
     """Those of a few seeds each, in order, played by all processors."""
     chunks = iter(seeds[at : at + SEEDS_PER_TASK] for at in range(0, len(seeds), SEEDS_PER_TASK))
     processes = os.cpu_count() or 1
     with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
-        waiting = [pool.submit(play, chunk) for chunk, _ in zip(chunks, range(processes * TASKS_AHEAD), strict=False)]
+        waiting = [pool.submit(play, chunk) for chunk in islice(chunks, processes * TASKS_AHEAD)]
         while waiting:
             yield waiting.pop(0).result()
             waiting += [pool.submit(play, chunk) for chunk in [next(chunks, None)] if chunk is not None]
