@@ -51,7 +51,9 @@ class _Handlers(grpc.GenericRpcHandler):
 
 def _guarded(handler: Any) -> Any:
     if handler.request_streaming:
-        return handler._replace(stream_stream=_streaming(handler.stream_stream))
+        is_generator = inspect.isasyncgenfunction(handler.stream_stream)
+        streaming = _streaming_pages if is_generator else _streaming
+        return handler._replace(stream_stream=streaming(handler.stream_stream))
     parsing = handler._replace(request_deserializer=_parser(handler.request_deserializer))
     if handler.response_streaming:
         kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _unary
@@ -95,6 +97,20 @@ def _streaming(behaviour: Behaviour) -> Behaviour:
     async def answer(requests: Any, context: Any) -> Any:
         try:
             return await behaviour(requests, context)
+        except DecodeError as error:
+            await abort(context, Malformed(str(error)).error)
+
+    return answer
+
+
+def _streaming_pages(behaviour: Behaviour) -> Behaviour:
+    """The same of one that yields its answers."""
+
+    async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
+        try:
+            async with aclosing(behaviour(requests, context)) as answers:
+                async for each in answers:
+                    yield each
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
 

@@ -6,11 +6,12 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc  # type: ignore[import-untyped]
 
 from kvstore.env.tls import Tls
 from kvstore.rpc.channels import CONCURRENT_CALLS_MAX, CONNECTIONS_MAX, server_options
+from kvstore.rpc.health import SERVICE, Health
 from kvstore.rpc.malformed import Guarded
 
 Register = Callable[[grpc.aio.Server], None]
@@ -26,12 +27,13 @@ class GrpcServer:
         self._server = grpc.aio.server(
             options=server_options(connections_max), maximum_concurrent_rpcs=CONCURRENT_CALLS_MAX
         )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        guarded = cast("grpc.aio.Server", Guarded(self._server))
+        self._health = Health()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, guarded)
         for add in register:
-            add(cast("grpc.aio.Server", Guarded(self._server)))
-        names = (*services, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+            add(guarded)
+        names = (*services, SERVICE, reflection.SERVICE_NAME)
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(reflection.aio.ReflectionServicer(names), guarded)
 
     async def start(self, address: str, tls: Tls | None = None) -> int:
         """Listen on `host:port`; returns the port. Health says NOT_SERVING until told otherwise. Raises OSError."""
@@ -59,9 +61,9 @@ class GrpcServer:
         """What health answers, of all services or of those named."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in services or ("", *self._services):
-            await self._health.set(service, status)
+            self._health.set(service, status)
 
     async def stop(self, grace_s: float) -> None:
         """Accept no more calls, give those under way `grace_s`, then cancel them."""
-        await self._health.enter_graceful_shutdown()
+        self._health.end()
         await self._server.stop(grace_s)

@@ -13,6 +13,7 @@ from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, StoreError, 
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.paths import LEDGER_MAX
 from kvstore.meta.store import SessionState
 from kvstore.partition.claim import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
@@ -179,6 +180,8 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return response
 
     async def _ledger(self, ledger: LedgerId) -> admin_pb2.LedgerResponse:
+        if ledger > LEDGER_MAX:
+            raise InvalidRequest(f"want a ledger id up to {LEDGER_MAX}, got {ledger}")
         metadata, _ = await LedgerStore(self._source.store).read(ledger)
         return admin_pb2.LedgerResponse(ledger=ledger_status(metadata))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from kvstore.errors import (
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
-from kvstore.ring import PartitionState
+from kvstore.ring import PartitionState, Ring
 from kvstore.rpc.status import abort
 from kvstore.server.backend import Backend
 from kvstore.server.feed_pages import Bounds, Page
@@ -124,9 +125,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
             raise InvalidRequest(f"want until >= after, got {request.until} and {request.after}")
         ring = self._feeds.ring()
         if partition not in ring.partitions and partition not in ring.retired:
-            ring = await self._feeds.newest_ring()
-            if partition not in ring.partitions and partition not in ring.retired:
-                raise InvalidRequest(f"no partition {partition!r}; there are {sorted(ring.partitions)}")
+            _check_partitions([partition], await self._feeds.newest_ring())
         place = await self._place(request)
         is_kept = False
         try:
@@ -218,7 +217,9 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
             raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a week")
         deadline_ms = self._env.clock.date_ms() + request.ttl_ms
-        left = await self._feeds.left(await self._feeds.newest_ring())
+        ring = await self._feeds.newest_ring()
+        _check_partitions(request.positions, ring)
+        left = await self._feeds.left(ring)
         for partition, after in sorted(request.positions.items()):
             if partition not in left:  # nobody trims such a log: it stays for the retention as it is, then it goes
                 await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
@@ -272,6 +273,14 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
         except NoSuchLedger:
             raise PositionTrimmed(partition, after, (await self._feeds.end(partition))[2]) from None
+
+
+def _check_partitions(named: Iterable[str], ring: Ring) -> None:
+    """Raises InvalidRequest for one that the ring does not know: it would be asked for in the metadata store by its
+    name, and a tail that fails at that ends the process."""
+    for each in sorted(named):
+        if each not in ring.partitions and each not in ring.retired:
+            raise InvalidRequest(f"no partition {each[:80]!r}; there are {sorted(ring.partitions)}")
 
 
 def _pin_name(hold: str, deadline_ms: int | None = None) -> str:

@@ -4,6 +4,7 @@ memory. A crowd on another door does not keep it from saying that the process is
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
@@ -23,6 +24,8 @@ SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+RESTS = 9
+"""How many times as long as a costly page took to make it is given out as it is."""
 LAG_LOOK_S = 0.25
 """How often the event loop's delay is measured."""
 
@@ -56,6 +59,7 @@ class HttpDoor:
         self._lag = LoopLag()
         self._registry.register(Collected(shown, self._lag))
         ProcessCollector(namespace="", registry=self._registry)
+        self._measured = Rested(lambda: generate_latest(self._registry), lambda: asyncio.get_running_loop().time())
         self._pages = {
             "/": self._status,
             "/healthz": self._healthz,
@@ -111,7 +115,7 @@ class HttpDoor:
         return _ok_unless([*self._shown.not_ready(), *leaderless])
 
     def _metrics(self, _: web.BaseRequest) -> web.Response:
-        return web.Response(body=generate_latest(self._registry), content_type="text/plain", charset="utf-8")
+        return web.Response(body=self._measured.take(), content_type="text/plain", charset="utf-8")
 
 
 def _ok_unless(faults: Sequence[str]) -> web.Response:
@@ -151,6 +155,25 @@ class Connections(web.Server):
             del self._silent[request.transport]
             self._silent[request.transport] = None
         return self._answer(request)
+
+
+class Rested:
+    """A page that is costly to make. It takes at most a tenth of the event loop, however often and whoever asks for it:
+    everything in this process waits meanwhile, leases too."""
+
+    def __init__(self, make: Callable[[], bytes], now: Callable[[], float]) -> None:
+        self._make, self._now = make, now
+        self._made = b""
+        self._until = -math.inf
+
+    def take(self) -> bytes:
+        """The page, as it is or was a moment ago."""
+        began = self._now()
+        if began >= self._until:
+            self._made = self._make()
+            ended = self._now()
+            self._until = ended + RESTS * (ended - began)
+        return self._made
 
 
 class Collected:

@@ -12,7 +12,7 @@ import grpc
 
 from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
-from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.commands import Code, Flag, Op, Result, Sink
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
@@ -142,13 +142,20 @@ class KV(kv_pb2_grpc.KVServicer):
         await context.send_initial_metadata(())
         session = _frames(self, "Session", UNSENT_BYTES_MAX)
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
+        wrong: InvalidRequest | None = None
         try:
             while (frame := await context.read()) is not grpc.aio.EOF:
-                session.accept(frame)
+                try:
+                    session.accept(frame)
+                except InvalidRequest as error:
+                    wrong = error
+                    break
                 await session.wait_room()
             await session.wait_all_done()
             session.finish()
-            await sending
+            await sending  # also before an error: what came earlier has its answers
+            if wrong is not None:
+                await abort(context, wrong)
         finally:
             session.close()
             sending.cancel()

@@ -18,7 +18,7 @@ from kvstore.rpc.channels import timeout_s
 from kvstore.server.answers import Outbox
 from kvstore.server.backend import Backend
 from kvstore.server.batch_room import BatchRoom, read_bytes
-from kvstore.server.frames import OPERATIONS_MAX, check_one_partition, ops_of
+from kvstore.server.frames import OPERATIONS_MAX, check_numbers, check_one_partition, ops_of
 from kvstore.types import PartitionId
 
 OPEN_MAX = 16_384
@@ -87,8 +87,11 @@ class Session:
         self.closed = False
 
     def accept(self, frame: kv_pb2.Frame) -> None:
-        """Hand a frame's operations over. What is malformed is answered so; the stream lives."""
+        """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest, and
+        hands nothing of the frame over, where its operations' numbers are too large for an answer."""
         timeout = timeout_s(frame.timeout_ms)
+        for lane in frame.lanes:
+            check_numbers(lane.first)
         for lane in frame.lanes:
             count = max(len(lane.keys), len(lane.codes))
             try:

@@ -12,7 +12,7 @@ import grpc
 import pytest
 
 from kvstore.cli import admin, ring_changes
-from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc import channels
 
@@ -115,3 +115,19 @@ def test_what_only_shows_has_no_id(serve: Callable[..., Servers]) -> None:
     with pytest.raises(StoreError):
         change(dry_run=True)
     assert servers.asked == [""]
+
+
+def test_a_refusal_does_not_hide_that_an_attempt_before_it_may_be_done(serve: Callable[..., Servers]) -> None:
+    """Another server may know an older ring, or fewer servers, and refuse what the first one has written."""
+    servers = serve(
+        Lost(), Lost(grpc.StatusCode.PERMISSION_DENIED, "want 3 replicas, but 2 servers can hold one"), None
+    )
+    with pytest.raises(OutcomeUnknown, match="want 3 replicas") as caught:
+        change()
+    assert f"--operation {servers.asked[0]}" in str(caught.value)
+
+
+def test_a_refusal_behind_what_reached_nobody_is_one(serve: Callable[..., Servers]) -> None:
+    serve(NOT_SENT, Lost(grpc.StatusCode.PERMISSION_DENIED, "no"))
+    with pytest.raises(InvalidRequest):
+        change()

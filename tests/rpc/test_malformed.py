@@ -105,3 +105,24 @@ async def test_a_stream_that_is_cancelled_ends_the_method_behind_it(served: tupl
     call.cancel()
     async with asyncio.timeout(PATIENCE_S):
         await service.ended.wait()
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/grpc.health.v1.Health/Check",
+        "/grpc.health.v1.Health/Watch",
+        "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+async def test_health_and_reflection_refuse_what_cannot_be_parsed_without_a_line_in_the_log(
+    served: tuple[Service, grpc.aio.Channel], path: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    _, channel = served
+    call: Any = channel.stream_stream(path)(timeout=PATIENCE_S)
+    await call.write(MALFORMED)
+    await call.done_writing()
+    with caplog.at_level(logging.WARNING), pytest.raises(grpc.aio.AioRpcError) as caught:
+        await call.read()
+    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert caplog.records == []

@@ -120,3 +120,59 @@ async def _first_byte(reader: asyncio.StreamReader) -> bytes:
         return await reader.read(1)
     except ConnectionError:
         return b""
+
+
+async def watch_unread(port: int) -> asyncio.StreamWriter:
+    """Somebody who watches the health and has no room for any answer. Returns once the server has begun to answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    no_room = struct.pack(">HI", 4, 0)
+    fields = {
+        ":method": "POST",
+        ":scheme": "http",
+        ":path": "/grpc.health.v1.Health/Watch",
+        ":authority": "x",
+        "content-type": "application/grpc",
+        "te": "trailers",
+    }
+    head = b"".join(bytes((0, len(n))) + n.encode() + bytes((len(v),)) + v.encode() for n, v in fields.items())
+    frames = ((4, 0, 0, no_room), (1, 4, 1, head), (0, 1, 1, bytes(5)))
+    writer.write(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+    for kind, flags, stream, body in frames:
+        writer.write(struct.pack(">I", len(body))[1:] + bytes((kind, flags)) + struct.pack(">I", stream) + body)
+    while True:
+        header = await asyncio.wait_for(reader.readexactly(9), PATIENCE_S)
+        await reader.readexactly(int.from_bytes(header[:3]))
+        if header[3] == 1:  # HEADERS: what they head waits for room
+            return writer
+
+
+async def test_who_watches_the_health_and_reads_nothing_keeps_nobody_from_changing_it() -> None:
+    running = GrpcServer(["a.Service"], [])
+    port = await running.start("127.0.0.1:0")
+    writer = await watch_unread(port)
+    async with asyncio.timeout(PATIENCE_S):
+        await running.set_serving(True)
+        assert await health_of(port, "") == SERVING
+        await running.stop(0.1)
+    writer.close()
+
+
+async def test_who_watches_the_health_is_told_of_each_change(server: tuple[GrpcServer, int]) -> None:
+    running, port = server
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        known = stub.Watch(health_pb2.HealthCheckRequest(service="a.Service"), timeout=PATIENCE_S)
+        unknown = stub.Watch(health_pb2.HealthCheckRequest(service="nobody"), timeout=PATIENCE_S)
+        assert (await known.read()).status == NOT_SERVING
+        assert (await unknown.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+        for serving, status in ((True, SERVING), (False, NOT_SERVING)):
+            await running.set_serving(serving)
+            assert (await known.read()).status == status
+
+
+async def test_a_service_name_that_is_kept_while_it_is_watched_is_short(server: tuple[GrpcServer, int]) -> None:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{server[1]}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub.Watch(health_pb2.HealthCheckRequest(service="s" * 1_000_000), timeout=PATIENCE_S).read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT

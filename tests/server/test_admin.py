@@ -194,3 +194,9 @@ def test_numbers_of_nested_statistics_have_dotted_names() -> None:
         "a.c.d": 2.5,
         "e": 1.0,
     }
+
+
+async def test_a_ledger_id_that_no_ledger_has_is_refused(stub: Any) -> None:
+    for ledger in (2**63, 2**64 - 1):
+        error = await failure_of(stub.Ledger(admin_pb2.LedgerRequest(ledger=ledger), timeout=PATIENCE_S))
+        assert isinstance(error, InvalidRequest)

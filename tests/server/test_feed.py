@@ -392,3 +392,13 @@ async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Read
     await reading.hold("stream", {"p1": 0, "p2": 0}, 60)
     assert len(await world.store.children(paths.partition_pins(P2))) == 1
     assert await world.store.children("/partitions") == ["p2"]
+
+
+@pytest.mark.parametrize("name", ["p9", "", ".", "a\n\0b", "../p1", "p" * 5000])
+async def test_a_hold_of_a_partition_that_never_was_is_refused_and_harms_nobody(reading: Reading, name: str) -> None:
+    """It ended the process: its name was asked for in the metadata store by a task that must not fail."""
+    world = reading.world
+    with pytest.raises(InvalidRequest, match="no partition"):
+        await reading.hold("stream", {name: 1}, 60)
+    assert world.feeds.known_tail(PartitionId(name)) is None
+    assert (await reading.page("p1", 0)).next == 0

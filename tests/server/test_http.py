@@ -245,3 +245,20 @@ def test_a_move_makes_no_metrics_of_its_own_name() -> None:
 def test_nothing_to_count_makes_no_metrics() -> None:
     assert list(metrics_of("server", {})) == []
     assert list(metrics_of("server", {"name": "text"})) == []
+
+
+def test_a_costly_page_takes_a_tenth_of_the_event_loop_however_often_it_is_asked_for() -> None:
+    now, spent_s = 0.0, 0.0
+
+    def make() -> bytes:
+        nonlocal now, spent_s
+        now, spent_s = now + 0.02, spent_s + 0.02
+        return b"%.2f" % now
+
+    page = http.Rested(make, lambda: now)
+    assert page.take() == page.take() == b"0.02"
+    for _ in range(10_000):
+        page.take()
+        now += 0.001
+    assert spent_s <= now / 10 + 0.02
+    assert now - float(page.take()) <= 0.2, "it is not old"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
+from kvstore.errors import InvalidRequest
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
 from kvstore.server.batch_room import BatchRoom
@@ -92,3 +95,18 @@ async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: P
         (answers,) = session.take()
         assert [each.number for each in answers.results] == [2]
         assert [(list(each.numbers), each.reason) for each in answers.failures] == [([3], "OVERLOADED")]
+
+
+async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_of_it_is_done(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        session = Session(backend, env.clock)
+        good = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
+        far = kv_pb2.Lane(first=2**64 - 1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
+        with pytest.raises(InvalidRequest):
+            session.accept(kv_pb2.Frame(lanes=[good, far]))
+        session.finish()
+        assert session.is_finished, "nothing is under way"
+        session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"], codes=[kv_pb2.GET])]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        assert list(answers.absent) == [1]
