@@ -87,8 +87,8 @@ class Session:
         self.closed = False
 
     def accept(self, frame: kv_pb2.Frame) -> None:
-        """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest, and
-        hands nothing of the frame over, where its operations' numbers are too large for an answer."""
+        """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest
+        where its operations' numbers are too large for an answer; nothing of the frame is handed over then."""
         timeout = timeout_s(frame.timeout_ms)
         for lane in frame.lanes:
             check_numbers(lane.first)
