@@ -38,11 +38,10 @@ def ask_admin(
                 return work(admin_pb2_grpc.AdminStub(channel), timeout_s)
             except grpc.RpcError as error:
                 found = from_rpc_error(error)
-                is_unknown = isinstance(failure, OutcomeUnknown | MetadataUnknown)
                 if isinstance(found, OutcomeUnknown | MetadataUnknown) and again:
                     failure = found
                 elif not isinstance(found, Unavailable):
-                    if is_unknown:  # the refusal is about this attempt; the one before may still be done
+                    if isinstance(failure, OutcomeUnknown | MetadataUnknown):  # that attempt may still be done
                         raise OutcomeUnknown(f"{failure}; asked again: {found}") from error
                     raise found from error
                 elif isinstance(failure, Unavailable):  # what may be done stays so

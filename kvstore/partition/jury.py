@@ -55,8 +55,8 @@ def judge(
     origins: Origins = NO_ORIGINS,
 ) -> Verdict:
     """What is to be thought of `me`, from what each replica has said of the checks from `since` on, where a difference
-    was seen first. Whoever said nothing may be of either mind. Those whose states come
-    through one replica, by `origins`, are one witness."""
+    was seen first. Whoever said nothing may be of either mind. Those whose states come through one replica, by
+    `origins`, are one witness."""
     mine = checks[me]
     if trusted is not None and trusted.seq >= since and trusted.seq in mine:
         return Verdict.RIGHT if mine[trusted.seq] == trusted.crc else Verdict.OUTVOTED

@@ -17,7 +17,7 @@ UNLED_S = 10.0
 
 class Standing:
     """Of one replica: `feed` takes what has happened, `is_led` says whether anybody is known to lead, `serves` whether
-    this replica does, `resign` offers the lead to others."""
+    this replica does, `offer` asks others to take the lead."""
 
     def __init__(
         self,
@@ -25,10 +25,10 @@ class Standing:
         feed: Callable[[Event], None],
         is_led: Callable[[], bool],
         serves: Callable[[], bool],
-        resign: Callable[[], Awaitable[None]],
+        offer: Callable[[], Awaitable[None]],
     ) -> None:
         self._clock, self._feed, self._is_led = clock, feed, is_led
-        self._serves, self._resign = serves, resign
+        self._serves, self._offer = serves, offer
         self._led_at = clock.now()
         self._might = True
 
@@ -49,5 +49,5 @@ class Standing:
         while True:
             is_offered = not self.look() and self._serves()
             if is_offered:
-                await self._resign()
+                await self._offer()
             await asyncio.sleep(OFFER_AGAIN_S if is_offered else LOOK_S)
