@@ -29,7 +29,7 @@ from kvstore.bookie.record import (
     encode_group_header,
     encode_record_head,
 )
-from kvstore.bookie.room import JournalFull, Use, kept_bytes, leaves
+from kvstore.bookie.room import JournalFull, Use, kept_bytes, leaves, start_bytes
 from kvstore.bookie.segment import OpenFiles, Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
@@ -128,12 +128,20 @@ class Journal:
         return use is not Use.ADD and (is_left or self._may_take(size, use))
 
     def _may_take(self, size: int, use: Use) -> bool:
-        """Whether a small segment of so many bytes may be made of the reserve; half of that is for facts alone."""
-        stays = 0 if use is Use.FACT else self._config.reserve_bytes // 2
-        return use >= Use.REWRITE and self._env.disk.free_bytes() >= self._piece_bytes(size) + stays
+        """Whether a small segment for a record of so many bytes may be made of the reserve; half of that is for facts
+        alone."""
+        config, start = self._config, start_bytes(self._config.segment_bytes)
+        stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)
+        return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
 
-    def _piece_bytes(self, size: int) -> int:
-        return max(size + _overhead(len(self._segments) + 1), kept_bytes(self._config.segment_bytes))
+    def _piece_bytes(self, size: int, use: Use) -> int:
+        """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so
+        that there are few of them."""
+        needed, usual = size + _overhead(len(self._segments) + 2), kept_bytes(self._config.segment_bytes)
+        return max(needed, min(usual, self._free_bytes() // 2) if use is Use.FACT else usual)
+
+    def _free_bytes(self) -> int:
+        return self._env.disk.free_bytes(self._config.journal_dir)
 
     def append(
         self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
@@ -325,7 +333,7 @@ class Journal:
             raise JournalFull
         try:
             if spare is None:
-                spare = self._create(0, self._piece_bytes(size))
+                spare = self._create(0, self._piece_bytes(size, use))
             elif needed > spare.capacity:
                 spare.handle.allocate(needed)
                 spare.capacity = needed
@@ -346,10 +354,7 @@ class Journal:
         if self._spare is not None or self._is_stopped:
             return
         try:
-            if (
-                self._env.disk.free_bytes(self._config.journal_dir)
-                < self._config.segment_bytes + self._config.reserve_bytes
-            ):
+            if self._free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
                 raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
             self._spare = self._create(0, self._config.segment_bytes)
         except OSError as error:

@@ -14,7 +14,7 @@ from kvstore.bookie.replay import Replayed
 from kvstore.bookie.room import Use
 from kvstore.env.ports import Disk
 
-SHARES = (1, 1, 4, 16, 64)
+SHARES = (1, 1, 4, 16, 64, 1024)
 """Of a segment's size: what is tried for the first one, if there is no room for more."""
 
 

@@ -37,6 +37,12 @@ def kept_bytes(segment_bytes: int) -> int:
     return min(KEPT_MAX, segment_bytes // KEPT_SHARE)
 
 
+def start_bytes(segment_bytes: int) -> int:
+    """Of a full disk: what no small segment takes, because a start needs one of its own. A bookie that cannot start
+    answers no reads either."""
+    return kept_bytes(segment_bytes) // 4
+
+
 def leaves(use: Use, segment_bytes: int) -> int:
     """How many bytes of the present segment a record must leave free on a full disk."""
     kept = kept_bytes(segment_bytes)

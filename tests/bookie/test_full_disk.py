@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.bookie.reclaim import Reclaimer
-from kvstore.bookie.room import KEPT_MAX, Use, kept_bytes, leaves
+from kvstore.bookie.room import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Metadata, Shelf, metadata, run, segments, tiny
 from tests.sim.env import SimWorld
@@ -105,6 +105,44 @@ def test_fences_take_segments_from_the_reserve_when_the_present_one_is_used_up(w
     run(world, scenario())
 
 
+def test_a_fence_takes_whatever_is_left_also_less_than_one_of_the_usual_pieces(world: SimWorld, meta: Metadata) -> None:
+    """Each fence that fails is a recovery that has to wait, and with it whoever is to lead next."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+        disk = world.node("b1").disk
+        disk.set_capacity(12 * SEGMENT)
+        await add_all(shelf, OLD)
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + kept_bytes(SEGMENT) - 1)
+        fenced = 0
+        while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
+            fenced += 1
+        assert disk.free_bytes() < start_bytes(SEGMENT) + 500, "nothing that a fence could have taken is left"
+        assert len(segments(disk)) < 20, "and not in one piece each"
+        shelf.storage.stop()
+        again = await Shelf(shelf.env, tiny(segment_bytes=SEGMENT), meta).start()
+        for ledger in range(1000, 1000 + fenced):
+            assert await again.add(ledger, 0) is Status.FENCED
+
+    run(world, scenario())
+
+
+def test_room_is_looked_for_on_the_disk_of_the_journal(world: SimWorld, meta: Metadata) -> None:
+    """It may be another one than that of the data directory."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+        disk, journal_dir = world.node("b1").disk, tiny().journal_dir
+        disk.set_capacity(12 * SEGMENT)
+        await add_all(shelf, OLD)
+        free_bytes = disk.free_bytes
+        disk.free_bytes = lambda path="": free_bytes(path) if path == journal_dir else 0  # type: ignore[method-assign]
+        for ledger in range(1000, 1400):
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
+
+    run(world, scenario())
+
+
 def test_an_add_that_is_refused_for_want_of_room_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
     """Not even the key of its ledger: writers ask again and again."""
 
@@ -123,4 +161,5 @@ def test_an_add_that_is_refused_for_want_of_room_leaves_nothing_behind(world: Si
 def test_what_each_use_leaves_free() -> None:
     assert kept_bytes(64 << 20) == KEPT_MAX
     assert kept_bytes(SEGMENT) == SEGMENT // 8
+    assert start_bytes(64 << 20) == 2 << 20
     assert [leaves(use, 64 << 20) for use in (Use.COPY, Use.REWRITE, Use.FACT)] == [KEPT_MAX, KEPT_MAX // 2, 0]

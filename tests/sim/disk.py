@@ -178,7 +178,7 @@ class SimDisk:
             self.oplog.synced_dir(path)
 
     def free_bytes(self, path: str = "") -> int:
-        return max(0, self.config.capacity_bytes - self._used_bytes())
+        return self._left_bytes()
 
     def real_path(self, path: str) -> str:
         raise NotImplementedError(f"{path} is simulated: it has no path in the machine's file system")
@@ -299,7 +299,7 @@ class SimDisk:
     def reserve(self, inode: Inode, size: int) -> None:
         """Raise ENOSPC unless `inode` may grow to `size`."""
         growth = size - inode.cache.size
-        if growth > 0 and self.config.capacity_bytes < 1 << 40 and growth > self.free_bytes():
+        if growth > 0 and self.config.capacity_bytes < 1 << 40 and growth > self._left_bytes():
             probe("disk.full")
             raise OSError(ENOSPC, "no space left on the simulated disk")
 
@@ -307,6 +307,9 @@ class SimDisk:
         for damaged, where in self._unreadable:
             if damaged is inode and offset < where.stop and where.start < offset + size:
                 raise OSError(EIO, "these bytes cannot be read")
+
+    def _left_bytes(self) -> int:
+        return max(0, self.config.capacity_bytes - self._used_bytes())
 
     def _used_bytes(self) -> int:
         return sum(inode.cache.size for inode in self.names.now.files.values())
