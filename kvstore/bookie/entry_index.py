@@ -1,6 +1,7 @@
-"""Where a ledger's entries are: entry id → (place, size). Compact: 12 bytes per entry, holes included.
+"""Where a ledger's entries are: entry id → (place, size). Compact: 12 bytes per entry, holes included. Decides only.
 
-A place is one number: segment id, then the record's offset in it. Decides only.
+Holes are bounded by what is there, so that entries far from each other cost no more memory than as many that are not.
+A place is one number: segment id, then the record's offset in it.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from collections.abc import Iterator
 
 OFFSET_BITS = 40
 OFFSET_MASK = (1 << OFFSET_BITS) - 1
-HOLES_MAX = 1 << 16
-"""Longest run of missing entries that is kept as holes; entries further out go to a dict."""
+HOLES_MIN, HOLES_EACH = 1024, 16
+"""So many holes may there be, and so many more with each entry that is here; entries further out go to a dict, where
+each takes about as much as so many holes."""
 NOWHERE = (0, 0)
 """Place and size of an entry that is not here."""
 
@@ -31,14 +33,18 @@ def offset_of(place: int) -> int:
 class EntryIndex:
     """One ledger's entries. Place 0 means: not here."""
 
-    __slots__ = ("first", "others", "places", "sizes")
+    __slots__ = ("first", "holes", "others", "others_high", "others_low", "places", "sizes")
 
     def __init__(self) -> None:
         self.first = 0
         """The entry that stands first in the arrays."""
         self.places: array[int] = array("Q")
         self.sizes: array[int] = array("I")
+        self.holes = 0
+        """Entries in the arrays that are not here."""
         self.others: dict[int, tuple[int, int]] = {}
+        self.others_low, self.others_high = 1 << 63, -1
+        """No entry is or was out of the arrays below or above."""
 
     def put(self, entry: int, place: int, size: int) -> tuple[int, int]:
         """Record where `entry` is; returns the place and size of its former copy, NOWHERE if it is new."""
@@ -54,18 +60,49 @@ class EntryIndex:
         if not self.places:
             self.first = entry
         at = entry - self.first
-        if at < 0 or at > len(self.places) + HOLES_MAX:
+        missing = at + 1 - len(self.places)
+        if at < 0 or self.holes + missing - 1 > self._holes_max(len(self.places) + 1 - self.holes):
             before = self.others.get(entry, NOWHERE)
             self.others[entry] = (place, size)
+            self.others_low, self.others_high = min(self.others_low, entry), max(self.others_high, entry)
             return before
-        missing = at + 1 - len(self.places)
         if missing > 0:
             self.places.extend([0] * missing)
             self.sizes.extend([0] * missing)
-        before = (self.places[at], self.sizes[at]) if self.places[at] else self.others.pop(entry, NOWHERE)
+            self.holes += missing
+        is_new = not self.places[at]
+        before = self.others.pop(entry, NOWHERE) if is_new else (self.places[at], self.sizes[at])
+        self.holes -= is_new
         self.places[at] = place
         self.sizes[at] = size
         return before
+
+    @staticmethod
+    def _holes_max(entries: int) -> int:
+        return HOLES_MIN + HOLES_EACH * entries
+
+    def compact(self) -> None:
+        """Take what is out of the arrays into them, if by now there is enough of it. Whoever remembers where in the
+        arrays something begins must not do this."""
+        count = len(self.places) - self.holes + len(self.others)
+        if not self.others:
+            return
+        low = min(self.first, self.others_low)
+        if self.last - low + 1 - count > self._holes_max(count):
+            return
+        found = sorted((entry, *where) for entry, where in self.others.items())
+        if self.others_low < self.first + len(self.places):
+            found = sorted([*self._in_arrays(), *found])
+            self.first, self.places, self.sizes, self.holes = low, array("Q"), array("I"), 0
+        self.others, self.others_low, self.others_high = {}, 1 << 63, -1
+        for entry, place, size in found:
+            missing = [0] * (entry - self.first - len(self.places))
+            self.holes += len(missing)
+            self.places.extend([*missing, place])
+            self.sizes.extend([*missing, size])
+
+    def _in_arrays(self) -> Iterator[tuple[int, int, int]]:
+        return ((self.first + at, place, self.sizes[at]) for at, place in enumerate(self.places) if place)
 
     def get(self, entry: int) -> tuple[int, int]:
         """Place and size of `entry`; NOWHERE if it is not here."""
@@ -82,13 +119,13 @@ class EntryIndex:
             return False
         self.places.extend(places)
         self.sizes.extend(sizes)
+        self.holes += places.count(0)
         return True
 
     @property
     def last(self) -> int:
         """The highest entry id here, -1 if there is none."""
-        last = self.first + len(self.places) - 1 if self.places else -1
-        return max(last, max(self.others)) if self.others else last
+        return max(self.first + len(self.places) - 1 if self.places else -1, self.others_high)
 
     def entries(self) -> Iterator[int]:
         """Entry ids, rising."""
@@ -99,15 +136,17 @@ class EntryIndex:
 
     def runs(self) -> list[tuple[int, int]]:
         """The entries as runs (first, count), rising."""
-        if not self.others and 0 not in self.places:
+        if not self.others and not self.holes:
             return [(self.first, len(self.places))] if self.places else []
         runs: list[tuple[int, int]] = []
+        first = end = -1
         for entry in self.entries():
-            if runs and sum(runs[-1]) == entry:
-                runs[-1] = (runs[-1][0], runs[-1][1] + 1)
-            else:
-                runs.append((entry, 1))
-        return runs
+            if entry != end:
+                if end > first:
+                    runs.append((first, end - first))
+                first = entry
+            end = entry + 1
+        return [*runs, (first, end - first)] if end > first else runs
 
     def inside(self, file: int) -> list[tuple[int, int, int]]:
         """(entry, place, size) of the entries in segment `file`, rising by entry."""

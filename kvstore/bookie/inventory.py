@@ -5,6 +5,7 @@ Built from the journal at start and kept up to date with what the journal report
 
 from __future__ import annotations
 
+from collections import deque
 from struct import unpack
 
 from kvstore.bookie.checkpoint import ADMITTED, FENCED, LIMBO, Checkpoint, LedgerPart
@@ -38,15 +39,18 @@ class Inventory:
     def runs(self, ledger: Ledger) -> list[tuple[int, int]]:
         """The entries that are here and not known to be damaged, as runs (first, count), rising. Leaders copy the rest
         here again (docs/protocol.md, B14)."""
-        index, runs = ledger.index, []
-        bad = [e for (of, e), place in sorted(self.damaged.items()) if of == ledger.id and index.get(e)[0] == place]
+        index = ledger.index
+        bad = sorted(e for (of, e), place in self.damaged.items() if of == ledger.id and index.get(e)[0] == place)
+        if not bad:
+            return index.runs()
+        runs, left = [], deque(bad)
         for first, count in index.runs():
-            at = first
-            for entry in bad:
-                if at <= entry < first + count:
-                    runs += [(at, entry - at)] if entry > at else []
-                    at = entry + 1
-            runs += [(at, first + count - at)] if at < first + count else []
+            at, end = first, first + count
+            while left and left[0] < end:
+                entry = left.popleft()
+                runs += [(at, entry - at)] if entry > at else []
+                at = entry + 1
+            runs += [(at, end - at)] if at < end else []
         return runs
 
     def stored(self, segment: Segment, ledger: Ledger, entry: int, offset: int, size: int) -> None:
@@ -95,6 +99,7 @@ class Inventory:
             ledger.tail_from = -1
             ledger.tail_bytes = 0
             ledger.tail_moved = []
+            ledger.index.compact()
         self._tails = []
         self._dropped = []
         segment.touched.update(gone)
@@ -158,6 +163,7 @@ class Inventory:
             former, former_size = ledger.index.put(entry, place, size)
             if former and file_of(former) != segment.file:
                 self._forget(ledger, segment, former, former_size)
+        ledger.index.compact()
 
     def apply(self, segment: Segment, head: RecordHead, body: bytes) -> None:
         """Apply any record but an ADD."""
