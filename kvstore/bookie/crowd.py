@@ -1,5 +1,5 @@
-"""A bookie's connections: what both protocols answer with, what clients have not read, who gives way to one more.
-Decides only."""
+"""A bookie's connections: what both protocols answer with, what clients have not read, who gives way to one more, who
+may wait for news. Decides only."""
 
 from __future__ import annotations
 
@@ -13,6 +13,11 @@ UNREAD_SURE_BYTES = 4 << 20
 UNREAD_TOGETHER_BYTES = 128 << 20
 """Of all connections; beyond it those with more than UNREAD_SURE_BYTES get no more entries."""
 UNREAD_MAX_BYTES = 32 << 20
+POLLS_SURE = 64
+"""Long polls that a connection may have for certain."""
+POLLS_TOGETHER = 4096
+"""Of all connections; beyond it those with more than POLLS_SURE get no more. All that wait for one ledger are answered
+in one turn of the event loop."""
 
 
 class Answers(Protocol):
@@ -51,3 +56,8 @@ def has_room(connection: Member, size: int, connections: Iterable[Member]) -> bo
     if unread <= UNREAD_SURE_BYTES:
         return True
     return unread <= UNREAD_MAX_BYTES and sum(each.unread_bytes for each in connections) + size <= UNREAD_TOGETHER_BYTES
+
+
+def may_poll(own: int, together: int) -> bool:
+    """Whether a connection with so many long polls, of so many of all, may have one more."""
+    return own < POLLS_SURE or together < POLLS_TOGETHER

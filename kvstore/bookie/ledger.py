@@ -45,7 +45,7 @@ class Ledger:
         """The last explicit LAC packet as it came."""
         self.last_group = 0
         """The last journal group with a record of this ledger; on the disk if the journal has synced that group."""
-        self.waiters: list[Callable[[], None]] = []
+        self.waiters: dict[Callable[[], None], None] = {}
         """Called once, and forgotten, when `lac` rises or the ledger goes."""
         self.tail_from = -1
         """Where in `index.places` the entries of the segment that is being written begin; -1: none yet."""
@@ -63,7 +63,7 @@ class Ledger:
 
     def wake(self) -> None:
         """Let everyone who waits look again."""
-        waiters, self.waiters = self.waiters, []
+        waiters, self.waiters = self.waiters, {}
         for waiter in waiters:
             waiter()
 

@@ -20,6 +20,10 @@ ReadDone = Callable[[Status, int, bytes | None, int], Any]
 """Status, entry, packet, highest LAC known here."""
 
 
+def _nothing() -> None:
+    """There is nothing to take back."""
+
+
 # docs/protocol.md B2
 class Reader:
     """Answers from the inventory, after the journal's next sync where something is under way."""
@@ -69,6 +73,8 @@ class Reader:
         An entry that cannot be read ends it: whoever asks for that one first is told why."""
         entries_max, left = limits
         bodies, found = [body], self._ledgers.get(ledger)
+        if entry == LAST_ENTRY:
+            return bodies  # nothing follows the last one
         left -= 4 + len(body)
         while found is not None and len(bodies) < entries_max:
             place, size = found.index.get(entry + len(bodies))
@@ -106,30 +112,37 @@ class Reader:
             return
         done(Status.OK, explicit, body)
 
-    def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> None:
-        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout."""
+    def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
+        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
+        What is returned takes the question back: if it still waits it gets no answer."""
         found = self._ledgers.get(ledger)
         if found is None:
             done(self.absent(None), LAST_ENTRY, None, -1)
         elif found.lac > previous_lac or timeout_ms <= 0:
             self._answer_poll(found, previous_lac, done)
         else:
-            self._wait(found, previous_lac, min(timeout_ms, self._poll_ms_max), done)
+            return self._wait(found, previous_lac, min(timeout_ms, self._poll_ms_max), done)
+        return _nothing
 
-    def _wait(self, ledger: Ledger, previous_lac: int, timeout_ms: int, done: ReadDone) -> None:
+    def _wait(self, ledger: Ledger, previous_lac: int, timeout_ms: int, done: ReadDone) -> Callable[[], None]:
         def look() -> None:
             if ledger.lac <= previous_lac and self._ledgers.get(ledger.id) is ledger:
-                ledger.waiters.append(look)
+                ledger.waiters[look] = None
                 return
             timer.cancel()
             self._answer_poll(ledger, previous_lac, done)
 
         def give_up() -> None:
-            ledger.waiters.remove(look)
+            del ledger.waiters[look]
             self._answer_poll(ledger, previous_lac, done)
 
+        def take_back() -> None:
+            timer.cancel()
+            ledger.waiters.pop(look, None)
+
         timer = self._loop.call_later(timeout_ms / 1000, give_up)
-        ledger.waiters.append(look)
+        ledger.waiters[look] = None
+        return take_back
 
     def _answer_poll(self, ledger: Ledger, previous_lac: int, done: ReadDone) -> None:
         if self._ledgers.get(ledger.id) is not ledger:

@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.crowd import UNREAD_HIGH_BYTES, Answers, has_room, silent_one
+from kvstore.bookie.crowd import UNREAD_HIGH_BYTES, Answers, has_room, may_poll, silent_one
+from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.turns import Turns
 from kvstore.env.ports import Stream
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
@@ -44,6 +46,10 @@ class BookieService:
         self.storage = storage
         self.config = config
         self.connections: dict[BookieConnection, None] = {}
+        self.lists = Turns()
+        """Of the entries of a ledger: one with many holes takes long."""
+        self.polls = 0
+        """Long polls that wait, of all connections."""
 
     def handler(self) -> BookieConnection:
         """The handler of a new connection."""
@@ -81,6 +87,8 @@ class BookieConnection:
         self._adds = 0
         self._add_bytes = 0
         self._is_serve_due = False
+        self._polls: dict[object, Callable[[], None]] = {}
+        """How to take back each long poll that waits."""
         self._transport: Stream
         self._calls: dict[int, Callable[[int, pb.Request], None]] = {
             Operation.READ_ENTRY: self._read,
@@ -127,6 +135,10 @@ class BookieConnection:
         self._is_closed = True
         self._backlog.clear()
         self._out.clear()
+        for take_back in self._polls.values():
+            take_back()
+        self._service.polls -= len(self._polls)
+        self._polls.clear()
 
     @property
     def unread_bytes(self) -> int:
@@ -289,10 +301,29 @@ class BookieConnection:
             return
         done = partial(self._have_read, txn, read.ledger, is_fence)
         if is_poll:
-            self._storage.long_poll(read.ledger, read.previous_lac, read.timeout_ms, done=done)
+            self._poll(read, done)
             return
         key = read.master_key if read.HasField("master_key") else None
         self._storage.read(read.ledger, read.entry, key=key, fence=is_fence, done=done)
+
+    # docs/protocol.md B12
+    def _poll(self, read: pb.ReadRequest, have_read: ReadDone) -> None:
+        if not may_poll(len(self._polls), self._service.polls):
+            self._statistics.refused_overload += 1
+            have_read(Status.TOO_MANY_REQUESTS, read.entry, None, -1)
+            return
+        poll, is_answered = object(), False
+
+        def done(status: Status, entry: int, body: bytes | None, lac: int) -> None:
+            nonlocal is_answered
+            is_answered = True
+            self._service.polls -= self._polls.pop(poll, None) is not None
+            have_read(status, entry, body, lac)
+
+        take_back = self._storage.long_poll(read.ledger, read.previous_lac, read.timeout_ms, done=done)
+        if not is_answered:
+            self._polls[poll] = take_back
+            self._service.polls += 1
 
     def _have_read(
         self, txn: int, ledger: int, is_fence: bool, status: Status, entry: int, body: bytes | None, lac: int
@@ -314,11 +345,10 @@ class BookieConnection:
         def have_first(status: Status, _entry: int, first: bytes | None, _lac: int) -> None:
             def answer(status: Status) -> None:
                 self._end()
-                bodies = (
-                    []
-                    if first is None
-                    else self._storage.reader.read_on(asked.ledger, asked.entry, first, asked.limits)
-                )
+                bodies = [] if first is None else self._batch(asked, first)
+                if first is not None and not bodies:
+                    self._statistics.refused_overload += 1
+                    status = Status.TOO_MANY_REQUESTS
                 self._send(version_two.encode_batch_response(asked, status, bodies))
 
             self._when_deniable(status, asked.ledger, answer)
@@ -328,6 +358,13 @@ class BookieConnection:
             self._storage.read(asked.ledger, asked.entry, key=asked.fence_key, fence=is_fence, done=have_first)
         else:
             self._send(version_two.encode_batch_response(asked, Status.TOO_MANY_REQUESTS, ()))
+
+    def _batch(self, asked: BatchRead, first: bytes) -> list[bytes]:
+        """As many entries as may be kept until the client reads them; none if there is no room for any."""
+        connections, (_, size_max) = self._service.connections, asked.limits
+        if has_room(self, max(len(first), size_max), connections):
+            return self._storage.reader.read_on(asked.ledger, asked.entry, first, asked.limits)
+        return [first] if asked.fence_key is not None or has_room(self, len(first), connections) else []
 
     def _when_deniable(self, status: Status, ledger: int, answer: Callable[[Status], None]) -> None:
         """Give the status as the answer. "Not here" is said to a client that has not named this bookie only if it is
@@ -345,8 +382,7 @@ class BookieConnection:
     def _write_lac(self, txn: int, request: pb.Request) -> None:
         part = request.write_lac
         ledger = part.ledger
-        if not self._begin(is_priority=request.header.priority > 0):
-            self._send(wire.encode_status(txn, Operation.WRITE_LAC, Status.TOO_MANY_REQUESTS, ledger))
+        if not self._counted(txn, Operation.WRITE_LAC, ledger, request):
             return
 
         def done(status: Status) -> None:
@@ -355,11 +391,21 @@ class BookieConnection:
 
         self._storage.write_lac(ledger, part.body, part.master_key, done=done)
 
+    def _counted(self, txn: int, operation: Operation, ledger: int, request: pb.Request) -> bool:
+        """Count a question in, or refuse it."""
+        if self._begin(is_priority=request.header.priority > 0):
+            return True
+        self._send(wire.encode_status(txn, operation, Status.TOO_MANY_REQUESTS, ledger))
+        return False
+
     def _read_lac(self, txn: int, request: pb.Request) -> None:
         ledger = request.read_lac.ledger
+        if not self._counted(txn, Operation.READ_LAC, ledger, request):
+            return
 
         def done(status: Status, lac_body: bytes | None, last_entry: bytes | None) -> None:
             def answer(status: Status) -> None:
+                self._end()
                 self._send(wire.encode_read_lac_response(txn, status, ledger, lac_body, last_entry))
 
             self._when_deniable(status, ledger, answer)
@@ -368,20 +414,40 @@ class BookieConnection:
 
     def _list(self, txn: int, request: pb.Request) -> None:
         ledger = request.list_entries.ledger
+        if not self._counted(txn, Operation.LIST_ENTRIES, ledger, request):
+            return
 
-        def done(status: Status, runs: Any) -> None:
-            def answer(status: Status) -> None:
-                availability = encode_availability(runs) if status is Status.OK else None
-                self._send(wire.encode_list_response(txn, status, ledger, availability))
+        def look(ended: Callable[[], None]) -> None:
+            def done(status: Status, runs: Any) -> None:
+                ended()
+                self._have_listed(txn, ledger, status, runs)
 
-            self._when_deniable(status, ledger, answer)
+            if self._is_closed:
+                ended()
+            else:
+                self._storage.list_entries(ledger, done=done)
 
-        self._storage.list_entries(ledger, done=done)
+        self._service.lists.add(self, look)
+
+    def _have_listed(self, txn: int, ledger: int, status: Status, runs: Any) -> None:
+        availability = encode_availability(runs) if status is Status.OK else None
+        if availability is not None and not has_room(self, len(availability), self._service.connections):
+            self._statistics.refused_overload += 1
+            status, availability = Status.TOO_MANY_REQUESTS, None
+
+        def answer(status: Status) -> None:
+            self._end()
+            self._send(wire.encode_list_response(txn, status, ledger, availability))
+
+        self._when_deniable(status, ledger, answer)
 
     def _force(self, txn: int, request: pb.Request) -> None:
         ledger = request.force_ledger.ledger
+        if not self._counted(txn, Operation.FORCE_LEDGER, ledger, request):
+            return
 
         def done(status: Status) -> None:
+            self._end()
             self._send(wire.encode_status(txn, Operation.FORCE_LEDGER, status, ledger))
 
         self._storage.force(ledger, done=done)

@@ -380,9 +380,10 @@ class BookieStorage:
         """The last explicit LAC packet and the last entry packet; NO_ENTRY if there is neither."""
         self.reader.read_lac(ledger, done=done)
 
-    def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> None:
-        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout."""
-        self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
+    def long_poll(self, ledger: int, previous_lac: int, timeout_ms: int, *, done: ReadDone) -> Callable[[], None]:
+        """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
+        What is returned takes the question back."""
+        return self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
         """The entries here, as runs (first, count), rising."""

@@ -108,7 +108,7 @@ class LocalBookie(Protocol):
         timeout_ms: int,
         *,
         done: Callable[[Status, int, bytes | None, int], Any],
-    ) -> None:
+    ) -> object:
         """As `read`, once the LAC has passed `previous_lac` or at the timeout."""
         ...
 

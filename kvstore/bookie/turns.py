@@ -1,0 +1,37 @@
+"""Work that takes long: one piece in a turn of the event loop, and of everybody in turn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable
+
+Piece = Callable[[Callable[[], None]], None]
+"""Told whom to call, once, when it has ended."""
+
+
+class Turns:
+    """Begins the next piece after the former one has ended, so that others are served in between."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[Hashable, deque[Piece]] = {}
+        self._is_at_work = False
+
+    def add(self, owner: Hashable, piece: Piece) -> None:
+        self._waiting.setdefault(owner, deque()).append(piece)
+        if not self._is_at_work:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        self._is_at_work = bool(self._waiting)
+        if self._is_at_work:
+            self._loop.call_soon(self._next)
+
+    def _next(self) -> None:
+        owner, pieces = next(iter(self._waiting.items()))
+        del self._waiting[owner]
+        piece = pieces.popleft()
+        if pieces:
+            self._waiting[owner] = pieces  # behind all others
+        piece(self._go_on)

@@ -1,0 +1,192 @@
+"""What strangers may pile up on a bookie without a password (docs/protocol.md, B12)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from kvstore.bookie import crowd
+from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.turns import Piece, Turns
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto.bookkeeper import Status
+from tests.bookie.peer import Peer, Served, serve
+from tests.bookie.support import KEY, ME, Metadata, packet
+from tests.bookie.test_version_two import batch
+from tests.sim.env import SimWorld
+from tests.sim.pause import pause
+
+L = 7
+NAMED = wire.bookie_context(ME)
+
+
+def add(entry: int, size: int = 5) -> bytes:
+    return wire.encode_add(entry, L, entry, KEY, packet(L, entry, b"x" * size))
+
+
+@pytest.mark.parametrize("question", [wire.encode_force, wire.encode_list_entries])
+def test_questions_that_wait_for_a_sync_are_bounded(world: SimWorld, question: Callable[[int, int], bytes]) -> None:
+    """While a disk stands still they would pile up for ever."""
+
+    async def scenario(_: Served, peer: Peer) -> None:
+        await peer.ask(add(0))
+        world.node("b1").disk.slow_syncs((1, 1))
+        peer.send(add(1))
+        await pause(0.1)
+        peer.send(*(question(txn, L) for txn in range(100, 150)))
+        answers = [wire.decode_response(payload) for payload in await peer.answers(51)]
+        statuses = sorted(each.status for each in answers if each.txn >= 100)
+        assert statuses == [Status.OK] * 10 + [Status.TOO_MANY_REQUESTS] * 40
+        assert (await peer.ask(question(200, L))).status == Status.OK
+
+    serve(world, scenario, connection_pending_max=10)
+
+
+def test_questions_that_wait_for_the_metadata_are_bounded(world: SimWorld) -> None:
+    meta = Metadata()
+
+    async def scenario(_: Served, peer: Peer) -> None:
+        meta.gate = asyncio.Event()
+        peer.send(*(wire.encode_read_lac(txn, 1000 + txn) for txn in range(1, 51)))
+        await pause(0.1)
+        assert len(meta.asked) == 10
+        meta.gate.set()
+        answers = [wire.decode_response(payload) for payload in await peer.answers(50)]
+        assert sorted(each.status for each in answers) == [Status.NO_ENTRY] * 10 + [Status.TOO_MANY_REQUESTS] * 40
+
+    serve(world, scenario, meta, connection_pending_max=10)
+
+
+def test_batches_that_become_ready_for_who_does_not_read_are_refused_when_they_are_too_much(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        writer = await served.connect()
+        await writer.ask(add(0))
+        world.node("b1").disk.slow_syncs((1, 1))
+        writer.send(add(1, 100_000))
+        await pause(0.1)
+        peer.send(*(batch(1, 1, 1 << 20) for _ in range(200)))
+        await pause(0.1)
+        peer.transport.pause_reading()
+        await pause(3)
+        (connection,) = [each for each in served.service.connections if each.unread_bytes]
+        assert 0 < connection.unread_bytes <= crowd.UNREAD_SURE_BYTES + 200_000
+        peer.transport.resume_reading()
+        codes = [int.from_bytes(answer[4:8], "big") for answer in await peer.answers(200)]
+        assert set(codes) == {0, 106}
+
+    monkeypatch.setattr(crowd, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    serve(world, scenario)
+
+
+def test_lists_are_made_one_in_a_turn_of_the_event_loop(world: SimWorld) -> None:
+    """One of a ledger with many holes takes 60 ms: others are to be served in between."""
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(add(0))
+        made, in_this_turn, together = 0, 0, 0
+
+        def next_turn() -> None:
+            nonlocal in_this_turn
+            in_this_turn = 0
+
+        def counted(ledger: Ledger) -> list[tuple[int, int]]:
+            nonlocal made, in_this_turn, together
+            made, in_this_turn = made + 1, in_this_turn + 1
+            together = max(together, in_this_turn)
+            asyncio.get_running_loop().call_soon(next_turn)
+            return runs(ledger)
+
+        inventory = served.shelf.storage.inventory
+        runs, inventory.runs = inventory.runs, counted  # type: ignore[method-assign]
+        peer.send(*(wire.encode_list_entries(txn, L) for txn in range(50)))
+        await peer.answers(50)
+        assert (made, together) == (50, 1)
+
+    serve(world, scenario)
+
+
+def test_turns_go_round_and_nobody_waits_for_who_has_brought_much() -> None:
+    async def scenario() -> list[str]:
+        turns, done, all_done = Turns(), [], asyncio.Event()
+
+        def piece(name: str) -> Piece:
+            def work(ended: Callable[[], None]) -> None:
+                done.append(name)
+                ended()
+                if len(done) == 6:
+                    all_done.set()
+
+            return work
+
+        for name in ("a1", "a2", "a3", "b1", "c1", "b2"):
+            turns.add(name[0], piece(name))
+        assert done == []
+        await all_done.wait()
+        return done
+
+    assert asyncio.run(scenario()) == ["a1", "b1", "c1", "a2", "b2", "a3"]
+
+
+def test_polls_of_a_connection_that_is_gone_wait_no_longer(world: SimWorld) -> None:
+    """A stranger that comes again and again would leave 10,000 behind each time, for a minute."""
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(add(0))
+        ledger = served.shelf.storage.inventory.ledgers[L]
+        for _ in range(5):
+            stranger = await served.connect()
+            stranger.send(*(wire.encode_long_poll(txn, L, 5, 60_000) for txn in range(20)))
+            await pause(0.1)
+            assert len(ledger.waiters) == 20
+            stranger.transport.abort()
+            await pause(0.1)
+            assert not ledger.waiters
+            assert served.service.polls == 0
+
+    serve(world, scenario)
+
+
+def test_who_polls_much_gives_way_when_all_together_poll_too_much(
+    world: SimWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them are answered in one turn of the event loop when the ledger goes on."""
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(add(0))
+        strangers = [await served.connect() for _ in range(4)]
+        for stranger in strangers:
+            stranger.send(*(wire.encode_long_poll(txn, L, 5, 1000) for txn in range(50)))
+        await pause(0.1)
+        assert served.service.polls == 100 + 2 * 10
+        peer.send(*(wire.encode_long_poll(txn, L, 5, 1000) for txn in range(10)))
+        answers = [wire.decode_response(payload) for payload in await peer.answers(10)]
+        assert {each.status for each in answers} == {Status.OK}, "so few anybody may have"
+        refused = 0
+        for stranger in strangers:
+            answers = [wire.decode_response(payload) for payload in await stranger.answers(50)]
+            refused += sum(each.status == Status.TOO_MANY_REQUESTS for each in answers)
+        assert refused == 80
+        assert served.service.polls == 0
+
+    monkeypatch.setattr(crowd, "POLLS_TOGETHER", 100)
+    monkeypatch.setattr(crowd, "POLLS_SURE", 10)
+    serve(world, scenario)
+
+
+def test_a_batch_that_begins_with_the_last_entry_brings_that_alone(world: SimWorld) -> None:
+    """What follows −1 is entry 0, which does not follow the last one."""
+
+    async def scenario(_: Served, peer: Peer) -> None:
+        for entry in range(3):
+            await peer.ask(add(entry))
+        peer.send(batch(wire.LAST_ENTRY, 10, 1 << 20))
+        (answer,) = await peer.answers(1)
+        size = int.from_bytes(answer[32:36], "big")
+        assert answer[36:] == packet(L, 2, b"x" * 5)
+        assert len(answer) == 36 + size
+
+    serve(world, scenario)
