@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from kvstore.env.events import wait_within
 from kvstore.env.ports import Nursery
@@ -25,6 +26,18 @@ SETTLE_S = 1.0
 RETRY_S = 20.0
 ROUND_S = 900.0
 """After so long every ledger is looked at again: a bookie may have found damage in it (docs/protocol.md, B14)."""
+
+
+@dataclass(slots=True)
+class _Move:
+    """Of places of a ledger that share a zone, which has not come about yet."""
+
+    version: int
+    """Of the metadata that it was drawn from."""
+    wanted: LedgerMetadata
+    drawn_at: float
+    tries: int = 0
+    again_at: float = 0.0
 
 
 # docs/protocol.md W8
@@ -52,6 +65,7 @@ class Copier:
         """Ledgers that lacked copies, or whose bookies were not all registered, when they were last looked at."""
         self.crowded: set[LedgerId] = set()
         """Closed ledgers with copies of one entry in one zone, though a bookie of another can take one."""
+        self._moves: dict[LedgerId, _Move] = {}
 
     def look(self) -> None:
         """Look soon at the ledgers that have not been seen complete."""
@@ -97,6 +111,7 @@ class Copier:
         complete.intersection_update(ledger for ledger, _ in wanted)
         self.lacking.intersection_update(ledger for ledger, _ in wanted)
         self.crowded.intersection_update(ledger for ledger, _ in wanted)
+        self._moves = {ledger: self._moves[ledger] for ledger, _ in wanted if ledger in self._moves}
         return is_done
 
     async def _repair(self, ledger: LedgerId, last: EntryId | None, complete: set[LedgerId]) -> bool:
@@ -126,25 +141,53 @@ class Copier:
             self.lacking.discard(ledger)
         if metadata.state is not LedgerState.CLOSED:
             return True
-        await self._spread_out(metadata, version, copying)
-        if are_all_there:
+        is_spread = await self._spread_out(metadata, version, copying)
+        if are_all_there and is_spread:
             complete.add(ledger)
+        return is_spread
+
+    # docs/protocol.md W11
+    async def _spread_out(self, metadata: LedgerMetadata, version: int, copying: Copying) -> bool:
+        """Give copies that share a zone to bookies of other zones: first the copies are made, then the metadata names
+        them. False if that is still to be tried again."""
+        ledger = metadata.ledger
+        move = self._move_or_none(metadata, version)
+        if move is None:
+            self.crowded.discard(ledger)
+            return True
+        self.crowded.add(ledger)
+        if self._ports.clock.now() < move.again_at:
+            return False
+        wanted, newcomers = move.wanted, newcomers_of(metadata, move.wanted)
+        log.info("ledger=%d copies share a zone: some go to %s", ledger, sorted(newcomers))
+        try:
+            self.copied += await copying.fill(wanted, wanted.last_entry, newcomers, newcomers)
+            await self._ports.ledgers.write(wanted, version)
+        except (LedgerError, MetadataError) as error:
+            log.info("ledger=%d copies still share a zone: %r", ledger, error)
+            move.again_at = self._ports.clock.now() + min(RETRY_S * 2**move.tries, ROUND_S)
+            move.tries += 1
+            return False
+        del self._moves[ledger]
+        self.crowded.discard(ledger)
         return True
 
-    async def _spread_out(self, metadata: LedgerMetadata, version: int, copying: Copying) -> None:
-        """Give copies that share a zone to bookies of other zones (docs/protocol.md, W11): first the copies are made,
-        then the metadata names them."""
-        ledger = metadata.ledger
+    def _move_or_none(self, metadata: LedgerMetadata, version: int) -> _Move | None:
+        """The same newcomers as before, for as long as they can be, and until a round is over. Were others drawn each
+        time, each would be left with copies that nobody asks for."""
+        now, former = self._ports.clock.now(), self._moves.get(metadata.ledger)
+        if former is not None and former.version == version:
+            can_be = newcomers_of(metadata, former.wanted) <= self._ports.choice.writable
+            if now < former.again_at or (can_be and now < former.drawn_at + ROUND_S):
+                return former
         wanted = self._ports.choice.spread_out(metadata)
         if wanted is None:
-            self.crowded.discard(ledger)
-            return
-        self.crowded.add(ledger)
-        newcomers = newcomers_of(metadata, wanted)
-        log.info("ledger=%d copies share a zone: some go to %s", ledger, sorted(newcomers))
-        self.copied += await copying.fill(wanted, wanted.last_entry, newcomers, newcomers)
-        await self._ports.ledgers.write(wanted, version)
-        self.crowded.discard(ledger)
+            self._moves.pop(metadata.ledger, None)
+            return None
+        move = self._moves[metadata.ledger] = _Move(version, wanted, now)
+        if former is not None:
+            move.tries, move.again_at = former.tries, former.again_at
+        return move
 
     def _copying(self, metadata: LedgerMetadata) -> Copying:
         ports = self._ports

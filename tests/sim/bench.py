@@ -151,14 +151,20 @@ def first_seq() -> Seq:
     return Seq(1)
 
 
-def run(case: Callable[[Bench], Coroutine[Any, Any, None]], bookies: int = 3, config: LogConfig | None = None) -> None:
+def run(
+    case: Callable[[Bench], Coroutine[Any, Any, None]],
+    bookies: int = 3,
+    config: LogConfig | None = None,
+    *,
+    limit_s: float = 600.0,
+) -> None:
     """Run one case in virtual time."""
     with SimWorld(1) as world:
 
         async def main() -> None:
             await case(Bench(world, bookies, config))
 
-        world.run(main())
+        world.run(main(), limit_s=limit_s)
 
 
 async def appended(bench: Bench, handle: LedgerHandle, count: int) -> Appended:
