@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from contextlib import suppress
+from itertools import pairwise
 from typing import Protocol
 
 from kvstore.env.ports import Clock
@@ -11,7 +12,7 @@ from kvstore.errors import MetadataError, NoSuchLedger, NoSuchNode, UndecodableN
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Check, Delete, MetadataStore
-from kvstore.types import EntryId, LedgerId, LedgerState, PartitionId, Seq
+from kvstore.types import EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, Seq
 from kvstore.wal.creator import owner_of
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.pins import Pins
@@ -20,6 +21,10 @@ log = logging.getLogger(__name__)
 
 OWNERS_MAX = 100_000
 """Ledgers of others that a sweep remembers, to read each one's metadata once."""
+
+TRIMMED_MAX = 256
+"""Ledgers that are taken off a list at once, some five round trips each: the leader has other duties, and an error in
+between begins again."""
 
 UNDECODABLE_MAX = 1_000
 """Ledgers that are remembered and logged as such."""
@@ -75,21 +80,28 @@ class Trimmer:
         """Last entries of the first ones that are closed since before then, by the metadata store's date and by that of
         whoever made the next one (docs/protocol.md, P31)."""
         ends: list[EntryId] = []
-        listed = [each.id for each in self._owner.listed.ledgers]
-        for ledger in ledgers:
-            _, stat = await self._store.get(paths.ledger(ledger))
-            try:
-                metadata, _ = await self._ledgers.read(ledger)
-            except UndecodableNode as error:
-                self._pass_over(ledger, error)
+        listed = self._owner.listed
+        metadata: LedgerMetadata | None = None
+        for this, following in pairwise(each.id for each in listed.ledgers[: len(ledgers) + 1]):  # there is one: G6
+            if len(ends) >= TRIMMED_MAX and listed.droppable(len(ends)):
+                break  # the next look goes on
+            _, stat = await self._store.get(paths.ledger(this))
+            metadata = metadata or await self._read_or_none(this)
+            after = metadata and await self._read_or_none(following)
+            if metadata is None or after is None:
                 break  # where it ends is not known, and what is behind it cannot go before it
-            if metadata.state is not LedgerState.CLOSED or stat.modified_ms > closed_before_ms:
-                break
-            following, _ = await self._ledgers.read(listed[listed.index(ledger) + 1])  # there is one: G6
-            if following.ctime_ms > closed_before_ms:
+            if metadata.state is not LedgerState.CLOSED or max(stat.modified_ms, after.ctime_ms) > closed_before_ms:
                 break
             ends.append(metadata.last_entry)
+            metadata = after
         return ends
+
+    async def _read_or_none(self, ledger: LedgerId) -> LedgerMetadata | None:
+        try:
+            return (await self._ledgers.read(ledger))[0]
+        except UndecodableNode as error:
+            self._pass_over(ledger, error)
+            return None
 
     async def sweep(self, older_than_ms: int) -> int:
         """Delete ledgers that were made for this log longer ago and that neither its list nor a pin names; returns how

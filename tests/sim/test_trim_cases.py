@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,11 +13,14 @@ from kvstore.errors import (
 )
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
-from kvstore.meta.store import ensure_path
+from kvstore.meta.store import Stat, ensure_path
 from kvstore.types import LedgerId, LedgerState, Seq
+from kvstore.wal import trim
 from kvstore.wal.creator import owner_of
+from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
+from kvstore.wal.trim import TRIMMED_MAX
 from tests.sim.bench import Bench, P, run
 from tests.sim.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 
@@ -79,6 +83,68 @@ def test_a_ledger_whose_leader_ended_before_it_said_where_it_begins_is_trimmed_w
         assert await writer.log.trim(Seq(1000), 60_000) == 0, "the first is old enough, and the next may begin anywhere"
         assert await writer.log.trim(lines[2].first_seq, 0) == 2
         assert (await bench.listed()).trimmed_seq == lines[2].first_seq == 3
+
+    run(case)
+
+
+def test_thousands_of_ledgers_go_a_number_at_a_time() -> None:
+    """So many round trips keep a leader from its other duties, and one that fails would begin all of them again."""
+
+    async def case(bench: Bench) -> None:
+        log = (await four_ledgers(bench)).log
+        first = log.listed.ledgers[0].id
+        closed, _ = await bench.ledgers.read(first)
+        old = [replace(closed, ledger=LedgerId(number), token=number) for number in range(10_000, 10_600)]
+        for metadata in old:
+            await bench.ledgers.create(metadata)
+        names = [Listed(each.ledger, Seq(1), True, 1, 0) for each in old]
+        await log.change_list(lambda listed: replace(listed, ledgers=(*names, *listed.ledgers)))
+        await asyncio.sleep(5)
+        get, asked = bench.store.get, 0
+
+        async def counted(path: str) -> tuple[bytes, Stat]:
+            nonlocal asked
+            asked += 1
+            return await get(path)
+
+        log.trimmer._store.get = counted  # type: ignore[method-assign]
+        assert await log.trim(Seq(1000), 0) == TRIMMED_MAX
+        assert asked < 2 * TRIMMED_MAX + 10
+        await bench.ledgers.read(old[TRIMMED_MAX].ledger)
+        assert await log.trim(Seq(1000), 0) == TRIMMED_MAX
+        assert await log.trim(Seq(1000), 0) >= 600 - 2 * TRIMMED_MAX
+        assert log.listed.ledgers[0].id not in {each.ledger for each in old}
+
+    run(case)
+
+
+def test_more_ledgers_than_go_at_once_go_together_if_none_of_them_says_where_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trim, "TRIMMED_MAX", 1)
+
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(SMALL))).append(2)
+        for _ in range(3):
+            await opened(bench.logs(SMALL))  # has nothing to append
+        writer = await four_ledgers(bench, seq=3)
+        assert [each.exact for each in writer.log.listed.ledgers[:5]] == [True, False, False, False, True]
+        assert await writer.log.trim(Seq(1000), 0) == 4
+        assert await writer.log.trim(Seq(1000), 0) == 1
+
+    run(case)
+
+
+# docs/protocol.md P34
+def test_ledgers_before_one_that_cannot_be_read_are_trimmed() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        assert len(lines) >= 5
+        await bench.store.set(paths.ledger(lines[2].id), b"garbage", -1)
+        assert await writer.log.trim(Seq(1000), 0) == 1
+        assert (await bench.listed()).ledgers[0].id == lines[1].id
+        assert writer.log.trimmer.undecodable == {lines[2].id}
 
     run(case)
 
