@@ -61,6 +61,10 @@ class Digests:
         self._statistics = statistics
         self._known: dict[tuple[int, bytes], EntryDigest | None] = {}
 
+    def knows(self, ledger: int, key: bytes) -> bool:
+        """Whether the metadata need not be asked again."""
+        return (ledger, key) in self._known
+
     def judge(self, ledger: int, key: bytes, size: int, check: Check, done: Callable[[Status], Any]) -> None:
         """Call `done` with OK if the digest is right or cannot be checked here; otherwise with why it is refused:
         BAD_REQUEST if it is wrong, UNKNOWN_LEDGER_STATE if nobody says what it should be."""

@@ -169,21 +169,51 @@ class BookieConnection:
         """Handle what has arrived, as far as the client takes its answers and there is room for adds."""
         self._is_serve_due = False
         backlog = self._backlog
-        while backlog and not (self._is_choked or self._is_closed or self._lacks_room()):
+        while backlog and not (self._is_choked or self._is_closed or self._lacks_room(backlog[0])):
             self._handle(backlog.popleft())
             if self._out_bytes > WRITE_BYTES:
                 self._flush()
         self._update_reading()
 
     # docs/protocol.md B12
-    def _lacks_room(self) -> bool:
-        """Whether adds wait at the door; what comes behind them does too, and so keeps its place."""
+    def _lacks_room(self, payload: bytes) -> bool:
+        """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # goes on in _added
         if self._storage.is_busy:
             self._storage.door.wait(self._serve)
             return True
+        if self._storage.admission.is_busy and self._may_ask(payload):
+            self._storage.gate.wait(self._serve)
+            return True
         return False
+
+    def _may_ask(self, payload: bytes) -> bool:
+        """Whether a request may have to wait for the metadata store. What cannot be understood does not."""
+        may_ask = self._storage.may_ask
+        if (plain := wire.plain_add(payload)) is not None:
+            _, ledger, _, key, body = plain
+            return may_ask(ledger, key, body, is_writers=True)
+        try:
+            request = self._decode(payload)
+        except (BadFrame, BadRequest):
+            return False
+        if isinstance(request, BatchRead):
+            return request.fence_key is not None and may_ask(request.ledger, request.fence_key)
+        add, read, lac = request.add, request.read, request.write_lac
+        match request.header.operation:
+            case Operation.ADD_ENTRY:
+                is_writers = add.flag != pb.AddRequest.RECOVERY_ADD
+                return may_ask(add.ledger, add.master_key, add.body, is_writers=is_writers)
+            case Operation.READ_ENTRY:
+                return read.flag == pb.ReadRequest.FENCE_LEDGER and may_ask(read.ledger, read.master_key)
+            case Operation.WRITE_LAC:
+                return may_ask(lac.ledger, lac.master_key, lac.body)
+        return False
+
+    def _decode(self, payload: bytes) -> pb.Request | BatchRead:
+        is_version_two = payload.startswith(version_two.MARK)
+        return version_two.decode_request(payload) if is_version_two else wire.decode_request(payload)
 
     def _update_reading(self) -> None:
         if self._is_closed:
@@ -222,9 +252,7 @@ class BookieConnection:
         try:
             if payload.startswith(version_two.MARK):
                 self._answers = version_two
-                request = version_two.decode_request(payload)
-            else:
-                request = wire.decode_request(payload)
+            request = self._decode(payload)
         except BadFrame as error:
             self._give_up(str(error))
             return

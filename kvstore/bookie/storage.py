@@ -60,7 +60,10 @@ class BookieStorage:
         self.inventory = Inventory()
         self.bookie = bookie
         self.door = Door(lambda: self.is_busy)
-        self.admission = Admission(authority, bookie, env.nursery, self.statistics, on_answered=self.door.let_in)
+        """For all from elsewhere, while too much waits for a sync."""
+        self.gate = Door(lambda: self.admission.is_busy)
+        """For what `may_ask`, while too much waits for the metadata."""
+        self.admission = Admission(authority, bookie, env.nursery, self.statistics, on_answered=self.gate.let_in)
         self.digests = Digests(self.admission, self.statistics)
         self._env = env
         self._config = config
@@ -122,10 +125,20 @@ class BookieStorage:
 
     @property
     def is_busy(self) -> bool:
-        """So much waits for a sync or for the metadata that who comes from elsewhere should wait at the door. A full
-        disk is no reason: its adds are refused at once."""
-        is_over = self._pending_bytes > self._config.pending_bytes_max or self.admission.is_busy
-        return is_over and not self.journal.is_full
+        """So much waits for a sync that who comes from elsewhere should wait at the door. A full disk is no reason: its
+        adds are refused at once."""
+        return self._pending_bytes > self._config.pending_bytes_max and not self.journal.is_full
+
+    # docs/protocol.md B12
+    def may_ask(self, ledger: int, key: bytes, body: bytes | None = None, *, is_writers: bool = False) -> bool:
+        """Whether what shows this key for the ledger may have to wait for the metadata store: a fence, a packet, or an
+        ordinary add of its writer's."""
+        if body is not None and not (proves_itself(body) or lac_proves_itself(body) or self.digests.knows(ledger, key)):
+            return True
+        found = self._ledgers.get(ledger)
+        if ledger in self.inventory.tombstones or (found is not None and found.is_fenced and is_writers):
+            return False
+        return judge_key(found, key) is Verdict.ASK or (found is not None and is_writers and not found.is_admitted)
 
     def add(self, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Done) -> None:
         """Store an entry packet. OK once it is on the disk; FENCED, UNAUTHORIZED, READ_ONLY, TOO_MANY_REQUESTS, …"""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvstore.bookie.admission import WAITING_MAX
@@ -140,3 +142,35 @@ def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
     room[0] = 5
     door.let_in()
     assert called == ["a", "b", "c"]
+
+
+def test_what_needs_the_metadata_store_keeps_nothing_waiting_that_does_not(world: SimWorld) -> None:
+    """Else a stranger who names ledgers that nobody knows stops all writers of a bookie while that store stands still:
+    they turn to others after two seconds, and lose their lead after six."""
+    meta = Metadata()
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        meta.gate = asyncio.Event()
+        strangers = [await served.connect() for _ in range(3)]
+        for number, each in enumerate(strangers):
+            each.send(*adds(range(WAITING_MAX), ledger=1000 + number))
+            each.send(wire.encode_read(9000, 2000 + number, 0, fence_key=KEY))
+        await pause(0.5)
+        sent_at = world.loop.time()
+        peer.send(*adds(range(1, 100)))
+        assert await statuses(peer, 99) == [Status.OK] * 99
+        assert (await peer.ask(wire.encode_read(900, L, 50))).status == Status.OK
+        assert world.loop.time() - sent_at < 0.5
+        newcomer = await served.connect()
+        newcomer.send(*adds(range(100), ledger=8))
+        await pause(0.5)
+        assert newcomer.frames == [], "it waits, and nothing of it is refused"
+        meta.gate.set()
+        assert await statuses(newcomer, 100) == [Status.OK] * 100
+        for each in strangers:
+            answers = [wire.decode_response(payload) for payload in await each.answers(WAITING_MAX + 1)]
+            assert {answer.status for answer in answers} == {Status.OK, Status.NO_ENTRY}
+        assert served.shelf.storage.statistics.refused_overload == 0
+
+    serve(world, scenario, meta)
