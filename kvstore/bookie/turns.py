@@ -34,4 +34,16 @@ class Turns:
         piece = pieces.popleft()
         if pieces:
             self._waiting[owner] = pieces  # behind all others
-        piece(self._go_on)
+        has_ended = False
+
+        def ended() -> None:
+            nonlocal has_ended
+            if not has_ended:
+                has_ended = True
+                self._go_on()
+
+        try:
+            piece(ended)
+        except BaseException:
+            ended()  # one that fails keeps nobody waiting
+            raise

@@ -14,6 +14,7 @@ from kvstore.proto.bookkeeper import BadFrame
 
 _RUNS = Struct(">ii56x")
 _RUN = Struct(">qqii")
+PERIOD_MAX = (1 << 31) - 1
 Group = tuple[int, int, int, int]
 """First start, last start, run size, period."""
 
@@ -60,8 +61,9 @@ def encode_availability(runs: Iterable[tuple[int, int]]) -> bytes:
     groups: list[list[int]] = []  # first start, last start, run size, period
     for start, size in runs:
         last = groups[-1] if groups else None
-        if last is not None and last[2] == size and last[3] in (0, start - last[1]):
-            last[3], last[1] = start - last[1], start
+        period = start - last[1] if last is not None else 0
+        if last is not None and last[2] == size and last[3] in (0, period) and period <= PERIOD_MAX:
+            last[3], last[1] = period, start
         else:
             groups.append([start, start, size, 0])
     return _RUNS.pack(0, len(groups)) + b"".join(_RUN.pack(*group) for group in groups)

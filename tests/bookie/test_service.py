@@ -10,9 +10,9 @@ from kvstore.bookie import crowd
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import Operation, Status
-from kvstore.types import LedgerState
+from kvstore.types import EntryId, LedgerId, LedgerState
 from tests.bookie.peer import Peer, Served, serve
-from tests.bookie.support import KEY, ME, OTHERS, Metadata, metadata, packet
+from tests.bookie.support import DIGEST, KEY, ME, OTHERS, Metadata, Shelf, lac_packet, metadata, packet
 from tests.proto.golden import recorded
 from tests.sim.env import SimWorld
 from tests.sim.pause import pause
@@ -198,6 +198,36 @@ def test_mangled_frames_never_harm_the_bookie(world: SimWorld, round: int) -> No
                 peer = await served.connect()
         fine = await served.connect()
         assert (await fine.ask(wire.encode_read_lac(9, 12345, context=NAMED))).status == Status.NO_ENTRY
+
+    serve(world, scenario)
+
+
+def test_numbers_at_their_bounds_are_answered(world: SimWorld) -> None:
+    bounds = [-(1 << 63), -1, 0, (1 << 31) - 1, (1 << 63) - 1]
+
+    def requests(ledger: int, entry: int) -> list[bytes]:
+        body = DIGEST.packet(LedgerId(ledger), EntryId(entry), EntryId(entry), 5, b"hello")
+        return [
+            wire.encode_add(1, ledger, entry, KEY, body),
+            wire.encode_add(2, ledger, entry, KEY, body, recovery=True),
+            wire.encode_read(3, ledger, entry),
+            wire.encode_long_poll(4, ledger, entry, 5),
+            wire.encode_write_lac(5, ledger, entry, KEY, lac_packet(ledger, entry)),
+            wire.encode_read_lac((1 << 64) - 1, ledger),
+            wire.encode_list_entries(1 << 63, ledger),
+            wire.encode_read(8, ledger, entry, fence_key=b""),
+        ]
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        for ledger in bounds:
+            for entry in bounds:
+                asked = requests(ledger, entry)
+                peer.send(*asked)
+                answers = [wire.decode_response(payload) for payload in await peer.answers(len(asked))]
+                assert {each.txn for each in answers} == {1, 2, 3, 4, 5, 8, 1 << 63, (1 << 64) - 1}
+        served.shelf.storage.stop()
+        again = await Shelf(served.shelf.env, served.config, served.meta).start()
+        assert await again.entries((1 << 63) - 1) == (Status.OK, [(0, 1), ((1 << 31) - 1, 1), ((1 << 63) - 1, 1)])
 
     serve(world, scenario)
 

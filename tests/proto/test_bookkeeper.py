@@ -260,3 +260,9 @@ def test_no_cut_of_a_request_of_javas_is_taken_for_a_whole_one(name: str) -> Non
     for size in range(len(payload)):
         with pytest.raises((BadFrame, BadRequest)):
             wire.decode_request(payload[:size])
+
+
+def test_runs_farther_from_each_other_than_a_period_can_say_are_listed_too() -> None:
+    runs = [(0, 1), (1 << 40, 1), (1 << 41, 1), ((1 << 63) - 1, 1)]
+    listed = decode_availability(encode_availability(runs))
+    assert list(listed) == [first for first, _ in runs]
