@@ -313,7 +313,8 @@ class Journal:
         """
         self.open_group = Group(number, segment, FILE_HEADER_SIZE)
         self._seed = segment.seed
-        self._limit = segment.capacity - RECORD_HEADER_SIZE  # room for NEXT
+        # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.
+        self._limit = segment.capacity - GROUP_HEADER_SIZE - RECORD_HEADER_SIZE
         self._spare = None
         self._segments[segment.file] = segment
         if is_limbo:
@@ -399,4 +400,4 @@ class Journal:
 
 def _overhead(files: int) -> int:
     """Bytes of a segment that are not for the record that begins it."""
-    return FILE_HEADER_SIZE + GROUP_HEADER_SIZE + 3 * RECORD_HEADER_SIZE + 4 * files
+    return FILE_HEADER_SIZE + 2 * GROUP_HEADER_SIZE + 3 * RECORD_HEADER_SIZE + 4 * files

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from kvstore.bookie.reclaim import Reclaimer
@@ -107,20 +109,22 @@ def test_fences_take_segments_from_the_reserve_when_the_present_one_is_used_up(w
 
 def test_a_fence_takes_whatever_is_left_also_less_than_one_of_the_usual_pieces(world: SimWorld, meta: Metadata) -> None:
     """Each fence that fails is a recovery that has to wait, and with it whoever is to lead next."""
+    large = 4 * SEGMENT
 
     async def scenario() -> None:
-        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+        config = tiny(segment_bytes=large, reserve_bytes=2 * large)
+        shelf = await Shelf(world.env("b1"), config, meta).start()
         disk = world.node("b1").disk
-        disk.set_capacity(12 * SEGMENT)
+        disk.set_capacity(6 * large)
         await add_all(shelf, OLD)
-        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + kept_bytes(SEGMENT) - 1)
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + kept_bytes(large) - 1)
         fenced = 0
         while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
             fenced += 1
-        assert disk.free_bytes() < start_bytes(SEGMENT) + 500, "nothing that a fence could have taken is left"
+        assert disk.free_bytes() < start_bytes(large) + 600, "nothing that a fence could have taken is left"
         assert len(segments(disk)) < 20, "and not in one piece each"
         shelf.storage.stop()
-        again = await Shelf(shelf.env, tiny(segment_bytes=SEGMENT), meta).start()
+        again = await Shelf(shelf.env, config, meta).start()
         for ledger in range(1000, 1000 + fenced):
             assert await again.add(ledger, 0) is Status.FENCED
 
@@ -163,3 +167,29 @@ def test_what_each_use_leaves_free() -> None:
     assert kept_bytes(SEGMENT) == SEGMENT // 8
     assert start_bytes(64 << 20) == 2 << 20
     assert [leaves(use, 64 << 20) for use in (Use.COPY, Use.REWRITE, Use.FACT)] == [KEPT_MAX, KEPT_MAX // 2, 0]
+
+
+@pytest.mark.parametrize("size", range(60, 90))
+def test_no_segment_outgrows_the_room_that_was_made_for_it(world: SimWorld, meta: Metadata, size: int) -> None:
+    """On a disk without a free byte the journal would stand still: fences wait for ever, and reclaim, which could make
+    room, with them."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta)
+        disk = world.node("b1").disk
+        paths, full = segments(disk), 0
+        for entry in range(250):
+            assert await shelf.add(OLD, entry, b"x" * size) is Status.OK
+            if segments(disk) == paths:
+                continue
+            paths, full = segments(disk), full + 1
+            disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
+            assert all(disk.open(path).size() == SEGMENT for path in paths)
+            async with asyncio.timeout(1):
+                assert await shelf.status(1000 + entry, fence=True) is Status.NO_ENTRY
+            disk.set_capacity(100 * SEGMENT)
+            await pause(2)
+            paths = segments(disk)
+        assert full >= 2
+
+    run(world, scenario())
