@@ -17,6 +17,10 @@ from kvstore.errors import UndecodableNode
 T = TypeVar("T")
 
 
+_MALFORMED = (msgspec.MsgspecError, RecursionError)
+"""Brackets in brackets by the thousand are a document of nobody's."""
+
+
 class _Envelope(msgspec.Struct):
     format: int
 
@@ -33,7 +37,7 @@ def format_of(data: bytes, *, what: str) -> int:
     """The format number of a document. Raises UndecodableNode."""
     try:
         return msgspec.json.decode(data, type=_Envelope).format
-    except msgspec.MsgspecError as error:
+    except _MALFORMED as error:
         raise UndecodableNode(f"{what} has no format number: {error}") from error
 
 
@@ -45,5 +49,5 @@ def decode(kind: type[T], data: bytes, *, what: str, format: int = 1) -> T:
         if found != format:
             raise UndecodableNode(f"{what} has format {found}; this build reads {format}")
         return msgspec.json.decode(data, type=kind)
-    except msgspec.MsgspecError as error:
+    except _MALFORMED as error:
         raise UndecodableNode(f"{what} is not a {kind.__name__}: {error}") from error

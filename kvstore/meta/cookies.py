@@ -46,7 +46,7 @@ def encode_cookie(cookie: Cookie) -> bytes:
 def decode_cookie(data: bytes, *, what: str) -> Cookie:
     """The cookie in `data`; `what` names its place in errors. Raises Corrupted, also for a layout version not known."""
     version, _, text = data.decode(errors="replace").partition("\n")
-    if not version.isdigit() or int(version) not in _READABLE:
+    if version not in map(str, _READABLE):
         raise Corrupted(f"{what} has cookie layout version {version[:20]!r}; this build reads {_READABLE}")
     try:
         message = text_format.Parse(text, CookieFormat(), allow_unknown_field=True)
@@ -57,7 +57,7 @@ def decode_cookie(data: bytes, *, what: str) -> Cookie:
             instance_id=message.instanceId,
             index_dirs=_uncounted(message.indexDirs) if message.indexDirs else (),
         )
-    except (text_format.ParseError, ValueError) as error:
+    except (text_format.ParseError, ValueError, RecursionError) as error:
         raise Corrupted(f"{what} is not a cookie: {error}") from error
 
 

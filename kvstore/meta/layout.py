@@ -3,6 +3,7 @@ cluster."""
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 from kvstore.errors import ConfigError, NodeExists, NoSuchNode
@@ -34,7 +35,7 @@ def decode_layout(data: bytes) -> Layout:
     if lines[0] != str(LAYOUT_FORMAT) or len(lines) != 2:
         raise ConfigError(f"{paths.LAYOUT} has layout format {lines[0]!r}; this build reads {LAYOUT_FORMAT}")
     factory, _, version = lines[1].rpartition(":")
-    if not version.isdigit():
+    if not re.fullmatch(r"[0-9]{1,9}", version):
         raise ConfigError(f"{paths.LAYOUT} is {lines[1]!r}, want a class and its version with a colon between")
     return Layout(factory, int(version))
 
@@ -94,4 +95,4 @@ class LayoutStore:
             data, _ = await self._store.get(paths.INSTANCE_ID)
         except NoSuchNode:
             return None
-        return data.decode()
+        return data.decode(errors="replace")

@@ -32,6 +32,7 @@ from kvstore.types import (
 
 VERSION = 3
 _HEADER = b"BookieMetadataFormatVersion\t"
+_DIGITS_MAX = 9
 _IN_RECOVERY_V1 = -102
 
 
@@ -44,15 +45,16 @@ def encode(metadata: LedgerMetadata) -> bytes:
 def decode(ledger: LedgerId, data: bytes) -> LedgerMetadata:
     """The metadata of `ledger`, written in any version. Raises Corrupted, also for a version that is not known."""
     header, _, body = data.partition(b"\n")
-    if not header.startswith(_HEADER) or not header[len(_HEADER) :].isdigit():
+    digits = header[len(_HEADER) :]
+    if not header.startswith(_HEADER) or not digits.isdigit() or len(digits) > _DIGITS_MAX:
         raise Corrupted(f"ledger {ledger}: metadata starts with {header[:40]!r}, want a format version")
-    version = int(header[len(_HEADER) :])
+    version = int(digits)
     reader = {1: _read_lines, 2: _read_text, 3: _read_delimited}.get(version)
     if reader is None:
         raise Corrupted(f"ledger {ledger}: metadata has format version {version}; this build reads 1, 2 and 3")
     try:
         return _from_message(ledger, reader(body))
-    except (ValueError, DecodeError, text_format.ParseError) as error:
+    except (ValueError, DecodeError, text_format.ParseError, RecursionError) as error:
         raise Corrupted(f"ledger {ledger}: metadata of version {version} is malformed: {error}") from error
 
 

@@ -38,7 +38,18 @@ def test_fields_of_later_builds_are_ignored() -> None:
     assert decode(Document, b'{"format":1,"epoch":7,"later":[]}', what="/x") == Document(7)
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"epoch":7}', b'{"format":1}', b'{"format":1,"epoch":"7"}', b"\xff"])
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"[]",
+        b'{"epoch":7}',
+        b'{"format":1}',
+        b'{"format":1,"epoch":"7"}',
+        b"\xff",
+        b'{"format":1,"x":' + b"[" * 100_000,
+    ],
+)
 def test_what_is_no_such_document_is_reported_with_its_place(data: bytes) -> None:
     with pytest.raises(Corrupted, match="/x is not a Document"):
         decode(Document, data, what="/x")

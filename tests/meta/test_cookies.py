@@ -34,7 +34,16 @@ def test_an_unknown_layout_is_refused_by_number() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    [b"", b"5", b"5\n", b"5\nbookieHost: x", GOLDEN.replace(b'"1\\t', b'"2\\t'), GOLDEN.replace(b'"1\\t/data', b'"x')],
+    [
+        b"",
+        b"5",
+        b"5\n",
+        b"5" * 5_000 + b"\n",
+        b"5\n" + b"a {" * 50_000,
+        b"5\nbookieHost: x",
+        GOLDEN.replace(b'"1\\t', b'"2\\t'),
+        GOLDEN.replace(b'"1\\t/data', b'"x'),
+    ],
 )
 def test_what_is_no_cookie_is_reported_with_its_place(data: bytes) -> None:
     with pytest.raises(Corrupted, match="/c"):

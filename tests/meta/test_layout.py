@@ -54,6 +54,7 @@ async def test_without_a_cluster_there_is_no_identity(store: FaultyStore) -> Non
         (b"2\norg.apache.bookkeeper.meta.FlatLedgerManagerFactory:1", "Flat"),
         (b"2\norg.apache.bookkeeper.meta.HierarchicalLedgerManagerFactory:2", "version=2"),
         (b"2\nHierarchical", "colon"),
+        (b"2\nHierarchical:" + b"1" * 5_000, "colon"),
         (b"", "format ''"),
     ],
 )

@@ -166,6 +166,8 @@ def test_an_unknown_version_is_refused_by_number() -> None:
         ("an unknown state", GOLDEN.replace(b"\x28\x01", b"\x28\x09")),
         ("a quorum that cannot be", GOLDEN.replace(b"\x08\x02\x10\x03", b"\x08\x04\x10\x03")),
         ("text that is none", b"BookieMetadataFormatVersion\t2\nquorumSize: x"),
+        ("text of a thousand brackets", b"BookieMetadataFormatVersion\t2\n" + b"segment {" * 5_000),
+        ("a number of a thousand digits", b"BookieMetadataFormatVersion\t" + b"3" * 5_000 + b"\n"),
         ("too few lines", b"BookieMetadataFormatVersion\t1\n2\n3"),
         ("closed without an end", VERSION_2.replace(b"lastEntryId: 5\n", b"")),
     ],

@@ -18,6 +18,8 @@ from tests.sim.scenarios import P, Stage, knobs, play
 pytestmark = pytest.mark.sim
 
 GARBAGE = b"\xff\x00 not what anybody wrote {"
+DEEP = b"BookieMetadataFormatVersion\t2\n" + b"segment {" * 5_000
+LONG = b"BookieMetadataFormatVersion\t" + b"3" * 5_000 + b"\n"
 REREAD_S = 13.0
 """Longer than any periodic look at the metadata store in this configuration."""
 FOREIGN = LedgerId(77)
@@ -92,6 +94,8 @@ def test_garbage_in_everything_of_others_at_once_stops_no_survey_and_no_takeover
             if parent not in tree.paths():
                 tree.apply(session, [Create(parent, b"")])
         tree.apply(session, [Create(paths.ledger(FOREIGN), GARBAGE), Create(paths.server(ServerId("n9")), GARBAGE)])
+        for number, data in enumerate((DEEP, LONG), 10):
+            tree.apply(session, [Create(paths.ledger(LedgerId(FOREIGN + number)), data)])
         leader = stage.leader
         of_ours = next(path for path in tree.paths() if paths.ledger_of(path) is not None)
         tree.apply(session, [Create(paths.ledger(ORPHAN), tree.get(of_ours)[0])])
