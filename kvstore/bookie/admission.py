@@ -21,6 +21,8 @@ ASK_S = 3.0
 WAITING_MAX = 4096
 """Adds that wait, over all ledgers."""
 WAITING_BYTES_MAX = 32 << 20
+AT_ONCE_MAX = 64
+"""Ledgers asked about at once: the session is everybody's on this node, and strangers name as many as they like."""
 
 
 class Authority(Protocol):
@@ -58,6 +60,7 @@ class Admission:
         self._on_answered = on_answered
         self._count = 0
         self._bytes = 0
+        self._asking = asyncio.Semaphore(AT_ONCE_MAX)
 
     @property
     def is_busy(self) -> bool:
@@ -110,10 +113,10 @@ class Admission:
             self._nursery.spawn(self._read(ledger), name=f"metadata of ledger {ledger}")
 
     async def _read(self, ledger: int) -> None:
-        self._statistics.asked_metadata += 1
         answer: LedgerMetadata | Exception | None
         try:
-            async with asyncio.timeout(ASK_S):
+            async with asyncio.timeout(ASK_S), self._asking:
+                self._statistics.asked_metadata += 1
                 answer = await self._authority.metadata(LedgerId(ledger)) if ledger >= 0 else None
         except (MetadataError, Corrupted, TimeoutError) as error:
             log.warning("ledger=%d its metadata cannot be read: %r", ledger, error)

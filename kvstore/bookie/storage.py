@@ -177,7 +177,7 @@ class BookieStorage:
         """The ledger if the add is admitted at once; otherwise it is refused, or waits for the metadata."""
         verdict, use = self._judge(ledger, key, recovery), Use.COPY if recovery else Use.ADD
         if verdict is Verdict.ADMIT:
-            return self._first_contact(ledger, key, done, use=use)
+            return self._first_contact(ledger, key, done, use=use, size=len(body))
         if verdict is not Verdict.ASK:
             self._refuse(verdict, done)
             return None
@@ -189,7 +189,7 @@ class BookieStorage:
             if again is not Verdict.ADMIT:
                 self._refuse(again, done)
                 return
-            found = self._first_contact(ledger, key, done, 0 if recovery else ADMITTED, use=use)
+            found = self._first_contact(ledger, key, done, 0 if recovery else ADMITTED, use=use, size=len(body))
             if found is not None:
                 self._store(found, entry, body, recovery, lac, done)
 
@@ -208,13 +208,16 @@ class BookieStorage:
         self.statistics.refused_unknown += verdict is Verdict.UNKNOWN
         done(REFUSALS[verdict])
 
-    def _first_contact(self, ledger: int, key: bytes, done: Done, flags: int = 0, use: Use = Use.ADD) -> Ledger | None:
-        """The ledger in the books, its key noted in the journal; None if there was no room, which is then told."""
+    def _first_contact(
+        self, ledger: int, key: bytes, done: Done, flags: int = 0, use: Use = Use.ADD, size: int = 0
+    ) -> Ledger | None:
+        """The ledger in the books, its key noted in the journal; None, which is then told, if there was no room for
+        that and for the `size` bytes that are to follow."""
         found = self._ledgers.get(ledger)
         if found is not None and found.key and found.is_admitted >= bool(flags):
             return found
         try:
-            if not self.journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key)):
+            if not self.journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
                 raise JournalFull
             found = self._known(ledger, key)
             self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)

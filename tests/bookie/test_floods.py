@@ -8,6 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from kvstore.bookie import crowd
+from kvstore.bookie.admission import AT_ONCE_MAX
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.turns import Piece, Turns
 from kvstore.proto import bookkeeper as wire
@@ -57,6 +58,23 @@ def test_questions_that_wait_for_the_metadata_are_bounded(world: SimWorld) -> No
         assert sorted(each.status for each in answers) == [Status.NO_ENTRY] * 10 + [Status.TOO_MANY_REQUESTS] * 40
 
     serve(world, scenario, meta, connection_pending_max=10)
+
+
+def test_the_metadata_store_is_asked_about_a_number_of_ledgers_at_once(world: SimWorld) -> None:
+    """Its session is also that of this node's leaders."""
+    meta = Metadata()
+
+    async def scenario(_: Served, peer: Peer) -> None:
+        meta.gate = asyncio.Event()
+        peer.send(*(wire.encode_read(txn, 1000 + txn, 0) for txn in range(1, 1001)))
+        await pause(0.1)
+        assert len(meta.asked) == AT_ONCE_MAX
+        meta.gate.set()
+        answers = [wire.decode_response(payload) for payload in await peer.answers(1000)]
+        assert {each.status for each in answers} == {Status.NO_LEDGER}
+        assert len(meta.asked) == 1000
+
+    serve(world, scenario, meta)
 
 
 def test_batches_that_become_ready_for_who_does_not_read_are_refused_when_they_are_too_much(

@@ -162,6 +162,21 @@ def test_an_add_that_is_refused_for_want_of_room_leaves_nothing_behind(world: Si
     run(world, scenario())
 
 
+def test_a_copy_that_is_refused_for_want_of_room_leaves_nothing_behind_either(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta)
+        world.node("b1").disk.set_capacity(6 * SEGMENT)
+        await add_all(shelf, OLD)
+        await add_all(shelf, COPIES, recovery=True)
+        room = shelf.storage.journal.room
+        for ledger in range(100, 150):
+            assert await shelf.add(ledger, 0, b"x" * 300, recovery=True) is Status.READ_ONLY
+        assert shelf.storage.journal.room == room
+        assert not shelf.storage.inventory.ledgers.keys() & set(range(100, 150))
+
+    run(world, scenario())
+
+
 def test_what_each_use_leaves_free() -> None:
     assert kept_bytes(64 << 20) == KEPT_MAX
     assert kept_bytes(SEGMENT) == SEGMENT // 8
