@@ -167,10 +167,11 @@ def test_a_copy_that_is_refused_for_want_of_room_leaves_nothing_behind_either(wo
         shelf, _ = await opened(world, meta)
         world.node("b1").disk.set_capacity(6 * SEGMENT)
         await add_all(shelf, OLD)
-        await add_all(shelf, COPIES, recovery=True)
+        await add_all(shelf, COPIES, 900, recovery=True)
         room = shelf.storage.journal.room
+        assert room > leaves(Use.COPY, SEGMENT) + 100, "a key alone would fit"
         for ledger in range(100, 150):
-            assert await shelf.add(ledger, 0, b"x" * 300, recovery=True) is Status.READ_ONLY
+            assert await shelf.add(ledger, 0, b"x" * 900, recovery=True) is Status.READ_ONLY
         assert shelf.storage.journal.room == room
         assert not shelf.storage.inventory.ledgers.keys() & set(range(100, 150))
 
