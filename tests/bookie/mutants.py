@@ -24,6 +24,7 @@ from kvstore.bookie import (
     replay,
     scan,
     segment,
+    turns,
 )
 from kvstore.bookie import service as service_module
 from kvstore.bookie import storage as storage_module
@@ -273,7 +274,30 @@ def _deaf_to_zeroes() -> None:
 
 @mutant("is never too busy for another add")
 def _open_door() -> None:
-    replace(service_module.BookieConnection, "_lacks_room", lambda _original: lambda self: False)
+    replace(service_module.BookieConnection, "_lacks_room", lambda _original: lambda self, _payload: False)
+
+
+@mutant("keeps all waiting while much waits for the metadata store")
+def _one_door() -> None:
+    replace(service_module.BookieConnection, "_may_ask", lambda _original: lambda self, _payload: True)
+
+
+@mutant("keeps batches without limit for who does not read")
+def _any_batch() -> None:
+    replace(service_module, "has_room", lambda _original: lambda *_: True)
+
+
+@mutant("forgets no poll of a connection that is gone")
+def _polls_that_stay() -> None:
+    def make(original: Any) -> Any:
+        return lambda self, *what, **how: original(self, *what, **how) and (lambda: None)
+
+    replace(reader.Reader, "long_poll", make)
+
+
+@mutant("makes all lists at once")
+def _no_turns() -> None:
+    replace(turns.Turns, "add", lambda _original: lambda self, _owner, piece: piece(lambda: None))
 
 
 @mutant("takes an empty directory for its own")
@@ -400,7 +424,9 @@ def _copies_first() -> None:
 @mutant("notes the key of an add that it refuses for want of room")
 def _keys_of_refused() -> None:
     def make(original: Any) -> Any:
-        def first_contact(self: Any, ledger: int, key: bytes, done: Any, flags: int = 0, use: Any = 0) -> Any:
+        def first_contact(
+            self: Any, ledger: int, key: bytes, done: Any, flags: int = 0, use: Any = 0, size: int = 0
+        ) -> Any:
             return original(self, ledger, key, done, flags, Use.FACT)
 
         return first_contact
