@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvstore.bookie.fencing import Verdict, judge_by_metadata, judge_key_by_metadata, may_deny
+from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Nursery
 from kvstore.errors import Corrupted, MetadataError
@@ -60,6 +61,7 @@ class Admission:
         self._on_answered = on_answered
         self._count = 0
         self._bytes = 0
+        self._log = SparingLog(log)
         self._asking = asyncio.Semaphore(AT_ONCE_MAX)
 
     @property
@@ -119,7 +121,7 @@ class Admission:
                 self._statistics.asked_metadata += 1
                 answer = await self._authority.metadata(LedgerId(ledger)) if ledger >= 0 else None
         except (MetadataError, Corrupted, TimeoutError) as error:
-            log.warning("ledger=%d its metadata cannot be read: %r", ledger, error)
+            self._log.say(logging.WARNING, "ledger=%d its metadata cannot be read: %r", ledger, error)
             answer = error
         waiting = self._waiting.pop(ledger)
         self._count -= len(waiting)

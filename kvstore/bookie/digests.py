@@ -14,6 +14,7 @@ from typing import Any
 from crc32c import crc32c
 
 from kvstore.bookie.admission import Admission
+from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.errors import Corrupted
 from kvstore.proto.bookkeeper import Status
@@ -59,6 +60,7 @@ class Digests:
     def __init__(self, admission: Admission, statistics: Statistics) -> None:
         self._admission = admission
         self._statistics = statistics
+        self._log = SparingLog(log)
         self._known: dict[tuple[int, bytes], EntryDigest | None] = {}
 
     def knows(self, ledger: int, key: bytes) -> bool:
@@ -94,6 +96,6 @@ class Digests:
                 check(digest)
         except Corrupted as error:
             self._statistics.refused_digest += 1
-            log.warning("refused, it was damaged on its way here: %s", error)
+            self._log.say(logging.WARNING, "refused, it was damaged on its way here: %s", error)
             return Status.BAD_REQUEST
         return Status.OK

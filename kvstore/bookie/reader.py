@@ -11,6 +11,7 @@ from kvstore.bookie.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal import Journal
 from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 
@@ -34,6 +35,7 @@ class Reader:
         self._journal = journal
         self._statistics = statistics
         self._poll_ms_max = poll_ms_max
+        self._log = SparingLog(log)
         self._loop = asyncio.get_running_loop()
 
     def read(self, ledger: int, entry: int, done: ReadDone, *, after_all: bool) -> None:
@@ -94,7 +96,9 @@ class Reader:
             body = segment.read_body(place & OFFSET_MASK, size, ledger=ledger, entry=entry)
         if body is None:
             self._statistics.damaged_records += 1
-            log.error("ledger=%d entry=%d is damaged in segment=%d", ledger, entry, place >> OFFSET_BITS)
+            self._log.say(
+                logging.ERROR, "ledger=%d entry=%d is damaged in segment=%d", ledger, entry, place >> OFFSET_BITS
+            )
         return body
 
     def read_lac(self, ledger: int, *, done: Callable[[Status, bytes | None, bytes | None], Any]) -> None:

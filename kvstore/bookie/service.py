@@ -17,6 +17,7 @@ from typing import Any
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.crowd import UNREAD_HIGH_BYTES, Answers, has_room, may_poll, silent_one
 from kvstore.bookie.reader import ReadDone
+from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.turns import Turns
 from kvstore.env.ports import Stream
@@ -46,6 +47,7 @@ class BookieService:
         self.storage = storage
         self.config = config
         self.connections: dict[BookieConnection, None] = {}
+        self.log = SparingLog(log)
         self.lists = Turns()
         """Of the entries of a ledger: one with many holes takes long."""
         self.polls = 0
@@ -107,7 +109,8 @@ class BookieConnection:
         connections = self._service.connections
         if len(connections) >= self._config.connections_max:
             silent = silent_one(connections)
-            log.warning("there are %d connections: %s is closed", len(connections), "a silent" if silent else "a new")
+            gone = "a silent" if silent else "a new"
+            self._service.log.say(logging.WARNING, "there are %d connections: %s is closed", len(connections), gone)
             if silent is None:
                 return self.abort()
             silent.has_asked = True  # it gives way once
@@ -160,7 +163,7 @@ class BookieConnection:
 
     def _give_up(self, reason: str) -> None:
         self._statistics.bad_requests += 1
-        log.warning("peer=%s closed: %s", self._transport.get_extra_info("peername"), reason)
+        self._service.log.say(logging.WARNING, "peer=%s closed: %s", self._transport.get_extra_info("peername"), reason)
         self._flush()
         self._is_closed = True
         self._transport.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kvstore.bookie import crowd
 from kvstore.bookie.admission import AT_ONCE_MAX
 from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.sparing import BURST, SparingLog
 from kvstore.bookie.turns import Piece, Turns
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status
@@ -208,3 +210,37 @@ def test_a_batch_that_begins_with_the_last_entry_brings_that_alone(world: SimWor
         assert len(answer) == 36 + size
 
     serve(world, scenario)
+
+
+def test_what_strangers_do_wrong_is_counted_and_fills_no_log(world: SimWorld, caplog: pytest.LogCaptureFixture) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(add(0))
+        damaged = packet(L, 1)[:-1] + b"!"
+        peer.send(*(wire.encode_add(txn, L, 1, KEY, damaged) for txn in range(500)))
+        answers = [wire.decode_response(payload) for payload in await peer.answers(500)]
+        assert {each.status for each in answers} == {Status.BAD_REQUEST}
+        served.shelf.storage.inventory.ledgers[L].index.places[0] += 1  # where no record begins
+        peer.send(*(wire.encode_read(txn, L, 0) for txn in range(500)))
+        await peer.answers(500)
+        for _ in range(100):
+            stranger = await served.connect()
+            stranger.send(b"\xff" * 100)
+            await stranger.closed
+        statistics = served.shelf.storage.statistics
+        assert (statistics.refused_digest, statistics.damaged_records, statistics.bad_requests) == (500, 500, 100)
+
+    serve(world, scenario)
+    lines = [record for record in caplog.records if record.name.startswith("kvstore.bookie")]
+    assert 50 < len(lines) < 70
+
+
+def test_a_line_says_how_many_were_left_out_before_it(caplog: pytest.LogCaptureFixture, world: SimWorld) -> None:
+    async def scenario() -> None:
+        sparing = SparingLog(logging.getLogger("kvstore.bookie.any"))
+        for number in range(BURST + 5):
+            sparing.say(logging.WARNING, "number %d", number)
+        await pause(1.5)
+        sparing.say(logging.WARNING, "number %d", 99)
+
+    world.run(scenario())
+    assert [record.getMessage() for record in caplog.records][-2:] == ["number 19", "number 99 (and 5 lines like this)"]
