@@ -234,7 +234,7 @@ async def _subject(file: ClusterFile) -> Subject:
     async with AsyncClient(config) as client:
         for number in range(1_000):
             tag = f"t{number}"
-            leader = client.leader_of(client.partition_of(b"{%b}" % tag.encode()))
+            leader = client.cluster.leader_of(client.cluster.partition_of(b"{%b}" % tag.encode()))
             node = next((each for each in file.nodes if each.grpc == leader), None)
             if node is not None:
                 return Subject(file, node.resp, tag, config)
