@@ -28,9 +28,9 @@ import uvloop
 from kvstore.cli.loads import Load, run_load
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
+from kvstore.devcluster.layout import ClusterFile
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from kvstore.server.layout import ClusterFile
-from kvstore.server.local import LocalCluster
 from loadtest import etcd_load, peers
 from loadtest.options import path_word
 from loadtest.redis_lines import Figure, Line, run_line

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvstore.devcluster.layout import ClusterFile
 from kvstore.errors import ConfigError
-from kvstore.server.layout import ClusterFile
 
 Progress = Callable[[str], None]
 """Is told, in a line, what is being done."""
@@ -28,7 +28,7 @@ class Record:
         another place's."""
         try:
             found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         except (ValueError, ConfigError) as error:
             raise ConfigError(

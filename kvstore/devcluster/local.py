@@ -26,15 +26,16 @@ from urllib.request import urlopen
 import psutil
 
 from kvstore import config as toml
+from kvstore.devcluster import layout, zookeeper
+from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.record import Progress, Record
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
-from kvstore.server import founding, layout, zookeeper
-from kvstore.server.layout import ClusterFile, NodePlace, Wish
-from kvstore.server.probe import keys_to_ask, probe
+from kvstore.server import founding
 from kvstore.types import PartitionId, ServerId
 
 START_TIMEOUT_S = 60
