@@ -15,7 +15,7 @@ from pathlib import Path
 import gevent
 from gevent.event import Event as Flag
 
-from kvstore.server.local import LocalCluster
+from kvstore.devcluster.local import LocalCluster
 from loadtest.chaos_plan import ADD_PARTITION, KILL, SNAPSHOT, START, Fault, plan
 from loadtest.figures import Event
 from loadtest.options import Options

@@ -70,7 +70,7 @@ class Conductor:
             resp_wire.load_records(options.resp_nodes()[0], records)
             return
         with Client(options.client_config()) as client:
-            self._cluster["partitions"] = len(client.partitions())
+            self._cluster["partitions"] = len(client.cluster.partitions())
             self._cluster["nodes"] = None if options.store else len(options.node_ids())
             self._pulse = pulse.measure(options.pulse_folder)
             keys = list(records)

@@ -111,7 +111,7 @@ class Load:
         tags: dict[str, bytes] = {}
         for number in range(10_000):
             tag = b"d%d" % number
-            tags.setdefault(self.client.partition_of(b"{%b}" % tag), tag)
+            tags.setdefault(self.client.cluster.partition_of(b"{%b}" % tag), tag)
         return tags
 
     # ── callers ──

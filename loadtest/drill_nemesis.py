@@ -54,7 +54,7 @@ class Field:
 
     def a_node(self, *, leading: bool = False) -> str:
         leaders = {node.grpc: node.id for node in self.cluster.file.nodes}
-        led = [leaders.get(self.load.client.leader_of(each)) for each in self.load.partitions]
+        led = [leaders.get(self.load.client.cluster.leader_of(each)) for each in self.load.partitions]
         return self.random.choice([each for each in led if each] if leading and any(led) else self.nodes)
 
     def others(self, node: str) -> list[str]:

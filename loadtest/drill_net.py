@@ -22,10 +22,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from kvstore import config as toml
+from kvstore.devcluster import layout, zookeeper
+from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.local import LocalCluster
 from kvstore.env.secret import make_secret
-from kvstore.server import layout, zookeeper
-from kvstore.server.layout import ClusterFile, NodePlace, Wish
-from kvstore.server.local import LocalCluster
 from loadtest.dated_node import write_ahead
 from tests.cluster.harness import Cluster
 

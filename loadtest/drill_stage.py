@@ -98,7 +98,7 @@ class Stage:
     async def led_by(self, load: Load) -> dict[str, str]:
         """Partition → the node that leads it, as the client knows."""
         nodes = {node.grpc: node.id for node in self.cluster.file.nodes}
-        return {each: nodes.get(load.client.leader_of(each), "") for each in load.partitions}
+        return {each: nodes.get(load.client.cluster.leader_of(each), "") for each in load.partitions}
 
     def preferred(self) -> dict[str, str]:
         """Partition → the node that should lead it."""

@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from kvstore.server.layout import ClusterFile, Wish
-from kvstore.server.local import LocalCluster
 
 START_S = 20.0
 

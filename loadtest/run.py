@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from kvstore.server.local import LocalCluster
 from loadtest import peers
 from loadtest.options import Options, add_options, options_of
 from loadtest.workloads import Draws

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import psutil
 
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import StoreError
-from kvstore.server.local import LocalCluster
 from kvstore.spark.snapshots.store import SnapshotStore
 from loadtest import peers
 from loadtest.foreground import writing

@@ -28,9 +28,9 @@ import uvloop
 from kvstore.cli.loads import Load, run_load
 from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
+from kvstore.devcluster.layout import ClusterFile
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from kvstore.server.layout import ClusterFile
-from kvstore.server.local import LocalCluster
 from loadtest import etcd_load, peers
 from loadtest.options import path_word
 from loadtest.redis_lines import Figure, Line, run_line
@@ -234,7 +234,7 @@ async def _subject(file: ClusterFile) -> Subject:
     async with AsyncClient(config) as client:
         for number in range(1_000):
             tag = f"t{number}"
-            leader = client.leader_of(client.partition_of(b"{%b}" % tag.encode()))
+            leader = client.cluster.leader_of(client.cluster.partition_of(b"{%b}" % tag.encode()))
             node = next((each for each in file.nodes if each.grpc == leader), None)
             if node is not None:
                 return Subject(file, node.resp, tag, config)

@@ -13,6 +13,7 @@ LAYERS = (
     ("__main__",),
     ("cli",),
     ("spark",),
+    ("devcluster",),  # what `up` needs, and a node does not
     ("server",),
     ("client", "partition"),
     ("wal", "bookie"),
@@ -52,10 +53,9 @@ ADAPTERS = (
     "kvstore/__main__.py",
     "kvstore/cli/",
     "kvstore/client/sync.py",
+    "kvstore/devcluster/",
     "kvstore/env/",
     "kvstore/meta/zookeeper.py",
-    "kvstore/server/local.py",
-    "kvstore/server/zookeeper.py",
     "kvstore/spark/",
 )
 # Simulations sleep in virtual time; waiting.py is how tests of real processes wait; what is measured there stalls.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.server.zookeeper import ZooKeeperProcess, start_standalone
+from kvstore.devcluster.zookeeper import ZooKeeperProcess, start_standalone
 
 _numbers = itertools.count(1)
 

@@ -17,7 +17,7 @@ from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_path, 
 from kvstore.cli.output import as_json, as_table
 
 if TYPE_CHECKING:
-    from kvstore.server.layout import ClusterFile
+    from kvstore.devcluster.layout import ClusterFile
 
 Where = tuple[Path, str | None, str | None]
 """--data-dir, --zookeeper, --server."""
@@ -49,8 +49,8 @@ def up(
     json: Json = False,
 ) -> None:
     """Start the local cluster, or what is down of it, and wait until it serves."""
-    from kvstore.server.layout import Wish
-    from kvstore.server.local import LocalCluster
+    from kvstore.devcluster.layout import Wish
+    from kvstore.devcluster.local import LocalCluster
 
     cluster = LocalCluster(data_dir, _say)
     wish = Wish(
@@ -78,7 +78,7 @@ def up(
 
 def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
     """Stop every process of the local cluster. Its data stays."""
-    from kvstore.server.local import LocalCluster
+    from kvstore.devcluster.local import LocalCluster
 
     stopped = LocalCluster(data_dir, _say).down()
     if json:
@@ -92,7 +92,7 @@ def down(data_dir: DataDir = Path("data"), json: Json = False) -> None:
 
 def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
     """Show which processes of the local cluster run and are ready."""
-    from kvstore.server.local import LocalCluster
+    from kvstore.devcluster.local import LocalCluster
 
     found = LocalCluster(data_dir).status()
     if json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.client import operations
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Operation
 from kvstore.client.values import Level
 
 

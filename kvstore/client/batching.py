@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
-from kvstore.client.operations import Operation, failures_of
+from kvstore.client.operation import Operation
+from kvstore.client.operations import failures_of
 from kvstore.client.values import Item
 from kvstore.proto import kv_pb2
 

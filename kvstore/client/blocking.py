@@ -17,7 +17,7 @@ import grpc
 
 from kvstore.client.batching import cut, frame_of, settled
 from kvstore.client.calls import lost
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Operation
 from kvstore.env import Clock
 from kvstore.env.tls import Tls
 from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable

@@ -18,7 +18,8 @@ from typing import NamedTuple, Self
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.conveyor import Conveyor
-from kvstore.client.operations import DELETE, PUT, Operation, check
+from kvstore.client.operation import DELETE, PUT, Operation
+from kvstore.client.operations import check
 from kvstore.env import Task
 from kvstore.env.caller import caller_env
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -11,17 +11,14 @@ from kvstore.client import operations
 from kvstore.client.batch import Batch
 from kvstore.client.config import ClientConfig, parse_url
 from kvstore.client.conveyor import Conveyor
-from kvstore.client.operations import Operation
+from kvstore.client.known import Known
 from kvstore.client.scanning import scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.watch import AsyncWatch
 from kvstore.client.watching import HEARTBEAT_S, Reading, Watched
-from kvstore.client.whole import Answers, Count, Scan
+from kvstore.client.whole import Count, Scan
 from kvstore.env.caller import caller_env
-from kvstore.errors import InvalidRequest, Moved
-
-MANY_MAX = 512
-"""How many operations of one get_many or put_many are under way at a time."""
+from kvstore.errors import InvalidRequest
 
 
 class AsyncClient:
@@ -64,24 +61,20 @@ class AsyncClient:
     ) -> None:
         await self.close()
 
-    def __repr__(self) -> str:
-        state = "open" if self._conveyor is not None else "closed"
-        return f"<AsyncClient {','.join(self._config.endpoints)} {state}>"
-
     # ── reads ──
 
     async def get(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> Item | None:
         """The key's value and version; None if it is absent."""
-        found: Item | None = await self._run(operations.get(key, level), timeout_s)
+        found: Item | None = await self._open_conveyor.run(operations.get(key, level), timeout_s)
         return found
 
     async def meta(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = await self._run(operations.meta(key, level), timeout_s)
+        found: Meta | None = await self._open_conveyor.run(operations.meta(key, level), timeout_s)
         return found
 
     async def get_many(
@@ -89,7 +82,7 @@ class AsyncClient:
     ) -> dict[bytes, Item]:
         """Those of `keys` that are there. Each is read by itself: not one point in time."""
         wanted = list(dict.fromkeys(keys))
-        found = await self._run_all([operations.get(key, level) for key in wanted], timeout_s)
+        found = await self._open_conveyor.run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
     async def scan(
@@ -109,14 +102,14 @@ class AsyncClient:
         start, end = scan_bounds(start, end, prefix)
         scan = Scan(self._open_conveyor.routing, start, end, limit=limit, keys_only=keys_only, level=level)
         while not scan.is_done:
-            for found in scan.take(await self._run_whole(scan.wanted(), timeout_s)):
+            for found in scan.take(await self._open_conveyor.run_whole(scan.wanted(), timeout_s)):
                 yield found
 
     async def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
         count = Count(self._open_conveyor.routing, level)
         while count.total is None:
-            count.take(await self._run_whole(count.wanted(), timeout_s))
+            count.take(await self._open_conveyor.run_whole(count.wanted(), timeout_s))
         return count.total
 
     def watch(
@@ -161,7 +154,7 @@ class AsyncClient:
     ) -> int:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = await self._run(
+        version: int = await self._open_conveyor.run(
             operations.put(
                 key,
                 value,
@@ -196,46 +189,46 @@ class AsyncClient:
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = await self._run(operation, timeout_s)
+        replaced: Replaced = await self._open_conveyor.run(operation, timeout_s)
         return replaced
 
     async def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
         puts = [operations.put(key, value) for key, value in items.items()]
-        return dict(zip(items, await self._run_all(puts, timeout_s), strict=True))
+        return dict(zip(items, await self._open_conveyor.run_all(puts, timeout_s), strict=True))
 
     async def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = await self._run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = await self._open_conveyor.run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
     async def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = await self._run(operation, timeout_s)
+        old: Item | None = await self._open_conveyor.run(operation, timeout_s)
         return old
 
     async def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = await self._run(operations.increment(key, delta), timeout_s)
+        value: int = await self._open_conveyor.run(operations.increment(key, delta), timeout_s)
         return value
 
     async def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = await self._run(operations.append(key, suffix), timeout_s)
+        length: int = await self._open_conveyor.run(operations.append(key, suffix), timeout_s)
         return length
 
     async def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = await self._run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = await self._open_conveyor.run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     async def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, await self._run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, await self._open_conveyor.run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
@@ -248,22 +241,10 @@ class AsyncClient:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
         self._open_conveyor.seen.absorb(token)
 
-    def time_ms(self) -> int:
-        """What time it is in the cluster, as its servers last told, to some seconds, in milliseconds since 1970; 0 if
-        none has. Keys expire by it, whatever this machine's date is."""
-        return self._open_conveyor.seen.time_ms
-
-    def partition_of(self, key: bytes) -> str:
-        """The partition that owns the key, as far as this client knows."""
-        return self._open_conveyor.routing.partition_of(key)
-
-    def leader_of(self, partition: str) -> str:
-        """Where the partition's leader listens, as far as this client knows; empty if nobody does."""
-        return self._open_conveyor.routing.leader_of(partition)
-
-    def partitions(self) -> list[str]:
-        """The ids of the partitions, sorted."""
-        return self._open_conveyor.partitions()
+    @property
+    def cluster(self) -> Known:
+        """What this client knows of its cluster: partitions, their leaders, the date."""
+        return Known(self._open_conveyor)
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
@@ -274,15 +255,3 @@ class AsyncClient:
         if self._conveyor is None:
             raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
         return self._conveyor
-
-    def _run(self, operation: Operation, timeout_s: float | None) -> Coroutine[Any, Any, Any]:
-        return self._open_conveyor.run(operation, timeout_s)
-
-    async def _run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
-        return await self._open_conveyor.run_all(wanted, timeout_s, at_once=MANY_MAX)
-
-    async def _run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
-        try:
-            return await self._run_all(wanted, timeout_s)
-        except Moved as moved:
-            return moved

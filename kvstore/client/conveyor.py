@@ -12,8 +12,10 @@ from kvstore.client.calls import Nobody, failed_for_good, is_hint, pauses, too_l
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import LATE, Link, State
 from kvstore.client.links import Links
-from kvstore.client.operations import Operation, decode
+from kvstore.client.operation import Operation
+from kvstore.client.operations import decode
 from kvstore.client.seen import Seen
+from kvstore.client.whole import Answers
 from kvstore.env.caller import CallerEnv
 from kvstore.env.events import wait_within
 from kvstore.env.nursery import TaskNursery
@@ -23,6 +25,8 @@ from kvstore.proto import kv_pb2
 logger = logging.getLogger(__name__)
 TICK_S = 0.02
 FOLLOW_WAIT_MS = 10_000
+MANY_MAX = 512
+"""How many operations of one get_many or put_many are under way at a time."""
 
 
 class Conveyor:
@@ -64,8 +68,8 @@ class Conveyor:
         self.links.close()
         await self.env.nursery.close()
 
-    def partitions(self) -> list[str]:
-        return sorted(self.routing.partitions)
+    def time_ms(self) -> int:
+        return self.seen.time_ms
 
     def statistics(self) -> dict[str, float]:
         links = self.links.all()
@@ -99,14 +103,14 @@ class Conveyor:
             if self._room:
                 self._give_room()
 
-    async def run_all(self, wanted: Sequence[Operation], timeout_s: float | None, *, at_once: int) -> list[Any]:
-        """The results in order, `at_once` operations under way at a time. The first error is raised after all ended."""
+    async def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+        """The results in order, MANY_MAX operations under way at a time. The first error is raised after all ended."""
         results: list[Any] = [None] * len(wanted)
         places = iter(range(len(wanted)))
         mine = TaskNursery("many")  # the client's would cancel them when it closes, and their outcomes with them
         workers = [
             mine.spawn(self._work(wanted, results, places, timeout_s), name="worker")
-            for _ in range(min(at_once, len(wanted)))
+            for _ in range(min(MANY_MAX, len(wanted)))
         ]
         try:
             for worker in workers:
@@ -117,6 +121,13 @@ class Conveyor:
             if isinstance(result, StoreError):
                 raise result
         return results
+
+    async def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+        """The same of a call on all partitions, which begins again when a range has moved."""
+        try:
+            return await self.run_all(wanted, timeout_s)
+        except Moved as moved:
+            return moved
 
     async def _work(
         self, wanted: Sequence[Operation], results: list[Any], places: Iterator[int], timeout_s: float | None

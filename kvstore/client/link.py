@@ -13,7 +13,7 @@ import grpc
 from kvstore.client.batching import cut, frame_of, settled
 from kvstore.client.calls import lost
 from kvstore.client.config import ClientConfig
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Operation
 from kvstore.client.routing import Routing
 from kvstore.env.caller import CallerEnv
 from kvstore.env.events import is_cancelled

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 from kvstore.client.config import ClientConfig
 from kvstore.client.link import Link, State
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Operation
 from kvstore.client.rests import Rests
 from kvstore.client.routing import Routing
 from kvstore.client.values import Level

@@ -11,12 +11,14 @@ from typing import Any
 from kvstore.client.blocking import BlockingLink
 from kvstore.client.calls import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.config import ClientConfig
-from kvstore.client.operations import Operation, decode
+from kvstore.client.operation import Operation
+from kvstore.client.operations import decode
 from kvstore.client.rests import Rests
 from kvstore.client.seen import Seen
 from kvstore.client.values import Level, Token
+from kvstore.client.whole import Answers
 from kvstore.env.caller import CallerEnv
-from kvstore.errors import InvalidRequest, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, Moved, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
 REREAD_S = 10.0
@@ -67,9 +69,6 @@ class Messenger:
             self._room.notify_all()
         for link in links:
             link.close()
-
-    def partitions(self) -> list[str]:
-        return sorted(self.routing.partitions)
 
     def time_ms(self) -> int:
         with self._lock:
@@ -123,6 +122,13 @@ class Messenger:
             if isinstance(result, StoreError):
                 raise result
         return results
+
+    def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+        """The same of a call on all partitions, which begins again when a range has moved."""
+        try:
+            return self.run_all(wanted, timeout_s)
+        except Moved as moved:
+            return moved
 
     def _run_begun(self, operations: list[Operation], timeout_s: float) -> Iterator[Any]:
         frames: dict[int, tuple[BlockingLink, list[Operation]]] = {}

@@ -1,71 +1,19 @@
-"""Operations as the clients keep them: built, checked, and their answers understood. Decides only."""
+"""The operations of the clients: built, checked, and their answers understood. Decides only."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from kvstore.client.operation import DELETE, GET, META, PUT, Operation
 from kvstore.client.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
 from kvstore.rpc.status import restore
 
-if TYPE_CHECKING:
-    from kvstore.client.calls import Numbering
-
 TTL_S_MAX = 1 << 52
 """In milliseconds it fits; 142 million years."""
-
-GET, META, PUT, DELETE = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE
-READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
-
-
-class Operation:
-    """One call of the client on its way: what it asks, under which identity, and who waits for it."""
-
-    __slots__ = (
-        "attempts",
-        "code",
-        "deadline",
-        "is_read",
-        "is_sent",
-        "is_unknown",
-        "key",
-        "level",
-        "numbering",
-        "options",
-        "partition",
-        "seen_ms",
-        "sequence",
-        "size",
-        "value",
-        "waiter",
-    )
-
-    def __init__(
-        self, code: int, key: bytes, value: bytes = b"", options: kv_pb2.Options | None = None, level: int = 0
-    ) -> None:
-        self.code, self.key, self.value, self.options, self.level = code, key, value, options, level
-        self.size = len(key) + len(value) + 32
-        self.is_read = code in READS
-        self.partition = ""
-        """Where it goes; named by the caller of a scan or count, else found by its key."""
-        self.numbering: Numbering
-        """Set by its `begin`."""
-        self.sequence = 0
-        """Of its request id; 0: a read has none."""
-        self.seen_ms = 0
-        """The leader's time that it carries."""
-        self.attempts = 0
-        self.is_sent = False
-        """The present attempt has left the client."""
-        self.is_unknown = False
-        """An earlier attempt may have been carried out."""
-        self.deadline = 0.0
-        """Of all attempts together, by the boot-time clock."""
-        self.waiter: Any = None
-        """Future or lock of the caller; the face that uses it knows which."""
 
 
 # ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────

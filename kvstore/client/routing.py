@@ -10,7 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from kvstore.client.operations import Operation, names_its_partition
+from kvstore.client.operation import Operation
+from kvstore.client.operations import names_its_partition
 from kvstore.client.values import RING, Level, Token
 from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.proto import kv_pb2

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from kvstore.client.calls import Numbering
+from kvstore.client.operation import Numbering
 from kvstore.client.routing import Routing
 from kvstore.client.values import RING, Token
 from kvstore.limits import CLIENT_BYTES

@@ -5,22 +5,22 @@ The same calls as AsyncClient's, blocking, over unary frames. It starts no threa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
 from kvstore.client import operations
 from kvstore.client.batch import Batch
 from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.known import Known
 from kvstore.client.messenger import Messenger
-from kvstore.client.operations import Operation
 from kvstore.client.scanning import scan_bounds
 from kvstore.client.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.watch_sync import Watch
 from kvstore.client.watching import HEARTBEAT_S, Reading, Watched
-from kvstore.client.whole import Answers, Count, Scan
+from kvstore.client.whole import Count, Scan
 from kvstore.env.caller import caller_env
-from kvstore.errors import InvalidRequest, Moved
+from kvstore.errors import InvalidRequest
 
 
 class Client:
@@ -61,20 +61,16 @@ class Client:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        state = "open" if self._messenger is not None else "closed"
-        return f"<Client {','.join(self._config.endpoints)} {state}>"
-
     # ── reads ──
 
     def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Item | None:
         """The key's value and version; None if it is absent."""
-        found: Item | None = self._run(operations.get(key, level), timeout_s)
+        found: Item | None = self._open_messenger.run(operations.get(key, level), timeout_s)
         return found
 
     def meta(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = self._run(operations.meta(key, level), timeout_s)
+        found: Meta | None = self._open_messenger.run(operations.meta(key, level), timeout_s)
         return found
 
     def get_many(
@@ -82,7 +78,7 @@ class Client:
     ) -> dict[bytes, Item]:
         """Those of `keys` that are there. Each is read by itself: not one point in time."""
         wanted = list(dict.fromkeys(keys))
-        found = self._run_all([operations.get(key, level) for key in wanted], timeout_s)
+        found = self._open_messenger.run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
     def scan(
@@ -102,13 +98,13 @@ class Client:
         start, end = scan_bounds(start, end, prefix)
         scan = Scan(self._open_messenger.routing, start, end, limit=limit, keys_only=keys_only, level=level)
         while not scan.is_done:
-            yield from scan.take(self._run_whole(scan.wanted(), timeout_s))
+            yield from scan.take(self._open_messenger.run_whole(scan.wanted(), timeout_s))
 
     def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
         count = Count(self._open_messenger.routing, level)
         while count.total is None:
-            count.take(self._run_whole(count.wanted(), timeout_s))
+            count.take(self._open_messenger.run_whole(count.wanted(), timeout_s))
         return count.total
 
     def watch(
@@ -153,7 +149,7 @@ class Client:
     ) -> int:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = self._run(
+        version: int = self._open_messenger.run(
             operations.put(
                 key,
                 value,
@@ -188,46 +184,46 @@ class Client:
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = self._run(operation, timeout_s)
+        replaced: Replaced = self._open_messenger.run(operation, timeout_s)
         return replaced
 
     def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
         puts = [operations.put(key, value) for key, value in items.items()]
-        return dict(zip(items, self._run_all(puts, timeout_s), strict=True))
+        return dict(zip(items, self._open_messenger.run_all(puts, timeout_s), strict=True))
 
     def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = self._run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = self._open_messenger.run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = self._run(operation, timeout_s)
+        old: Item | None = self._open_messenger.run(operation, timeout_s)
         return old
 
     def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = self._run(operations.increment(key, delta), timeout_s)
+        value: int = self._open_messenger.run(operations.increment(key, delta), timeout_s)
         return value
 
     def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = self._run(operations.append(key, suffix), timeout_s)
+        length: int = self._open_messenger.run(operations.append(key, suffix), timeout_s)
         return length
 
     def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = self._run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = self._open_messenger.run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, self._run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, self._open_messenger.run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
@@ -240,22 +236,10 @@ class Client:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
         self._open_messenger.absorb(token)
 
-    def time_ms(self) -> int:
-        """What time it is in the cluster, as its servers last told, to some seconds, in milliseconds since 1970; 0 if
-        none has. Keys expire by it, whatever this machine's date is."""
-        return self._open_messenger.time_ms()
-
-    def partition_of(self, key: bytes) -> str:
-        """The partition that owns the key, as far as this client knows."""
-        return self._open_messenger.routing.partition_of(key)
-
-    def leader_of(self, partition: str) -> str:
-        """Where the partition's leader listens, as far as this client knows; empty if nobody does."""
-        return self._open_messenger.routing.leader_of(partition)
-
-    def partitions(self) -> list[str]:
-        """The ids of the partitions, sorted."""
-        return self._open_messenger.partitions()
+    @property
+    def cluster(self) -> Known:
+        """What this client knows of its cluster: partitions, their leaders, the date."""
+        return Known(self._open_messenger)
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
@@ -266,15 +250,3 @@ class Client:
         if self._messenger is None:
             raise InvalidRequest("the client is not open; use `with Client(...)`")
         return self._messenger
-
-    def _run(self, operation: Operation, timeout_s: float | None) -> Any:
-        return self._open_messenger.run(operation, timeout_s)
-
-    def _run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
-        return self._open_messenger.run_all(wanted, timeout_s)
-
-    def _run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
-        try:
-            return self._run_all(wanted, timeout_s)
-        except Moved as moved:
-            return moved

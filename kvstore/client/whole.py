@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Any, TypeGuard
 
 from kvstore.client import operations
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Operation
 from kvstore.client.routing import Routing
 from kvstore.client.scanning import Merge, Page
 from kvstore.client.values import Item, Level

@@ -27,7 +27,6 @@ from kvstore.partition.state import State
 from kvstore.ring import PartitionState
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.dating import DATES, Dating, JudgedClock
-from kvstore.server.dispatch import Dispatcher
 from kvstore.server.feed_end import latest_of
 from kvstore.server.feeds import Feeds
 from kvstore.server.heat import Load
@@ -41,6 +40,7 @@ from kvstore.server.progress import MOVES, Copied, Progress
 from kvstore.server.resp import RespServer
 from kvstore.server.resp_session import Facts
 from kvstore.server.rings import RingStore
+from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.steward import Steward
 from kvstore.server.taps import LOADS, Taps, loads_of_cluster
 from kvstore.types import BookieId, PartitionId, ServerId

@@ -21,8 +21,8 @@ from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
 from kvstore.partition.state import State
 from kvstore.ring import Rings, codec
-from kvstore.server.dispatch import Dispatcher
 from kvstore.server.membership import Membership
+from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.ports import Logs
 

@@ -71,6 +71,12 @@ class ClusterTopology:
         leader = self.leaders.get(partition)
         return leader is not None and leader[0] == server
 
+    def may_answer(self, partition: PartitionId, key: bytes, ring_version: int) -> bool:
+        """Whether the partition may answer for the key to somebody who goes by another version of the ring
+        (docs/protocol.md M16)."""
+        member = self.ring.partitions.get(partition)
+        return member is not None and ring_version >= member.owned_at and self.ring.partition_of(key) == partition
+
     def not_leader(self, partition: PartitionId) -> NotLeader:
         """What who asks the wrong server is told: who leads, and where."""
         leader = self.leaders.get(partition)

@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable, Collection
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
+from kvstore.partition.commands import Op
 from kvstore.server import peer_frames as frames
-from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import FrameError
 from kvstore.server.peer_link import Link
 from kvstore.server.peer_proof import Credentials
-from kvstore.server.ways import UnderWay, Waiting
+from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 
 CONNECT_TIMEOUT_S = 2.0
@@ -53,21 +53,14 @@ class PeerLinks:
 
     # ── for the dispatcher ────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, server: ServerId, partition: PartitionId, waiting: Waiting) -> bool:
-        """Send an operation to the server. False if it cannot be sent just now; a connection is being made."""
-        link = self._links.get(server)
-        if link is None:
+    def connect(self, server: ServerId) -> None:
+        """Begin to open a link to the server, if there is none."""
+        if server not in self._links:
             self._open(server)
-            return False
-        if not link.is_open or not link.has_room():
-            return False
-        link.submit(partition, waiting)
-        return True
 
-    def is_clear(self, server: ServerId, partition: PartitionId) -> bool:
-        """Whether no operation on the partition is under way to the server."""
-        link = self._links.get(server)
-        return link is None or not link.in_flight_of(partition)
+    def send(self, server: ServerId, partition: PartitionId, number: int, op: Op) -> None:
+        """Send an operation that is in the server's flight."""
+        self._links[server].send(partition, number, op)
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
         """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one
@@ -84,10 +77,6 @@ class PeerLinks:
         """Send what was submitted."""
         for link in self._links.values():
             link.flush()
-
-    def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
-        """The operations under way to a partition that is not their key's."""
-        return [each for _, link in sorted(self._links.items()) for each in link.astray(partition_of)]
 
     # ── for the replicas ──────────────────────────────────────────────────────────────────────────────────────────────
 

@@ -9,19 +9,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
-from functools import partial
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.commands import Code, Sink
+from kvstore.partition.commands import Code, Op, Sink
 from kvstore.server import peer_frames as frames
-from kvstore.server.astray import WritesByKey
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer_proof import Caller
-from kvstore.server.ways import KEYLESS, UNORDERED, UnderWay, Waiting, keys_of, written_bytes
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import READS, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 if TYPE_CHECKING:
@@ -35,13 +33,11 @@ SILENCE_S = 3.0
 SWEEP_S = 0.5
 STOOD_STILL_S = 2 * SWEEP_S
 """A sweep that comes so late tells that this process was stopped, or had no turn."""
-BYTES_IN_FLIGHT_MAX = 64 << 20
 WRITE_HIGH_BYTES = 4 << 20
 CALLS_MAX = 64
 """Calls between replicas under way on one link, whatever else is."""
 
-_GET, _META, _PUT = int(Code.GET), int(Code.META), int(Code.PUT)
-_READS = frozenset({_GET, _META, int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)})
+_GET, _PUT = int(Code.GET), int(Code.PUT)
 
 
 class Link:
@@ -50,20 +46,15 @@ class Link:
     def __init__(self, links: PeerLinks, server: ServerId) -> None:
         self.server = server
         self.is_open = False
-        self.is_full = False
-        self._is_leaving = False
-        """The other side stops: what is under way is still answered, nothing more is sent."""
+        self._is_full = self._is_leaving = False
+        """The other side does not read; it stops."""
+        self.flight = Flight(server, links.forwarded_max)
         self._links = links
         self._stream: Stream | None = None
         self._caller = Caller(links.credentials, server)
         self._frames = Frames()
-        self._count = 0
-        self._pending: dict[int, tuple[PartitionId, Waiting]] = {}
-        self._pending_bytes = 0
-        self._writes = WritesByKey()
         self._lanes: dict[PartitionId, Lane] = {}
-        self._unsent = 0
-        """How many of the last pending ones are only in `_lanes`."""
+        """What leaves with this turn's frame."""
         self._results = 0
         """Frames of results that have come."""
         self._marks: deque[tuple[float, int]] = deque()
@@ -75,11 +66,8 @@ class Link:
 
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
 
-    def submit(self, partition: PartitionId, waiting: Waiting) -> None:
-        """Send an operation with this turn's frame."""
-        number = self._count = self._count + 1
-        self._pending[number] = (partition, waiting)
-        op = waiting[1]
+    def send(self, partition: PartitionId, number: int, op: Op) -> None:
+        """Send an operation of the flight with this turn's frame."""
         lane = self._lanes.get(partition)
         if lane is None:
             if not self._lanes:
@@ -88,43 +76,14 @@ class Link:
         if op[0] == _GET:
             lane.gets.append((number, op))
         elif op[0] == _PUT:
-            self._pending_bytes += len(op[2])
             lane.puts.append((number, op))
         else:
-            self._pending_bytes += written_bytes(op)
             lane.others.append((number, op))
-        self._unsent += 1
-
-    def has_room(self) -> bool:
-        return (
-            not self.is_full
-            and not self._is_leaving
-            and len(self._pending) < self._links.forwarded_max
-            and self._pending_bytes < BYTES_IN_FLIGHT_MAX
-        )
-
-    def in_flight_of(self, partition: PartitionId) -> int:
-        return sum(1 for each, _ in self._pending.values() if each == partition)
-
-    def astray(self, partition_of: Callable[[bytes], PartitionId]) -> list[UnderWay]:
-        """The operations under way to a partition that is not their key's."""
-        return [
-            self._under_way(number)
-            for number, (partition, waiting) in self._pending.items()
-            if waiting[1][0] not in KEYLESS and any(partition_of(key) != partition for key in keys_of(waiting[1]))
-        ]
-
-    def _under_way(self, number: int) -> UnderWay:
-        order, op, *_ = self._pending[number][1]
-        return partial(self._is_pending, number), order, op
-
-    def _is_pending(self, number: int) -> bool:
-        return number in self._pending
 
     @property
     def in_flight(self) -> int:
         """Operations sent and not answered."""
-        return len(self._pending)
+        return len(self.flight.pending)
 
     async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
         """One call between replicas. Raises Overloaded, OutcomeUnknown, Unavailable if it was lost since it was opened,
@@ -133,8 +92,7 @@ class Link:
             raise Unavailable(f"the link to {self.server} was lost")
         if len(self._calls) >= CALLS_MAX:
             raise Overloaded(f"{CALLS_MAX} calls to {self.server} are under way")
-        self._count += 1
-        number = self._count
+        number = self.flight.next_number()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
         try:
@@ -147,7 +105,8 @@ class Link:
             del self._calls[number]
 
     def close(self) -> None:
-        self.is_open = False  # what is submitted before the loss is noticed goes elsewhere
+        self.is_open = False
+        self.flight.is_closed_for_more = True  # what is submitted before the loss is noticed goes elsewhere
         if self._stream is not None:
             self._stream.abort()
 
@@ -183,10 +142,15 @@ class Link:
         self._give_up()
 
     def pause_writing(self) -> None:
-        self.is_full = True
+        self._is_full = True
+        self._note_room()
 
     def resume_writing(self) -> None:
-        self.is_full = False
+        self._is_full = False
+        self._note_room()
+
+    def _note_room(self) -> None:
+        self.flight.is_closed_for_more = self._is_full or self._is_leaving or not self.is_open
 
     def _greet(self, data: bytes) -> bytes:
         """Prove that this server is of the cluster, and have the other side prove it; what follows that."""
@@ -199,6 +163,7 @@ class Link:
         self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
         if not self.opened.done():
             self.opened.set_result(None)
+        self._links.dispatcher.link_opened(self.flight)
         return rest
 
     def fail_opening(self, error: Exception) -> None:
@@ -215,7 +180,6 @@ class Link:
         if not self._lanes or not self.is_open:
             return
         lanes, self._lanes = self._lanes, {}
-        self._unsent = 0
         try:
             self._write(self._encoded(list(lanes.values())))
         except FrameError:
@@ -245,38 +209,35 @@ class Link:
                 pass
             case Goodbye():
                 self._is_leaving = True
+                self._note_room()
         if self._is_leaving and self._stream is not None and not self._owes_answers():
             self._stream.close()
 
     def _owes_answers(self) -> bool:
-        return bool(self._pending) or not all(answer.done() for answer in self._calls.values())
+        return bool(self.flight.pending) or not all(answer.done() for answer in self._calls.values())
 
     def _take_results(self, results: Results) -> None:
         if results.others:
             self._take_refusals(results.others)
         self._results += 1
-        pop, sinks = self._pending.pop, dict[int, Sink]()
+        flight, sinks = self.flight, dict[int, Sink]()
+        pop = flight.pending.pop
         for partition, seq, time_ms in results.progress:
             self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
-        for number, result in [*results.numbers, *results.records]:
+        for number, result in [*results.numbers, *results.records, *results.others]:
             entry = pop(number, None)
             if entry is not None:
-                _, op, sink, token, _, _ = entry[1]
-                if op[0] != _GET:
-                    self._pending_bytes -= written_bytes(op)
-                sink.complete(token, result)
+                pending = entry[1]
+                if pending.op[0] != _GET:
+                    flight.bytes -= written_bytes(pending.op)
+                sink = pending.sink
+                sink.complete(pending.token, result)
                 sinks[id(sink)] = sink
         for number in results.absent:
             entry = pop(number, None)
             if entry is not None:
-                entry[1][2].complete(entry[1][3], None)
-                sinks[id(entry[1][2])] = entry[1][2]
-        for number, result in results.others:
-            entry = pop(number, None)
-            if entry is not None:
-                _, op, sink, token, _, _ = entry[1]
-                self._pending_bytes -= written_bytes(op)
-                sink.complete(token, result)
+                sink = entry[1].sink
+                sink.complete(entry[1].token, None)
                 sinks[id(sink)] = sink
         for sink in sinks.values():
             sink.flush()
@@ -285,20 +246,9 @@ class Link:
         """What goes out again, before anything that follows it can be submitted; and what was submitted before this
         frame was heard says so (docs/protocol.md M15)."""
         refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=itemgetter(0))
-        if not refused:
-            return
-        self.flush()
-        moved: set[bytes] = set()
-        for number, error in refused:
-            entry = self._pending.pop(number, None)
-            if entry is not None:
-                partition, waiting = entry
-                self._pending_bytes -= written_bytes(waiting[1])
-                self._links.dispatcher.take_back(partition, waiting, error, self.server)
-                if isinstance(error, Moved) and waiting[1][0] not in UNORDERED:
-                    moved.update(keys_of(waiting[1]))
-        if moved:
-            self._links.dispatcher.expect(map(self._under_way, self._writes.on(moved, self._pending)))
+        if refused:
+            self.flush()
+            self._links.dispatcher.take_refusals(self.flight, refused)
 
     def _take_answer(self, number: int, body: bytes, error: Any) -> None:
         waiter = self._calls.get(number)
@@ -314,31 +264,13 @@ class Link:
     # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _give_up(self) -> None:
-        """The connection is gone: reads and what was not sent can go elsewhere, sent mutations are unknown."""
-        first_unsent = self._count + 1
-        if self._unsent:
-            first_unsent = min(number for lane in self._lanes.values() for number in _numbers(lane))
-        pending, self._pending = self._pending, {}
+        """The connection is gone, and what had not been sent with it."""
+        unsent = (number for lane in self._lanes.values() for number in _numbers(lane))
+        self._links.dispatcher.link_lost(self.flight, min(unsent, default=self.flight.last_number + 1))
         self._lanes = {}
-        self._pending_bytes = self._unsent = 0
-        sinks: dict[int, Sink] = {}
-        for number, (partition, waiting) in pending.items():
-            if number >= first_unsent or waiting[1][0] in _READS:
-                error = Unavailable(f"the link to {self.server} broke before it was asked")
-                self._links.dispatcher.take_back(partition, waiting, error, self.server)
-            else:
-                self._unknown(waiting, f"the link to {self.server} broke before it answered", sinks)
-        for sink in sinks.values():
-            sink.flush()
         for waiter in self._calls.values():
             if not waiter.done():
                 waiter.set_exception(OutcomeUnknown(f"the link to {self.server} broke before it answered"))
-
-    def _unknown(self, waiting: Waiting, reason: str, sinks: dict[int, Sink]) -> None:
-        _, op, sink, token, _, _ = waiting
-        is_read = op[0] in _READS
-        sink.complete(token, Unavailable(reason) if is_read else OutcomeUnknown(reason))
-        sinks[id(sink)] = sink
 
     def _sweep(self) -> None:
         """End what has waited too long, and a link that owes answers and is silent."""
@@ -356,8 +288,8 @@ class Link:
             self._heard_at = now
         elif now - self._heard_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
-        self._writes.clear()
-        self._marks.append((now, self._count))
+        self.flight.forget_keys()
+        self._marks.append((now, self.flight.last_number))
         expired = 0
         while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:
             expired = self._marks.popleft()[1]
@@ -365,15 +297,11 @@ class Link:
 
     def _expire(self, up_to: int) -> None:
         sinks: dict[int, Sink] = {}
-        overdue = []
-        for number in self._pending:
-            if number > up_to:
-                break
-            overdue.append(number)
-        for number in overdue:
-            _, waiting = self._pending.pop(number)
-            self._pending_bytes -= written_bytes(waiting[1])
-            self._unknown(waiting, f"{self.server} did not answer within {OPERATION_TIMEOUT_S} s", sinks)
+        for pending in self.flight.end_up_to(up_to):
+            reason = f"{self.server} did not answer within {OPERATION_TIMEOUT_S} s"
+            is_read = pending.op[0] in READS
+            pending.sink.complete(pending.token, Unavailable(reason) if is_read else OutcomeUnknown(reason))
+            sinks[id(pending.sink)] = pending.sink
         for sink in sinks.values():
             sink.flush()
 

@@ -11,8 +11,6 @@ from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.commands import Op, Record
 from kvstore.server import peer_frames as frames
-from kvstore.server.astray import FromPeer
-from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_door import PeerDoor, Strangers
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer_identity import host_of
@@ -20,6 +18,8 @@ from kvstore.server.peer_pace import Pace
 from kvstore.server.peer_proof import Credentials, Refused
 from kvstore.server.refusals import Refusals
 from kvstore.server.resp_commands import CommandError
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.pending import PeerSink
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class PeerServer:
         await self._nursery.close()
 
 
-class PeerSession(FromPeer):
+class PeerSession(PeerSink):
     """One other server's connection: a StreamHandler, and the Sink of its operations."""
 
     def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:

@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 
 from kvstore.errors import Moved, NotLeader
 from kvstore.partition.commands import Op
-from kvstore.server.ways import UNORDERED, keys_of
+from kvstore.server.routing.pending import UNORDERED, keys_of
 from kvstore.types import PartitionId
 
 _NOT_SAID = 1 << 62

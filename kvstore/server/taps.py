@@ -16,7 +16,8 @@ from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.commands import Code, Op, Sink
 from kvstore.server.heat import Heat, Load, decode, encode
-from kvstore.server.ways import LocalReplica, written_bytes
+from kvstore.server.routing.pending import written_bytes
+from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -76,7 +77,7 @@ class Hosted(Protocol):
 
 
 class Swaps(Protocol):
-    """Where operations come to replicas: kvstore.server.dispatch.Dispatcher."""
+    """Where operations come to replicas: kvstore.server.routing.dispatch.Dispatcher."""
 
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 

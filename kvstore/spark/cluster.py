@@ -41,7 +41,7 @@ def time_of(config: ClientConfig) -> int:
     """What time it is in the cluster, in milliseconds since 1970: a machine that runs jobs may have any date. Raises
     Unavailable."""
     with Client(config) as client:
-        time_ms = client.time_ms()
+        time_ms = client.cluster.time_ms()
     if not time_ms:
         raise Unavailable(f"no server at {', '.join(config.endpoints)} tells what time it is: try again")
     return time_ms

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from kvstore.env.java import find_java
 from kvstore.errors import ConfigError
-from kvstore.server.java import find_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

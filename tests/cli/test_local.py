@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from kvstore import config as toml
+from kvstore.devcluster import layout
+from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.local import LocalCluster, http_ok
 from kvstore.env.secret import read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.ring.ring import Ring
-from kvstore.server import layout
 from kvstore.server.app import VERSION
 from kvstore.server.config import NodeConfig
-from kvstore.server.layout import ClusterFile, Wish
-from kvstore.server.local import LocalCluster, http_ok
 
 
 def kvstore(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -157,7 +157,7 @@ def test_a_node_that_has_ended_is_named_at_once_while_another_one_waits_for_it(
     planned = layout.plan(Wish(data_dir=tmp_path), None)
     monkeypatch.setattr(cluster, "load", lambda: planned)
     monkeypatch.setattr(cluster, "_runs", lambda node: node.id != "n2")
-    monkeypatch.setattr("kvstore.server.local.http_ok", lambda *_: False)  # another cluster may have these ports
+    monkeypatch.setattr("kvstore.devcluster.local.http_ok", lambda *_: False)  # another cluster may have these ports
     with pytest.raises(Unavailable, match="node n2 ended while starting"):
         cluster.wait_ready(timeout_s=1)
 
@@ -191,7 +191,7 @@ class Started(LocalCluster):
         return 1 << 30
 
     def _start(self, cluster: ClusterFile) -> Ring:
-        self._save(cluster)
+        self._record.save(cluster)
         for node in cluster.nodes:
             self.start_node(node.id)
         raise Unavailable("there are no processes")

@@ -12,10 +12,10 @@ from typer.testing import CliRunner
 
 from kvstore import config
 from kvstore.cli.main import build
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of, local_path
 from kvstore.server.config import NodeConfig
-from kvstore.server.local import LocalCluster
 from kvstore.spark.options import cluster_of
 from kvstore.spark.snapshots.store import SnapshotStore
 from tests.cli.test_help import TREE

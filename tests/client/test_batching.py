@@ -5,8 +5,7 @@ from typing import Any
 
 from kvstore.client import operations
 from kvstore.client.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, cut, frame_of, settled
-from kvstore.client.calls import Numbering
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Numbering, Operation
 from kvstore.client.values import Item, Level
 from kvstore.errors import ConditionFailed, Overloaded, StoreError
 from kvstore.partition.commands import Code, Flag, Record, RequestId

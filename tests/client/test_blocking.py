@@ -13,8 +13,7 @@ import pytest
 
 from kvstore.client import blocking, operations
 from kvstore.client.blocking import BlockingLink, Waiter
-from kvstore.client.calls import Numbering
-from kvstore.client.operations import Operation
+from kvstore.client.operation import Numbering, Operation
 from kvstore.env.clock import SystemClock
 from kvstore.errors import Unavailable
 from kvstore.limits import CLIENT_BYTES

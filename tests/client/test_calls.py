@@ -6,18 +6,8 @@ from random import Random
 import pytest
 
 from kvstore.client import calls, operations
-from kvstore.client.calls import (
-    IN_FLIGHT_BYTES_MAX,
-    IN_FLIGHT_MAX,
-    Nobody,
-    Numbering,
-    failed_for_good,
-    is_hint,
-    lost,
-    pauses,
-    too_late,
-)
-from kvstore.client.operations import Operation
+from kvstore.client.calls import Nobody, failed_for_good, is_hint, lost, pauses, too_late
+from kvstore.client.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, Numbering, Operation
 from kvstore.errors import (
     ConditionFailed,
     Corrupted,
@@ -122,7 +112,7 @@ def test_a_time_of_the_future_that_a_server_once_told_is_not_kept() -> None:
 def test_the_leader_time_moves_in_steps_and_not_back_a_little() -> None:
     numbering = Numbering(CLIENT)
     numbering.see(10_000)
-    numbering.see(10_000 + calls.SEEN_STEP_MS - 1)
+    numbering.see(10_000 + SEEN_STEP_MS - 1)
     assert a_put(numbering).seen_ms == 10_000
     numbering.see(9_000)
     numbering.see(20_000)

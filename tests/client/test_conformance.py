@@ -104,7 +104,7 @@ async def test_every_level_reads_what_this_client_wrote_but_stale(client: Face) 
 async def test_one_client_writes_and_another_reads_as_far_as_its_token(subject: Subject) -> None:
     await subject.client.call("put", b"k", b"v")
     token = subject.client.client.token
-    assert token[subject.client.client.partition_of(b"k")] > 0
+    assert token[subject.client.client.cluster.partition_of(b"k")] > 0
     subject.other.client.absorb(token)
     assert (await subject.other.call("get", b"k", level=Level.SESSION)).value == b"v"
 
@@ -189,7 +189,7 @@ async def test_a_batch_of_which_one_fails_does_nothing(client: Face) -> None:
 
 
 async def test_a_batch_over_two_partitions_is_refused_and_names_both(client: Face) -> None:
-    owners = {client.client.partition_of(b"k%d" % i): b"k%d" % i for i in range(100)}
+    owners = {client.client.cluster.partition_of(b"k%d" % i): b"k%d" % i for i in range(100)}
     (one, first), (two, second), *_ = sorted(owners.items())
     with pytest.raises(InvalidRequest) as caught:
         await client.call("batch", Batch().put(first, b"v").put(second, b"v"))

@@ -2,7 +2,7 @@
 
 from random import Random
 
-from kvstore.client.calls import SEEN_STEP_MS
+from kvstore.client.operation import SEEN_STEP_MS
 from kvstore.client.seen import Seen
 from kvstore.client.values import RING
 from kvstore.proto import kv_pb2

@@ -21,10 +21,10 @@ import orjson
 import psutil
 import redis
 
+from kvstore.devcluster import zookeeper
+from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.server import zookeeper
-from kvstore.server.layout import ClusterFile, Wish
-from kvstore.server.local import LocalCluster
 from tests.waiting import wait_until_blocking
 
 OFFSETS = range(20_000, 24_000, 100)

@@ -16,9 +16,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.client import Client, FeedReader
+from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.errors import Unavailable
 from kvstore.ring import new_ring
-from kvstore.server.probe import keys_to_ask, probe
 from kvstore.types import PartitionId, ServerId
 from tests.cluster.harness import Cluster, is_alive, running_cluster
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.server.zookeeper import free_ports
+from kvstore.devcluster.zookeeper import free_ports
 from tests.meta.test_zookeeper_tls import Secured, secured
 from tests.waiting import wait_until_blocking
 

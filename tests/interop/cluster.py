@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
+from kvstore.devcluster.zookeeper import ZooKeeperProcess, start_standalone
 from kvstore.env.real import real_env
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.server.zookeeper import ZooKeeperProcess, start_standalone
 from tests.interop.recording import Proxy, Recording
 
 

@@ -12,11 +12,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
+from kvstore.devcluster.zookeeper import ZooKeeperProcess, free_ports, start_standalone
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.server.zookeeper import ZooKeeperProcess, free_ports, start_standalone
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata
 from tests.interop import java
 from tests.interop.java import Programs

@@ -15,6 +15,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from subprocess import Popen
 
+from kvstore.devcluster.zookeeper import free_port, start_standalone
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.registration import RegistrationClient
 from kvstore.meta.zookeeper import ZooKeeperStore
@@ -22,7 +23,6 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.proto.frames import FrameReader
-from kvstore.server.zookeeper import free_port, start_standalone
 from kvstore.types import NO_ENTRY, BookieId, DigestType, EntryId, LedgerId
 from tests.interop import java
 from tests.waiting import PATIENCE_S, wait_until

@@ -20,7 +20,7 @@ from loadtest.options import Options
 from tests.waiting import PATIENCE_S
 
 if TYPE_CHECKING:
-    from kvstore.server.local import LocalCluster
+    from kvstore.devcluster.local import LocalCluster
 
 
 def test_a_plan_that_breaks_is_a_failed_event(tmp_path: Path) -> None:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, cast
 
 import pytest
 
+from kvstore.devcluster.layout import Wish
 from kvstore.errors import ConfigError
-from kvstore.server.layout import Wish
 from loadtest.peers import up_on_free_ports
 
 if TYPE_CHECKING:
-    from kvstore.server.local import LocalCluster
+    from kvstore.devcluster.local import LocalCluster
 
 TAKEN = "taken by another process: 127.0.0.1:31401"
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from kvstore.client import ClientConfig
+from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.server.layout import ClusterFile, Wish
 from loadtest import suite
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from kazoo.protocol.states import KeeperState
 
+from kvstore.devcluster.zookeeper import ZooKeeperProcess, free_port, restart, start_ensemble
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NoSuchNode
 from kvstore.meta import zookeeper as module
 from kvstore.meta import zookeeper_session
 from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.server.zookeeper import ZooKeeperProcess, free_port, restart, start_ensemble
 from tests.meta.drivers import Hint, States
 from tests.waiting import wait_until, wait_until_blocking
 
@@ -352,7 +352,7 @@ async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path
             restart(member).wait_ready()
         assert (await store.get("/e"))[1].owner == store.session == session
     finally:
-        from kvstore.server.zookeeper import find_running
+        from kvstore.devcluster.zookeeper import find_running
 
         for member in members:
             running = find_running(member.directory)

@@ -9,11 +9,11 @@ import pytest
 import trustme
 from cryptography.hazmat.primitives import serialization
 
+from kvstore.devcluster.zookeeper import free_port, start_standalone
 from kvstore.env.tls import Tls
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta.store import SessionState
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.server.zookeeper import free_port, start_standalone
 from tests.meta.drivers import States
 
 pytestmark = pytest.mark.needs_zookeeper

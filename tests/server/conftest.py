@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.server import astray, dispatch, feeds, peer, peer_link, ring_admin
+from kvstore.server import feeds, peer, peer_link, ring_admin
+from kvstore.server.routing import redirects, router
 from tests.waiting import PATIENCE_S
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "WAIT_S", PATIENCE_S)
-    monkeypatch.setattr(astray, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(router, "WAIT_S", PATIENCE_S)
+    monkeypatch.setattr(redirects, "WAIT_S", PATIENCE_S)
     monkeypatch.setattr(peer, "CONNECT_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", PATIENCE_S)
     monkeypatch.setattr(peer_link, "SILENCE_S", PATIENCE_S)

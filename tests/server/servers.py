@@ -19,13 +19,13 @@ from kvstore.partition.election import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring
 from kvstore.server.config import Limits
-from kvstore.server.dispatch import Dispatcher
 from kvstore.server.members import Member
 from kvstore.server.membership import Membership
 from kvstore.server.peer import PeerLinks
 from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.server.peer_server import PeerServer
 from kvstore.server.resp import RespServer
+from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector, LedPartition
 from tests.server.redis_door import Raw

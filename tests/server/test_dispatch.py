@@ -20,8 +20,11 @@ from kvstore.errors import (
 )
 from kvstore.partition import commands
 from kvstore.partition.commands import Level, Record, RequestId
-from kvstore.server import dispatch, peer_link
+from kvstore.server import peer_link
 from kvstore.server.config import Limits
+from kvstore.server.routing import flight, router
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
 from tests.server.servers import Server, Servers, servers
 from tests.waiting import wait_until
@@ -116,7 +119,7 @@ async def test_what_has_no_leader_waits_until_there_is_one(cluster: Servers) -> 
 
 
 async def test_what_waits_for_a_leader_is_refused_in_the_end(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "WAIT_S", 0.2)
+    monkeypatch.setattr(router, "WAIT_S", 0.2)
     result = await result_of(cluster["n1"], commands.put(b"k", b"v"))
     assert isinstance(result, Unavailable)
     assert "p1 has no leader" in str(result)
@@ -134,16 +137,17 @@ async def test_what_waits_for_a_leader_is_bounded(tmp_path: Path) -> None:
 async def test_what_waits_for_a_leader_is_bounded_in_bytes_too(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dispatch, "WAITING_BYTES_MAX", 4_500)
     server = cluster["n1"]
+    routing = server.dispatcher._router
+    monkeypatch.setattr(routing.waiting, "_bytes_max", 4_500)
     large = [commands.append(b"k", b"x" * 990), commands.batch(b"k", (commands.put(b"k", b"x" * 990),))]
     tokens = [send(server, large[number % 2]) for number in range(8)]
     results = await server.sink.wait(*tokens[5:])
     assert all(isinstance(result, Overloaded) for result in results)
     await cluster.lead("p1", "n1")
     assert not [result for result in await server.sink.wait(*tokens[:5]) if isinstance(result, StoreError)]
-    monkeypatch.setattr(server.links, "is_clear", lambda *_: False)
-    server.dispatcher._sent_to[P1] = ServerId("n2")
+    monkeypatch.setattr(routing.ways, "is_settled", lambda *_: False)
+    routing.ways.sent_to[P1] = ServerId("n2")
     tokens = [send(server, large[number % 2]) for number in range(5)]
     assert not server.sink.results.keys() & set(tokens), "there is room again"
     monkeypatch.undo()
@@ -156,7 +160,7 @@ async def test_what_is_under_way_to_another_server_is_bounded_in_bytes(
     replica = await cluster.lead("p1", "n2")
     server = cluster["n1"]
     await result_of(server, commands.put(b"k", b"v"))
-    monkeypatch.setattr(peer_link, "BYTES_IN_FLIGHT_MAX", 3_000)
+    monkeypatch.setattr(flight, "BYTES_IN_FLIGHT_MAX", 3_000)
     replica.log.is_held = True
     large = [commands.append(b"k", b"x" * 990), commands.batch(b"k", (commands.put(b"k", b"x" * 990),))]
     tokens = [send(server, large[number % 2]) for number in range(8)]
@@ -197,8 +201,9 @@ async def test_an_operation_that_reaches_a_former_leader_is_sent_to_the_new_one(
 async def test_what_comes_back_refused_goes_out_before_what_came_later(cluster: Servers) -> None:
     server = cluster["n1"]
     later = send(server, commands.put(b"k", b"later"))
-    earlier = (7, commands.put(b"k", b"earlier"), server.sink, 9001, 0.0, False)
-    server.dispatcher.take_back(P1, earlier, NotLeader("p1"), ServerId("n2"))
+    flight = Flight(ServerId("n2"), 10)
+    number = flight.begin(P1, Pending(7, commands.put(b"k", b"earlier"), server.sink, 9001))
+    server.dispatcher.take_refusals(flight, [(number, NotLeader("p1"))])
     await cluster.lead("p1", "n1")
     await server.sink.wait(later, 9001)
     assert (await result_of(server, commands.get(b"k")))[0] == b"later"

@@ -211,7 +211,7 @@ async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_
     await result_of(server, commands.put(cluster.key_of("p2"), b"the link is open"))
     first = send(server, commands.put(key, b"first"))
     await wait_until(lambda: has(holding, 1), what="the first is at n2")
-    server.dispatcher._refused_by[P1] = (ServerId("n2"), 1e12)
+    server.dispatcher._router.ways._refused_by[P1] = (ServerId("n2"), 1e12)
     second = send(server, commands.put(key, b"second"))
     learn(cluster, flipped(cluster.ring, key))
     assert second not in server.sink.results
@@ -237,7 +237,7 @@ async def test_a_refusal_by_the_former_owners_leader_sends_an_operation_to_the_n
 async def test_what_waits_behind_something_that_never_comes_back_is_refused_in_the_end(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvstore.server.astray.WAIT_S", 0.1)
+    monkeypatch.setattr("kvstore.server.routing.redirects.WAIT_S", 0.1)
     server, key = cluster["n1"], cluster.key_of("p1")
     holding = hold(cluster, "n2", P1)
     send(server, commands.put(key, b"first"))
@@ -257,8 +257,9 @@ async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
     turn_away(cluster, "n2", holding, P1)
     versions = await server.sink.wait(*tokens)
     assert versions == sorted(versions)
-    assert server.dispatcher._strays.keys == {}
-    assert server.dispatcher._strays._bytes == 0
+    server.dispatcher._router.check()
+    assert server.dispatcher._router.redirects.keys == {}
+    assert server.dispatcher._router.redirects.bytes == 0
     assert await has_arrived(cluster["n3"], 40)
 
 

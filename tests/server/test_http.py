@@ -14,12 +14,12 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.bookie.statistics import Histogram
+from kvstore.devcluster.zookeeper import free_port
 from kvstore.env.transport import TcpTransport
 from kvstore.server import http
 from kvstore.server.http import HttpDoor
 from kvstore.server.metrics import NAMES, metrics_of
 from kvstore.server.page import page_of
-from kvstore.server.zookeeper import free_port
 from tests.waiting import PATIENCE_S
 
 

@@ -15,6 +15,8 @@ from kvstore.server.peer_frames import Frames, Lane, Operations, Results
 from kvstore.server.peer_link import SWEEP_S, Link
 from kvstore.server.peer_proof import NONCE_BYTES, Credentials
 from kvstore.server.peer_server import PeerSession
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector
 from tests.server.servers import Server, servers
@@ -170,14 +172,14 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
     link = Link(cast(Any, links), N2)
     link.connection_made(cast(Any, stream))
     prove(link)
-    link.submit(P1, (1, commands.put(b"k", b"v"), sink, 7, 0.0, False))
+    submit(link, Pending(1, commands.put(b"k", b"v"), sink, 7))
     await asyncio.sleep(0)
     links.time += 60.0
     link._sweep()
     assert not stream.is_aborted
     link.data_received(peer_frames.encode(Results(numbers=[(1, 42)])))
     assert await sink.wait(7) == [42]
-    link.submit(P1, (2, commands.put(b"k", b"v"), sink, 8, 0.0, False))
+    submit(link, Pending(2, commands.put(b"k", b"v"), sink, 8))
     await asyncio.sleep(0)
     for _ in range(7):
         links.time += SWEEP_S
@@ -186,16 +188,13 @@ async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_ot
     link.connection_lost(None)
 
 
-async def test_a_batch_is_astray_by_any_of_its_keys_and_a_link_that_is_being_closed_takes_nothing() -> None:
+async def test_a_link_that_is_being_closed_takes_nothing() -> None:
     link = Link(cast(Any, Links()), N2)
     link.connection_made(cast(Any, Stream()))
     prove(link)
-    batch = commands.batch(b"a", (commands.put(b"a", b"v"), commands.put(b"b", b"v")))
-    link.submit(P1, (1, batch, Collector(), 1, 0.0, False))
-    assert [order for _, order, _ in link.astray(lambda key: P1 if key == b"a" else PartitionId("p2"))] == [1]
-    assert link.astray(lambda key: P1) == []
+    assert link.flight.has_room()
     link.close()
-    assert not link.is_open
+    assert not link.flight.has_room()
 
 
 async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
@@ -207,6 +206,10 @@ async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_c
     link.connection_lost(None)
     with pytest.raises(Unavailable):
         await link.call(P1, "ask", b"", 0.0)
+
+
+def submit(link: Link, pending: Pending) -> None:
+    link.send(P1, link.flight.begin(P1, pending), pending.op)
 
 
 def prove(link: Link) -> None:
@@ -232,6 +235,16 @@ class Links:
 
     def lost(self, link: Link) -> None:
         """It is not used again."""
+
+    @property
+    def dispatcher(self) -> Any:
+        return self
+
+    def link_opened(self, flight: Flight) -> None:
+        """Operations may be sent."""
+
+    def link_lost(self, flight: Flight, first_unsent: int) -> None:
+        """Nothing is asked again."""
 
 
 def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:

@@ -13,18 +13,16 @@ from kvstore.errors import Moved, NotLeader, StoreError
 from kvstore.partition import commands
 from kvstore.partition.commands import Op
 from kvstore.server import peer_frames
-from kvstore.server.astray import FromPeer
-from kvstore.server.dispatch import Dispatcher
 from kvstore.server.peer_frames import Lane, Operations, Results
 from kvstore.server.peer_link import Link
 from kvstore.server.peer_server import PeerSession
 from kvstore.server.refusals import Refusals
-from kvstore.server.ways import Waiting
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import PeerSink, Pending
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector
 from tests.server.servers import Servers, servers
-from tests.server.test_peer_links import Links, Owner, Stream, prove
-from tests.waiting import wait_until
+from tests.server.test_peer_links import Links, Owner, Stream, prove, submit
 
 P1, P2, N2 = PartitionId("p1"), PartitionId("p2"), ServerId("n2")
 PUT = commands.put(b"k", b"v")
@@ -99,7 +97,7 @@ class Owning:
         self.owns = False
         self.done: list[int] = []
 
-    def submit_here(self, partition: PartitionId, op: Op, sink: FromPeer, token: int, ring_version: int) -> None:
+    def submit_here(self, partition: PartitionId, op: Op, sink: PeerSink, token: int, ring_version: int) -> None:
         if self.owns:
             self.done.append(token)
             sink.complete(token, token)
@@ -171,58 +169,31 @@ class Asking(Links):
 
     def __init__(self) -> None:
         super().__init__()
-        self.dispatcher: Any = self
         self.returned: list[int] = []
-        self.expected: list[int] = []
 
-    def take_back(self, partition: PartitionId, waiting: Waiting, error: StoreError, server: ServerId) -> None:
-        self.returned.append(waiting[0])
-
-    def expect(self, under_way: Any) -> None:
-        self.expected += [order for is_under_way, order, _ in under_way if is_under_way()]
-
-
-def link_of(links: Asking, stream: Stream) -> Link:
-    link = Link(cast(Any, links), N2)
-    link.connection_made(cast(Any, stream))
-    prove(link)
-    return link
-
-
-def told(*refused: int) -> bytes:
-    return peer_frames.encode(Results(others=[(number, MOVED) for number in refused]))
-
-
-async def test_a_link_tells_which_writes_are_under_way_on_keys_of_one_that_has_come_back() -> None:
-    links, sink = Asking(), Collector()
-    link = link_of(links, Stream())
-    for order, op in enumerate((PUT, commands.get(b"k"), BATCH, commands.put(b"x", b"v"), PUT), start=1):
-        link.submit(P1, (order, op, sink, order, 0.0, False))
-    link.data_received(told(1))
-    assert (links.returned, links.expected) == ([1], [3, 5])
-    link.data_received(told(3))
-    assert links.expected == [3, 5], "its other key has no more"
-    link.submit(P1, (6, commands.put(b"x", b"v"), sink, 6, 0.0, False))
-    link.data_received(told(4, 5))
-    assert links.returned == [1, 3, 4, 5]
-    assert links.expected == [3, 5, 6]
+    def take_refusals(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
+        self.returned += [number for number, _ in errors]
+        for number, _ in errors:
+            flight.end(number)
 
 
 @pytest.mark.parametrize("error", [MOVED, NotLeader("p1")], ids=("moved", "not led"))
 async def test_what_was_submitted_before_a_refusal_was_heard_says_so(error: StoreError) -> None:
     """Also if it leaves behind it, or is submitted by who hears of another result in the same frame."""
     links, stream = Asking(), Stream()
-    link = link_of(links, stream)
+    link = Link(cast(Any, links), N2)
+    link.connection_made(cast(Any, stream))
+    prove(link)
 
     class Pipelining(Collector):
         def complete(self, token: int, result: Any) -> None:
-            link.submit(P1, (9, PUT, self, 9, 0.0, False))
+            submit(link, Pending(9, PUT, self, 9))
 
     sink = Pipelining()
-    link.submit(P1, (1, PUT, sink, 1, 0.0, False))
-    link.submit(P1, (2, commands.put(b"other", b"v"), sink, 2, 0.0, False))
+    submit(link, Pending(1, PUT, sink, 1))
+    submit(link, Pending(2, commands.put(b"other", b"v"), sink, 2))
     await asyncio.sleep(0)
-    link.submit(P1, (3, PUT, sink, 3, 0.0, False))
+    submit(link, Pending(3, PUT, sink, 3))
     link.data_received(peer_frames.encode(Results(numbers=[(2, 7)], others=[(1, error)])))
     assert links.returned == [1]
     await asyncio.sleep(0)
@@ -242,59 +213,11 @@ async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
         yield started
 
 
-async def test_nothing_goes_out_again_before_all_that_will_come_back_has(cluster: Servers) -> None:
-    """Else what is sent before the last refusal is heard of is refused too, and so on without an end."""
-    server, is_under_way = cluster["n1"], True
-    write = commands.put(cluster.key_of("p1"), b"v")
-    later: Waiting = (7, write, server.sink, 2, 0.0, False)
-    server.dispatcher.take_back(P1, (5, write, server.sink, 1, 0.0, False), MOVED, N2)
-    server.dispatcher.expect([(lambda: is_under_way, 7, write)])
-    server.dispatcher.expect([(lambda: is_under_way, 7, write)])
-    server.dispatcher._send_strays()
-    assert server.dispatcher.statistics()["astray"] == 1
-    is_under_way = False
-    server.dispatcher.take_back(P1, later, MOVED, N2)
-    first, second = await server.sink.wait(1, 2)
-    assert first < second
-    assert server.dispatcher._strays.keys == {}
-
-
-@pytest.mark.parametrize("is_back", [True, False], ids=["refused by its leader", "waiting for a leader"])
-async def test_what_waits_for_a_leader_waits_behind_a_stray_as_well(cluster: Servers, is_back: bool) -> None:
-    server, is_under_way = cluster["n1"], True
-    dispatcher, write = server.dispatcher, commands.put(cluster.key_of("p1"), b"v")
-    later: Waiting = (8, write, server.sink, 2, 0.0, False)
-    if is_back:
-        dispatcher._refused_by[P1] = (N2, 1e12)
-    else:
-        dispatcher._wait(P1, (*later[:4], 1e12, False))
-    dispatcher.take_back(P1, (5, write, server.sink, 1, 0.0, False), MOVED, N2)
-    dispatcher.expect([(lambda: is_under_way, 7, write)])
-    if is_back:
-        dispatcher.take_back(P1, later, NotLeader("p1"), N2)
-    dispatcher._drain()
-    assert dispatcher.statistics()["astray"] == 2
-    assert dispatcher.statistics()["waiting_for_leader"] == 0
-    is_under_way = False
-    first, second = await server.sink.wait(1, 2)
-    assert first < second
-
-
-async def test_what_is_expected_and_is_done_instead_holds_nothing_up_for_good(cluster: Servers) -> None:
-    dispatcher, write = cluster["n1"].dispatcher, commands.put(cluster.key_of("p1"), b"v")
-    dispatcher.expect([(lambda: False, 7, write)])
-    await wait_until(lambda: is_free(dispatcher), what="nothing is held")
-
-
-async def is_free(dispatcher: Dispatcher) -> bool:
-    return not dispatcher._astray
-
-
 async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_behind_it(cluster: Servers) -> None:
     """By the server, which does not know of the flip, and by a leader that has not got the range yet."""
     turned_away: list[int] = []
 
-    class Peer(Collector, FromPeer):
+    class Peer(Collector, PeerSink):
         def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
             turned_away.append(token)
 

@@ -20,6 +20,8 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.partition import Partition
 from kvstore.server import app
 from kvstore.server.config import NodeConfig
+from kvstore.server.routing.events import Command, Event
+from kvstore.server.routing.router import Router
 from kvstore.types import PartitionId, ServerId
 from tests.sim.disk import SimDisk
 from tests.sim.engines import Engines
@@ -162,6 +164,7 @@ class Node:
             )  # fmt: skip
             # Not by `async with`: a process that is killed leaves no context.
             self.served = await context.__aenter__()
+            check_after_each_event(self.served.dispatcher._router)
             await self._stopping.wait()
             self.served = None
             await context.__aexit__(None, None, None)
@@ -174,6 +177,17 @@ class Node:
     def _start_again(self, process: Process | None) -> None:
         if self.sim.process is process:
             self.start()
+
+
+def check_after_each_event(machine: Router) -> None:
+    handle = machine.handle
+
+    def checked(event: Event, now: float) -> list[Command]:
+        commands = handle(event, now)
+        machine.check()
+        return commands
+
+    machine.handle = checked  # type: ignore[method-assign]
 
 
 @contextmanager

@@ -22,7 +22,7 @@ from kvstore.partition.leader import Leader
 from kvstore.partition.partition import Partition
 from kvstore.partition.replica import Replica
 from kvstore.partition.transfer import Import
-from kvstore.server.dispatch import Dispatcher
+from kvstore.server.routing.router import Router
 from kvstore.wal import opener
 from kvstore.wal.copying import Copying
 from kvstore.wal.leader_log import OpenLog
@@ -70,7 +70,7 @@ ROADS: dict[str, Road] = {
     "a tail is written back": Road(opener._Run, "_write_back"),
     "an ensemble changes": Road(LedgerWriter, "_resume"),
     "a ledger is rolled": Road(OpenLog, "_switch"),
-    "an operation waits for a leader": Road(Dispatcher, "_wait"),
+    "an operation waits for a leader": Road(Router, "_wait"),
     "a retry is answered from the table": Road(RetryTable, "find", _is_something),
     "a replica may not open the log": Road(Replica, "_drop_lead"),
     "a read is appended for": Road(Leader, "_turn"),

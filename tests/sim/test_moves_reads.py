@@ -18,8 +18,8 @@ from kvstore.partition.carried import Carried, Means
 from kvstore.partition.commands import Op
 from kvstore.partition.state import State
 from kvstore.partition.tokens import Tokens
-from kvstore.server.astray import WAIT_S
-from kvstore.server.dispatch import Dispatcher
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.redirects import WAIT_S
 from kvstore.types import PartitionId
 from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moves_accidents import asker, crash

@@ -45,7 +45,7 @@ def test_rows_are_records(spark: SparkSession, cluster: Cluster, client: Client)
         item = client.get(key)
         assert item is not None
         assert (bytes(row.value), row.version, row.created_version) == (item.value, item.version, item.created)
-        assert row.partition == client.partition_of(key)
+        assert row.partition == client.cluster.partition_of(key)
         assert milliseconds(row.written_at) == item.written_ms
         assert (milliseconds(row.expires_at) if row.expires_at else 0) == item.expires_ms
     assert rows[b"r-1"].version > rows[b"r-1"].created_version

@@ -110,8 +110,8 @@ def test_a_query_goes_on_where_it_was(query: Query, client: Client) -> None:
     version = client.put(b"later", b"1")
     gone = client.delete(b"later")
     assert in_order(query.run()) == [
-        (client.partition_of(b"later"), b"later", b"1", version),
-        (client.partition_of(b"later"), b"later", None, gone),
+        (client.cluster.partition_of(b"later"), b"later", b"1", version),
+        (client.cluster.partition_of(b"later"), b"later", None, gone),
     ]
     assert query.run() == []
 
@@ -146,7 +146,7 @@ def test_a_stream_may_begin_at_now_or_at_an_offset(
     latest = Query(spark, cluster, tmp_path / "latest")
     assert latest.run() == []
     version = client.put(b"n", b"1")
-    expected = [(client.partition_of(b"n"), b"n", b"1", version)]
+    expected = [(client.cluster.partition_of(b"n"), b"n", b"1", version)]
     given = Query(spark, cluster, tmp_path / "given", startingPosition=json.dumps(now), prefix="n")
     assert latest.run() == given.run() == expected
 
@@ -214,7 +214,7 @@ def test_an_offset_that_was_trimmed_is_an_error_that_says_what_to_do(
     query = Query(spark, cluster, tmp_path, startingPosition="latest")
     client.put(b"before", b"1")
     query.run()
-    partition = client.partition_of(b"before")
+    partition = client.cluster.partition_of(b"before")
     keep_little(cluster)
     with FeedReader(cluster.url) as feed:
         at = {each.partition: each.latest for each in feed.positions()}
@@ -240,7 +240,7 @@ def test_a_partition_that_joins_and_leaves_while_a_query_is_down_is_not_passed_o
     keep_little(cluster)
     command(cluster, "ring", "add", "p77", "--wait")()
     fill(client, "j-", 100)
-    assert "p77" in {client.partition_of(b"j-%d" % number) for number in range(100)}
+    assert "p77" in {client.cluster.partition_of(b"j-%d" % number) for number in range(100)}
     command(cluster, "ring", "remove", "p77", "--wait")()
     with FeedReader(cluster.url) as feed:
         wait_until_blocking(

@@ -51,7 +51,7 @@ def restore(
     """Write the records at the cut. Raises InvalidRequest if the cluster holds keys, unless `into_filled`: then keys
     that the snapshot does not have stay as they are."""
     with Client(cluster) as client:
-        there, now_ms = client.count(), client.time_ms()  # by this machine's date what lives could be left out
+        there, now_ms = client.count(), client.cluster.time_ms()  # by this machine's date what lives could be left out
     if there and not into_filled:
         raise InvalidRequest(
             f"the cluster holds {there} keys: restore into an empty one, or say --merge to overwrite what the snapshot "

@@ -282,5 +282,5 @@ def test_a_partition_that_joins_during_the_job_changes_nothing_in_it(
 
 def _owners(cluster: Cluster) -> set[str]:
     with FeedReader(config(cluster)) as feed, Client(cluster.url) as client:
-        owned = {client.partition_of(b"key%05d" % number) for number in range(500)}
+        owned = {client.cluster.partition_of(b"key%05d" % number) for number in range(500)}
         return owned & {each.partition for each in feed.positions()}

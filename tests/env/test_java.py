@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.env import java
+from kvstore.env.java import find_java, java_version
 from kvstore.errors import ConfigError
-from kvstore.server import java
-from kvstore.server.java import find_java, java_version
 
 
 def home(tmp_path: Path, name: str, version: str | None) -> Path:

@@ -4,7 +4,6 @@ blocking."""
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import json
 import os
 import re
@@ -14,8 +13,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from http.client import HTTPException
@@ -27,14 +26,16 @@ from urllib.request import urlopen
 import psutil
 
 from kvstore import config as toml
+from kvstore.devcluster import layout, zookeeper
+from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.probe import keys_to_ask, probe
+from kvstore.devcluster.record import Progress, Record
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
-from kvstore.server import founding, layout, zookeeper
-from kvstore.server.layout import ClusterFile, NodePlace, Wish
-from kvstore.server.probe import keys_to_ask, probe
+from kvstore.server import founding
 from kvstore.types import PartitionId, ServerId
 
 START_TIMEOUT_S = 60
@@ -45,8 +46,6 @@ POLL_S = 0.05
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
 
-Progress = Callable[[str], None]
-
 
 class LocalCluster:
     """The local cluster of one data directory."""
@@ -54,11 +53,11 @@ class LocalCluster:
     def __init__(self, data_dir: Path, progress: Progress = lambda _: None) -> None:
         self.data_dir = local_path(data_dir).absolute()
         self._progress = progress
-        self._path = self.data_dir / "cluster.json"
+        self._record = Record(self.data_dir)
 
     def load(self) -> ClusterFile:
         """What was recorded. Raises ConfigError if there is no cluster here."""
-        found = self._load_or_none()
+        found = self._record.load_or_none()
         if found is None:
             raise ConfigError(f"no cluster in {self.data_dir}: start one with `kvstore up --data-dir {self.data_dir}`")
         return found
@@ -66,8 +65,8 @@ class LocalCluster:
     def up(self, wish: Wish) -> ClusterFile:
         """Start what is down, and return when every partition serves. Raises ConfigError, Unavailable."""
         self.data_dir.mkdir(parents=True, exist_ok=True)
-        with self._lock():
-            found = self._load_or_none()
+        with self._record.lock(self._progress):
+            found = self._record.load_or_none()
             cluster = self._with_those_that_run(layout.plan(replace(wish, data_dir=self.data_dir), found))
             self._refuse_taken_ports(cluster)
             cluster = self._with_secret(cluster, is_new=found is None)
@@ -78,9 +77,9 @@ class LocalCluster:
 
     def down(self) -> list[str]:
         """Stop every process of the cluster, and return their names. Its data stays."""
-        if self._load_or_none() is None:
+        if self._record.load_or_none() is None:
             return []
-        with self._lock():
+        with self._record.lock(self._progress):
             found = self._with_those_that_run(self.load())
             stopped = self._stop_nodes(found)
             own = zookeeper.find_running(self._zookeeper_dir()) if found.own_zookeeper else None
@@ -88,7 +87,7 @@ class LocalCluster:
                 self._progress("stopping ZooKeeper")
                 own.stop()
                 stopped.append("zookeeper")
-            self._save(found.with_pids({}, None))
+            self._record.save(found.with_pids({}, None))
         return stopped
 
     def status(self) -> dict[str, Any]:
@@ -122,7 +121,7 @@ class LocalCluster:
         else:
             config.write_text(toml.to_toml(layout.node_config(cluster, node, self.data_dir)), encoding="utf-8")
         pid = self._spawn(name, self._command(node))
-        self._save(cluster.with_pid(name, pid))
+        self._record.save(cluster.with_pid(name, pid))
         return pid
 
     def _command(self, node: NodePlace) -> list[str]:
@@ -133,7 +132,7 @@ class LocalCluster:
         cluster = self.load()
         port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
         pid = zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True).pid
-        self._save(replace(cluster, zookeeper_pid=pid))
+        self._record.save(replace(cluster, zookeeper_pid=pid))
         return pid
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
@@ -159,7 +158,7 @@ class LocalCluster:
         return process.pid
 
     def _start(self, cluster: ClusterFile) -> Ring:
-        self._save(cluster)
+        self._record.save(cluster)
         # Those that have run before wait for ZooKeeper by themselves, and have loaded their code when it is there.
         for node in [each for each in cluster.nodes if each.pid is not None and not self._runs(each)]:
             self._progress(f"starting node {node.id}")
@@ -234,7 +233,7 @@ class LocalCluster:
 
     def is_running(self) -> bool:
         """Whether any of its processes is up. Raises ConfigError if its file cannot be read."""
-        cluster = self._load_or_none() if self._path.exists() else None
+        cluster = self._record.load_or_none()
         return cluster is not None and (self._zookeeper_runs(cluster) or any(map(self._runs, cluster.nodes)))
 
     def _runs(self, node: NodePlace) -> bool:
@@ -268,48 +267,6 @@ class LocalCluster:
             raise ConfigError(
                 f"taken by another process: {', '.join(taken)}; choose others with --port-offset, for example 20000"
             )
-
-    def _load_or_none(self) -> ClusterFile | None:
-        try:
-            found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
-        except FileNotFoundError:
-            return None
-        except (ValueError, ConfigError) as error:
-            raise ConfigError(
-                f"{self._path} is not a cluster file: {error}. Remove it, and `kvstore up` with the options of the "
-                "first time makes it anew; the data stays"
-            ) from error
-        self._refuse_other_place(found)
-        return found
-
-    def _refuse_other_place(self, cluster: ClusterFile) -> None:
-        """A copy would start the nodes of the old place, under metadata of this one that may be older."""
-        homes = [Path(node.data_dir) for node in cluster.nodes]
-        if any(not home.resolve().is_relative_to(self.data_dir.resolve()) for home in homes):
-            old, new = homes[0].parent, self.data_dir
-            raise ConfigError(
-                f"the cluster in {new} was made in {old}: move it back, or, if nothing of it runs, "
-                f"sed -i 's|{old}|{new}|g' {new}/cluster.json {new}/*/node.toml"
-            )
-
-    def _save(self, cluster: ClusterFile) -> None:
-        draft = self._path.with_suffix(".json.new")
-        with draft.open("w", encoding="utf-8") as file:
-            file.write(json.dumps(cluster.document(), indent=2) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        draft.replace(self._path)
-
-    @contextmanager
-    def _lock(self) -> Iterator[None]:
-        """Two calls of `up` at once would start everything twice."""
-        with (self.data_dir / "up.lock").open("w") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                self._progress(f"waiting for another `kvstore up` or `down` of {self.data_dir}")
-                fcntl.flock(file, fcntl.LOCK_EX)
-            yield
 
 
 async def _found(cluster: ClusterFile) -> Ring:

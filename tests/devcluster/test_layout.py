@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from kvstore.devcluster.layout import ClusterFile, Wish, listeners, node_config, plan
 from kvstore.errors import ConfigError
-from kvstore.server.layout import ClusterFile, Wish, listeners, node_config, plan
 
 DATA = Path("/data")
 

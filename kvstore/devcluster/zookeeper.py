@@ -22,8 +22,8 @@ from pathlib import Path
 
 import psutil
 
+from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.server.java import find_java
 
 VERSION_MIN = (3, 9, 5)
 """Earlier ones lose committed data, or skip TLS host name checks."""

@@ -6,9 +6,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from kvstore.errors import ConfigError, Unavailable
-from kvstore.server import zookeeper as module
-from kvstore.server.zookeeper import (
+from kvstore.devcluster import zookeeper as module
+from kvstore.devcluster.zookeeper import (
     ZooKeeperProcess,
     classpath,
     find_running,
@@ -19,6 +18,7 @@ from kvstore.server.zookeeper import (
     start_ensemble,
     start_standalone,
 )
+from kvstore.errors import ConfigError, Unavailable
 
 needs_zookeeper = pytest.mark.needs_zookeeper
 
@@ -128,7 +128,7 @@ def test_a_paused_server_can_be_stopped(tmp_path: Path) -> None:
 @needs_zookeeper
 def test_a_detached_server_outlives_its_starter_and_is_found_by_its_directory(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from kvstore.server.zookeeper import start_standalone\n"
+        "import sys; from pathlib import Path; from kvstore.devcluster.zookeeper import start_standalone\n"
         "print(start_standalone(Path(sys.argv[1]), detached=True).pid)"
     )
     started = subprocess.run(

@@ -1,0 +1,135 @@
+"""One call of a client on its way, and the request ids that tell its attempts from other calls. Decides only.
+
+Request ids are numbered per partition, each numbering under a client id of its own. A request keeps the numbering it
+began with, also when its key has moved, so one partition that stands still never holds back what others may forget.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.limits import CLIENT_BYTES
+from kvstore.proto import kv_pb2
+
+IN_FLIGHT_MAX = 1_024
+"""Operations of one partition that a client has under way; also the span of its open request sequences."""
+IN_FLIGHT_BYTES_MAX = 32 << 20
+SEEN_STEP_MS = 1_000
+"""The leader time that requests carry moves in steps, so that requests of one time share a lane. Too old is safe."""
+MISTAKEN_MS = 60_000
+"""Servers that are well tell times that are seconds apart; one that had told so much more was wrong."""
+
+GET, META, PUT, DELETE = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE
+READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
+
+
+class Operation:
+    """One call of the client on its way: what it asks, under which identity, and who waits for it."""
+
+    __slots__ = (
+        "attempts",
+        "code",
+        "deadline",
+        "is_read",
+        "is_sent",
+        "is_unknown",
+        "key",
+        "level",
+        "numbering",
+        "options",
+        "partition",
+        "seen_ms",
+        "sequence",
+        "size",
+        "value",
+        "waiter",
+    )
+
+    def __init__(
+        self, code: int, key: bytes, value: bytes = b"", options: kv_pb2.Options | None = None, level: int = 0
+    ) -> None:
+        self.code, self.key, self.value, self.options, self.level = code, key, value, options, level
+        self.size = len(key) + len(value) + 32
+        self.is_read = code in READS
+        self.partition = ""
+        """Where it goes; named by the caller of a scan or count, else found by its key."""
+        self.numbering: Numbering
+        """Set by its `begin`."""
+        self.sequence = 0
+        """Of its request id; 0: a read has none."""
+        self.seen_ms = 0
+        """The leader's time that it carries."""
+        self.attempts = 0
+        self.is_sent = False
+        """The present attempt has left the client."""
+        self.is_unknown = False
+        """An earlier attempt may have been carried out."""
+        self.deadline = 0.0
+        """Of all attempts together, by the boot-time clock."""
+        self.waiter: Any = None
+        """Future or lock of the caller; the face that uses it knows which."""
+
+
+class Numbering:
+    """The request ids of one client at one partition, and what it has under way there."""
+
+    __slots__ = ("_count", "_floor", "_next", "_open", "_size", "client", "seen_ms")
+
+    def __init__(self, client: bytes) -> None:
+        if len(client) != CLIENT_BYTES:
+            raise ValueError(f"want a client id of {CLIENT_BYTES} bytes, got {len(client)}")
+        self.client = client
+        self.seen_ms = 0
+        """The leader time that new requests carry."""
+        self._next = 1
+        self._floor = 1
+        """No more than `first_unacknowledged`, which costs a search."""
+        self._open: dict[int, None] = {}
+        """Sequences under way, in order."""
+        self._count = 0
+        self._size = 0
+
+    @property
+    def first_unacknowledged(self) -> int:
+        """The caller waits for nothing below."""
+        return next(iter(self._open), self._next)
+
+    def has_room(self) -> bool:
+        """Whether another operation may begin."""
+        if self._next - self._floor >= IN_FLIGHT_MAX:
+            self._floor = self.first_unacknowledged
+        return (
+            self._next - self._floor < IN_FLIGHT_MAX
+            and self._count < IN_FLIGHT_MAX
+            and self._size < IN_FLIGHT_BYTES_MAX
+        )
+
+    def begin(self, operation: Operation) -> None:
+        """Take an operation in; a mutation gets its sequence."""
+        self._count += 1
+        self._size += operation.size
+        operation.numbering, operation.seen_ms = self, self.seen_ms
+        if not operation.is_read:
+            self._number(operation)
+
+    def end(self, operation: Operation) -> None:
+        """Nobody waits for the operation any more."""
+        self._count -= 1
+        self._size -= operation.size
+        self._open.pop(operation.sequence, None)
+
+    def renumber(self, operation: Operation) -> None:
+        """Give a mutation that was definitely not done another id, with a younger time."""
+        self._open.pop(operation.sequence, None)
+        self._number(operation)
+
+    def see(self, time_ms: int) -> None:
+        """A server has told the partition's time. A time of the future that a server once told is not kept: leaders
+        refuse what carries it, for as long as it is ahead."""
+        if time_ms >= self.seen_ms + SEEN_STEP_MS or 0 < time_ms < self.seen_ms - MISTAKEN_MS:
+            self.seen_ms = time_ms
+
+    def _number(self, operation: Operation) -> None:
+        operation.sequence, operation.seen_ms = self._next, self.seen_ms
+        self._open[self._next] = None
+        self._next += 1

@@ -1,0 +1,69 @@
+"""What `up` has written down of a local cluster: its `cluster.json`, and who may change it. Blocking."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.devcluster.layout import ClusterFile
+from kvstore.errors import ConfigError
+
+Progress = Callable[[str], None]
+"""Is told, in a line, what is being done."""
+
+
+class Record:
+    """The record of the cluster in one data directory."""
+
+    def __init__(self, data_dir: Path) -> None:
+        self._data_dir = data_dir
+        self._path = data_dir / "cluster.json"
+
+    def load_or_none(self) -> ClusterFile | None:
+        """None if there is no cluster here. Raises ConfigError for a record that cannot be read, and for a copy of
+        another place's."""
+        try:
+            found = ClusterFile.from_document(json.loads(self._path.read_bytes()))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except (ValueError, ConfigError) as error:
+            raise ConfigError(
+                f"{self._path} is not a cluster file: {error}. Remove it, and `kvstore up` with the options of the "
+                "first time makes it anew; the data stays"
+            ) from error
+        self._refuse_other_place(found)
+        return found
+
+    def save(self, cluster: ClusterFile) -> None:
+        """Replace the record, synced: a crash leaves the former one or this."""
+        draft = self._path.with_suffix(".json.new")
+        with draft.open("w", encoding="utf-8") as file:
+            file.write(json.dumps(cluster.document(), indent=2) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(self._path)
+
+    @contextmanager
+    def lock(self, progress: Progress) -> Iterator[None]:
+        """Two calls of `up` at once would start everything twice."""
+        with (self._data_dir / "up.lock").open("w") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                progress(f"waiting for another `kvstore up` or `down` of {self._data_dir}")
+                fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _refuse_other_place(self, cluster: ClusterFile) -> None:
+        """A copy would start the nodes of the old place, under metadata of this one that may be older."""
+        homes = [Path(node.data_dir) for node in cluster.nodes]
+        if any(not home.resolve().is_relative_to(self._data_dir.resolve()) for home in homes):
+            old, new = homes[0].parent, self._data_dir
+            raise ConfigError(
+                f"the cluster in {new} was made in {old}: move it back, or, if nothing of it runs, "
+                f"sed -i 's|{old}|{new}|g' {new}/cluster.json {new}/*/node.toml"
+            )

@@ -1,0 +1,219 @@
+"""The Backend of every door of this server: brings operations, answers of links and news of the cluster to the router,
+and does what it says. What may go straight to the leader here, or along the way of those before it, does so at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import assert_never
+
+from kvstore.env import Env
+from kvstore.errors import Moved, NotLeader
+from kvstore.partition.answers import Soon
+from kvstore.partition.commands import LEVEL_AT, Op, Sink
+from kvstore.server.config import Limits
+from kvstore.server.members import ClusterTopology
+from kvstore.server.membership import Membership
+from kvstore.server.routing import events
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.ports import Links, LocalReplica
+from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
+from kvstore.types import PartitionId, ServerId
+
+LOOK_AGAIN_S = 0.02
+"""How often what waits is looked at again, beside every change of the topology."""
+LOOK_SOON_S, FEW = 0.005, 64
+"""And how often while operations wait only for keys that are on their way, and few: to send these out costs little."""
+WAITING_BYTES_MAX = 64 << 20
+"""Keys and values of what waits."""
+
+
+class Dispatcher:
+    """The router's driver."""
+
+    def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
+        self._env, self._membership, self._limits = env, membership, limits
+        self._local: dict[PartitionId, LocalReplica] = {}
+        self._links: Links
+        self._router = Router(
+            server, membership.topology, self._serves, waiting_max=limits.waiting_max, bytes_max=WAITING_BYTES_MAX
+        )
+        self._held_keys = self._router.redirects.keys
+        self._timer: asyncio.TimerHandle | None = None
+        self._fail_later = Soon().give
+        self._forget = membership.on_topology(self._on_topology)
+        self._progress: dict[PartitionId, tuple[int, int]] = {}
+
+    def use_links(self, links: Links) -> None:
+        """The links need the dispatcher, and it needs them: they are given once, before the first operation."""
+        self._links = links
+
+    def close(self) -> None:
+        """Refuse what still waits."""
+        self._forget()
+        if self._timer is not None:
+            self._timer.cancel()
+        self._handle(events.Closing())
+
+    # ── the Backend that doors see ────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def topology(self) -> ClusterTopology:
+        return self._router.topology
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return self._membership.on_topology(changed)
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        """(sequence, leader's time in ms), no smaller than those of any answer that this server gave."""
+        known = self._progress.get(partition, (0, 0))
+        local = self._local.get(partition)
+        state = getattr(local, "state", None)
+        return known if state is None else (max(known[0], state.seq), max(known[1], state.record_time_ms))
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        """Carry out an operation on the partition that owns its key, or on `partition`.
+
+        `sink.complete(token, …)` follows, once, never from inside this call. An operation that names a later ring than
+        the one known here is delayed until that has been read again.
+        """
+        known = self._router
+        if self._held_keys or ring_version > known.ring_version or (partition is not None and ring_version):
+            return self._submit_with_care(op, sink, token, ring_version, partition)
+        target = known.partition_of(op[1]) if partition is None else partition
+        local = self._local.get(target)
+        if local is not None and local.serving:
+            if known.is_free_here(target):
+                return local.submit(op, sink, token)
+        else:
+            way = known.ways.straight.get(target)
+            if way is not None and way.has_room():
+                level_at = LEVEL_AT.get(op[0])
+                if level_at is None or op[level_at] not in FOLLOWER_LEVELS:
+                    number = known.follow(way, target, op, sink, token)
+                    return self._links.send(way.server, target, number, op)
+        self._submit_with_care(op, sink, token, ring_version, partition)
+
+    def _submit_with_care(
+        self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None
+    ) -> None:
+        awaits_ring = ring_version > self._router.ring_version and self._membership.hint_ring(ring_version)
+        self._handle(events.Submitted(op, sink, token, partition, ring_version, awaits_ring))
+
+    # ── what links and replicas tell ──────────────────────────────────────────────────────────────────────────────────
+
+    def host(self, partition: PartitionId, replica: LocalReplica | None) -> None:
+        """A replica of the partition is here from now on, or not any more."""
+        if replica is None:
+            self._local.pop(partition, None)
+        else:
+            self._local[partition] = replica
+        self._handle(events.HostingChanged(partition, replica is not None))
+
+    def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool:
+        """Let operations go to `new` instead of `old`, which is behind it or was. False if they go elsewhere by now."""
+        if self._local.get(partition) is not old:
+            return False
+        self._local[partition] = new
+        return True
+
+    def submit_here(self, partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
+        """An operation that another server sent: done here or refused, never sent on."""
+        local = self._local.get(partition)
+        if (
+            local is not None
+            and ring_version == self._router.ring_version
+            and local.serving
+            and partition not in self._router.waiting
+        ):
+            local.submit(op, sink, token)
+        else:
+            self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
+
+    def turn_away(self, partition: PartitionId, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+        """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
+        changed; another server sends out again what came from it."""
+        self._handle(events.TurnedAway(op, sink, token, moved))
+
+    def link_opened(self, flight: Flight) -> None:
+        """Operations can be sent to the flight's server."""
+        self._handle(events.LinkOpened(flight))
+
+    def link_lost(self, flight: Flight, first_unsent: int) -> None:
+        """The link is gone, and with it what had not left: operations from this number on."""
+        self._handle(events.LinkLost(flight, first_unsent))
+
+    def take_refusals(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
+        """The flight's server has refused operations, in the order of their numbers."""
+        self._handle(events.Refused(flight, errors))
+
+    def note_progress(self, partition: PartitionId, seq: int, time_ms: int) -> None:
+        """An answer of this or an earlier progress went out through this server."""
+        known = self._progress.get(partition, (0, 0))
+        self._progress[partition] = (max(known[0], seq), max(known[1], time_ms))
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "forwarded_total": self._router.forwarded,
+            "waited_for_leader_total": self._router.waited,
+            "waiting_for_leader": self._router.waiting.count,
+            "astray": len(self._router.redirects),
+            "astray_total": self._router.redirects.total,
+            "leader_wait_timeouts_total": self._router.timed_out,
+        }
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _serves(self, partition: PartitionId) -> bool:
+        local = self._local.get(partition)
+        return local is not None and local.serving
+
+    def _on_topology(self) -> None:
+        self._links.flush()  # it was thought out with the ring before, and says so
+        self._handle(events.TopologyChanged(self._membership.topology))
+        self._handle(events.Expelled())
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._handle(events.Ticked())
+
+    def _handle(self, event: events.Event) -> None:
+        for command in self._router.handle(event, self._env.clock.now()):
+            self._perform(command)
+        if self._timer is None and self._router.is_waiting and not isinstance(event, events.Closing):
+            look_s = LOOK_AGAIN_S if self._router.waiting.lines or len(self._held_keys) > FEW else LOOK_SOON_S
+            self._timer = asyncio.get_running_loop().call_later(look_s, self._on_timer)
+
+    def _perform(self, command: events.Command) -> None:
+        match command:
+            case events.SubmitHere(partition, op, sink, token):
+                self._submit_to_replica(partition, op, sink, token)
+            case events.Send(server, partition, number, op):
+                self._links.send(server, partition, number, op)
+            case events.Connect(server):
+                self._links.connect(server)
+            case events.Fail(sink, token, error):
+                self._fail_later(sink, token, error)
+            case events.TurnPeerAway(sink, op, token, moved):
+                sink.turn_away(op, token, moved)
+            case events.ExpelHere():
+                for partition in sorted(self._local):
+                    self._local[partition].expel()
+            case events.ReadLeader(partition):
+                self._membership.suspect(partition)
+            case events.ReadRing(0):
+                self._membership.suspect_ring()
+            case events.ReadRing(version):
+                self._membership.hint_ring(version)
+            case _:
+                assert_never(command)
+
+    def _submit_to_replica(self, partition: PartitionId, op: Op, sink: Sink, token: int) -> None:
+        local = self._local.get(partition)
+        if local is None:
+            self._fail_later(sink, token, self.topology.not_leader(partition))
+        else:
+            local.submit(op, sink, token)

@@ -1,0 +1,187 @@
+"""What happens to routing, and what is to be done about it: the router's events and commands. Decides only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.partition.commands import Op, Sink
+from kvstore.server.members import ClusterTopology
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import PeerSink
+from kvstore.types import PartitionId, ServerId
+
+# ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A door brings an operation for the owner of its key, or for `partition`."""
+
+    op: Op
+    sink: Sink
+    token: int
+    partition: PartitionId | None = None
+    ring_version: int = 0
+    """That by which it was thought out; 0 if that does not matter."""
+    awaits_ring: bool = False
+    """That ring is later than the one known here, and is being read."""
+
+
+@dataclass(frozen=True, slots=True)
+class SentByPeer:
+    """Another server sent an operation here."""
+
+    partition: PartitionId
+    op: Op
+    sink: Sink
+    token: int
+    ring_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class TurnedAway:
+    """The replica here was asked for what it does not own."""
+
+    op: Op
+    sink: Sink
+    token: int
+    moved: Moved
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Another server has refused operations by number, as not led there or as another partition's."""
+
+    flight: Flight
+    errors: list[tuple[int, NotLeader | Moved]]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkOpened:
+    """Operations can be sent to the flight's server."""
+
+    flight: Flight
+
+
+@dataclass(frozen=True, slots=True)
+class LinkLost:
+    """Operations from number `first_unsent` on had not left."""
+
+    flight: Flight
+    first_unsent: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopologyChanged:
+    """What was submitted by the former one has left. `Expelled` follows."""
+
+    topology: ClusterTopology
+
+
+@dataclass(frozen=True, slots=True)
+class Expelled:
+    """The replicas here have turned away what waited there and is not theirs any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class HostingChanged:
+    """A replica of the partition is here from now on, or not any more."""
+
+    partition: PartitionId
+    is_here: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Ticked:
+    """Time has passed: what waits is looked at again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """This server stops."""
+
+
+Event = (
+    Submitted
+    | SentByPeer
+    | TurnedAway
+    | Refused
+    | LinkOpened
+    | LinkLost
+    | TopologyChanged
+    | Expelled
+    | HostingChanged
+    | Ticked
+    | Closing
+)
+
+# ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitHere:
+    """Give the operation to the replica here."""
+
+    partition: PartitionId
+    op: Op
+    sink: Sink
+    token: int
+
+
+@dataclass(frozen=True, slots=True)
+class Send:
+    """Send what the server's flight has under this number."""
+
+    server: ServerId
+    partition: PartitionId
+    number: int
+    op: Op
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Open a link to the server, if there is none."""
+
+    server: ServerId
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Give the sink the error, on a later turn of the event loop."""
+
+    sink: Sink
+    token: int
+    error: StoreError
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPeerAway:
+    """Refuse the operation of another server, which sends it out again."""
+
+    sink: PeerSink
+    op: Op
+    token: int
+    error: Moved
+
+
+@dataclass(frozen=True, slots=True)
+class ExpelHere:
+    """Let the replicas here turn away what waits there and is another partition's."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeader:
+    """Read again who leads the partition."""
+
+    partition: PartitionId
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRing:
+    """Read the ring again. `version`: somebody went by this one, which is later; 0: it does not fit."""
+
+    version: int = 0
+
+
+Command = SubmitHere | Send | Connect | Fail | TurnPeerAway | ExpelHere | ReadLeader | ReadRing

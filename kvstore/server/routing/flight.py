@@ -1,0 +1,92 @@
+"""The operations under way to one other server, over one link. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import takewhile
+
+from kvstore.server.routing.pending import KEYLESS, UNORDERED, Pending, keys_of, written_bytes
+from kvstore.types import PartitionId, ServerId
+
+BYTES_IN_FLIGHT_MAX = 64 << 20
+
+
+class Flight:
+    """What a link carries. It begins when the link has opened, and ends with it."""
+
+    def __init__(self, server: ServerId, most: int) -> None:
+        self.server, self._most = server, most
+        self.is_closed_for_more = False
+        """The other side stops, or does not read: what is under way is still answered, nothing more is sent."""
+        self.pending: dict[int, tuple[PartitionId, Pending]] = {}
+        """By their numbers, which rise in the order in which they were sent."""
+        self.bytes = 0
+        self.last_number = 0
+        self._numbers_on: dict[bytes, list[int]] = {}
+        self._looked_up_to = 0
+
+    def has_room(self) -> bool:
+        return not self.is_closed_for_more and len(self.pending) < self._most and self.bytes < BYTES_IN_FLIGHT_MAX
+
+    def next_number(self) -> int:
+        self.last_number += 1
+        return self.last_number
+
+    def begin(self, partition: PartitionId, pending: Pending) -> int:
+        """Take an operation in; returns its number."""
+        number = self.next_number()
+        self.pending[number] = (partition, pending)
+        self.bytes += written_bytes(pending.op)
+        return number
+
+    def end(self, number: int) -> tuple[PartitionId, Pending] | None:
+        """The operation is over, or comes back. None if nobody waits for it any more."""
+        found = self.pending.pop(number, None)
+        if found is not None:
+            self.bytes -= written_bytes(found[1].op)
+        return found
+
+    def end_up_to(self, last: int) -> list[Pending]:
+        """Nobody waits any more for what is under way up to this number."""
+        overdue = list(takewhile(lambda number: number <= last, self.pending))
+        return [found[1] for number in overdue if (found := self.end(number)) is not None]
+
+    def end_all(self) -> dict[int, tuple[PartitionId, Pending]]:
+        """The link is gone."""
+        pending, self.pending = self.pending, {}
+        self.bytes = 0
+        self.is_closed_for_more = True
+        return pending
+
+    def carries(self, partition: PartitionId) -> bool:
+        """Whether an operation on the partition is under way."""
+        return any(each == partition for each, _ in self.pending.values())
+
+    def misdirected(self, partition_of: Callable[[bytes], PartitionId]) -> Iterator[int]:
+        """Numbers of the operations that are under way to a partition which does not own all of their keys."""
+        for number, (partition, pending) in self.pending.items():
+            op = pending.op
+            if op[0] not in KEYLESS and any(partition_of(key) != partition for key in keys_of(op)):
+                yield number
+
+    def writes_on(self, keys: set[bytes]) -> list[int]:
+        """Numbers of the writes under way on these keys. Each key's are told once: more come only when all of these
+        have come back. Looks at each operation once, and not before something comes back."""
+        for number in reversed(self.pending):
+            if number <= self._looked_up_to:
+                break
+            op = self.pending[number][1].op
+            if op[0] not in UNORDERED:
+                for key in keys_of(op):
+                    self._numbers_on.setdefault(key, []).append(number)
+        self._looked_up_to = next(reversed(self.pending), self._looked_up_to)
+        return sorted({each for key in keys for each in self._numbers_on.pop(key, ()) if each in self.pending})
+
+    def forget_keys(self) -> None:
+        """What is under way is looked at again if something comes back."""
+        self._numbers_on.clear()
+        self._looked_up_to = 0
+
+    def check(self) -> None:
+        assert self.bytes == sum(written_bytes(pending.op) for _, pending in self.pending.values())
+        assert list(self.pending) == sorted(self.pending)

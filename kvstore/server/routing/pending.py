@@ -1,0 +1,55 @@
+"""An operation that this server looks after, and what routing has to know of operations. Decides only."""
+
+from __future__ import annotations
+
+from kvstore.errors import Moved, NotLeader
+from kvstore.partition.commands import Code, Op, Sink
+from kvstore.partition.operations import size_of
+
+KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
+"""Codes of operations that go to a partition, and not to the owner of a key."""
+UNORDERED = KEYLESS | {int(Code.GET), int(Code.META)}
+"""Codes of operations that need not be done in the order in which they came (docs/protocol.md M15)."""
+READS = frozenset({int(Code.GET), int(Code.META), int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)})
+"""Codes of operations that may be asked again elsewhere, whatever became of them."""
+_PUT, _BATCH = int(Code.PUT), int(Code.BATCH)
+_LARGE = frozenset({int(Code.APPEND), _BATCH})
+
+
+class Pending:
+    """One operation, from the moment in which it cannot simply be handed to the leader here."""
+
+    __slots__ = ("deadline", "is_of_peer", "op", "order", "sink", "token")
+
+    def __init__(
+        self, order: int, op: Op, sink: Sink, token: int, deadline: float = 0.0, *, is_of_peer: bool = False
+    ) -> None:
+        self.order = order
+        """Its place among the operations that this server looks after."""
+        self.op, self.sink, self.token = op, sink, token
+        self.deadline = deadline
+        """When it is refused, in seconds of the clock; 0 before it had to wait."""
+        self.is_of_peer = is_of_peer
+        """Another server sent it: it is done here or refused, never sent on."""
+
+    def __repr__(self) -> str:
+        return f"<Pending {self.order} {self.op!r}>"
+
+
+class PeerSink(Sink):
+    """Base of the sinks of other servers, which send refused operations out again themselves."""
+
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+        """Instead of `complete`, also from inside `submit`: nothing that comes behind the operation is done any more,
+        until the other server has heard of this."""
+        raise NotImplementedError
+
+
+def written_bytes(op: Op) -> int:
+    """What an operation holds in memory, if that may be much."""
+    return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
+
+
+def keys_of(op: Op) -> list[bytes]:
+    """The keys of an operation that names some."""
+    return [op[1]] if op[0] != _BATCH else [op[1], *(each[1] for each in op[2])]

@@ -1,0 +1,37 @@
+"""What routing asks of the replicas here, and of the links elsewhere."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from kvstore.partition.commands import Op, Sink
+from kvstore.types import PartitionId, ServerId
+
+
+class LocalReplica(Protocol):
+    """A replica on this node: kvstore.partition.Partition."""
+
+    @property
+    def serving(self) -> bool: ...
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None: ...
+
+    def expel(self) -> None:
+        """Turn away what waits here and is another partition's."""
+        ...
+
+
+class Links(Protocol):
+    """Links to other servers: kvstore.server.peer.PeerLinks."""
+
+    def connect(self, server: ServerId) -> None:
+        """Open a link to the server, if there is none and an address is known."""
+        ...
+
+    def send(self, server: ServerId, partition: PartitionId, number: int, op: Op) -> None:
+        """Send an operation that is in the server's flight."""
+        ...
+
+    def flush(self) -> None:
+        """Send what waits for this turn's frame."""
+        ...

@@ -1,0 +1,145 @@
+"""Operations that were sent to a partition which does not own their key (any more, or yet). They wait here, bounded in
+number, bytes and time, and go out again when the ring has changed, or a little later. Decides only.
+
+Operations on one key go out in the order in which they came: what comes while one on the same key is here waits behind
+it. So does what comes while one is still under way to a former owner of the key, which may send it back.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterable
+
+from kvstore.errors import Overloaded, StoreError, Unavailable
+from kvstore.partition.commands import Op, Result, Sink
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import UNORDERED, Pending, keys_of, written_bytes
+from kvstore.server.routing.waiting_lines import by_order
+
+WAIT_S = 2.0
+"""How long this server looks after an operation, all its ways together."""
+ON_ITS_WAY = "the key is on its way from one partition to another"
+
+
+class Redirected(Sink):
+    """The sink of such an operation. The replica here that turns it away once more knows only its sink; so this
+    remembers until when it is worth trying, and its place in the order. In another place it might be done before
+    operations that came behind it and were turned away earlier."""
+
+    __slots__ = ("_sink", "deadline", "place")
+
+    def __init__(self, sink: Sink, deadline: float) -> None:
+        self._sink, self.deadline = sink, deadline
+        self.place = 0
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._sink.complete(token, result)
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+
+class Redirects:
+    """`fail` refuses an operation."""
+
+    def __init__(self, fail: Callable[[Sink, int, StoreError], None], *, most: int, bytes_max: int) -> None:
+        self._fail, self._most, self._bytes_max = fail, most, bytes_max
+        self._items: list[Pending] = []
+        self.bytes = 0
+        self._expected: dict[int, tuple[Flight, int, list[bytes]]] = {}
+        """Writes that may come back, by their place in the order: where they are under way, under which number, and
+        their keys."""
+        self.keys: dict[bytes, int] = {}
+        """Of what is here or expected back → of how many. What comes later on one of them has to wait here."""
+        self.total = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def holds(self, op: Op) -> bool:
+        """Whether the operation has to wait behind one that is here or expected."""
+        return any(key in self.keys for key in keys_of(op))
+
+    def expect(self, flight: Flight, numbers: Iterable[int]) -> None:
+        """Operations that may come back, and before which no later one on their keys must be done."""
+        for number in numbers:
+            pending = flight.pending[number][1]
+            if pending.op[0] not in UNORDERED:
+                keys = keys_of(pending.op)
+                if pending.order not in self._expected:
+                    self._hold(keys)
+                self._expected[pending.order] = (flight, number, keys)
+
+    def add(self, pending: Pending, now: float) -> None:
+        """Keep the operation for a while: until its deadline, if it has one."""
+        if not isinstance(pending.sink, Redirected):
+            pending.sink = Redirected(pending.sink, pending.deadline or now + WAIT_S)
+        pending.deadline = pending.sink.deadline
+        size = written_bytes(pending.op)
+        if pending.deadline <= now:
+            self._fail(pending.sink, pending.token, Unavailable(ON_ITS_WAY))
+        elif len(self._items) >= self._most or self.bytes + size > self._bytes_max:
+            error = Overloaded(f"{len(self._items)} operations wait for keys that are on their way")
+            self._fail(pending.sink, pending.token, error)
+        else:
+            self.total += 1
+            self.bytes += size
+            self._hold(keys_of(pending.op))
+            insort(self._items, pending, key=by_order)
+
+    def take(self, now: float) -> list[Pending]:
+        """What goes out again, in order: all but what has to wait for something that is expected, and is refused when
+        its time is up. Those that come back keep their place."""
+        self._forget_what_has_come()
+        blocked = {key for _, _, keys in self._expected.values() for key in keys}
+        going: list[Pending] = []
+        staying: list[Pending] = []
+        for pending in self._items:
+            keys = keys_of(pending.op)
+            is_late = pending.deadline <= now
+            if not (is_late or blocked.isdisjoint(keys)):
+                blocked.update(keys)
+                staying.append(pending)
+                continue
+            self.bytes -= written_bytes(pending.op)
+            self._let_go(keys)
+            if is_late:
+                self._fail(pending.sink, pending.token, Unavailable(ON_ITS_WAY))
+            else:
+                going.append(pending)
+        self._items = staying
+        return going
+
+    def fail_all(self, error: StoreError) -> None:
+        """Refuse all of them."""
+        items, self._items, self._expected, self.bytes = self._items, [], {}, 0
+        self.keys.clear()
+        for pending in items:
+            self._fail(pending.sink, pending.token, error)
+
+    def _forget_what_has_come(self) -> None:
+        over = [order for order, (flight, number, _) in self._expected.items() if number not in flight.pending]
+        for order in over:
+            self._let_go(self._expected.pop(order)[2])
+
+    def _hold(self, keys: list[bytes]) -> None:
+        for key in keys:
+            self.keys[key] = self.keys.get(key, 0) + 1
+
+    def _let_go(self, keys: list[bytes]) -> None:
+        for key in keys:
+            left = self.keys[key] - 1
+            if left:
+                self.keys[key] = left
+            else:
+                del self.keys[key]
+
+    def check(self) -> None:
+        held: dict[bytes, int] = {}
+        for keys in [*(keys_of(each.op) for each in self._items), *(each[2] for each in self._expected.values())]:
+            for key in keys:
+                held[key] = held.get(key, 0) + 1
+        assert self.keys == held
+        assert self._items == sorted(self._items, key=by_order)
+        assert self.bytes == sum(written_bytes(pending.op) for pending in self._items)
+        assert len(self._items) <= self._most

@@ -1,0 +1,394 @@
+"""Where each operation goes, and in which order: all that routing decides, as one machine. Decides only.
+
+Events come in by `handle`, commands come out; the dispatcher and the links perform them. An operation that comes to
+this server is at one of these places until its sink has its result:
+
+    submitted ──► the replica here that leads
+        │             │ turned away: it does not own the key
+        │             ▼
+        │         redirected, by key ──────────────┐ when the ring has changed, or a little later
+        │             ▲                            │
+        │             │ moved                      ▼
+        ├──► under way to the leader's server ◄── sent
+        │             │ not led there, link lost   ▲
+        │             ▼                            │
+        └──► waiting for a leader, by partition ───┘ when the topology has changed, or a little later
+
+**What clients are promised** (docs/protocol.md M15): operations that a client awaits one after the other, and writes
+on one key that come over one connection without being awaited, are done in the order in which they came. A server keeps
+it for all writes on one key that come to it, because that needs to know no connections:
+
+1. To one server, operations of a partition go over one link, in order.
+2. A partition's operations go to another server only when none of them is under way to the former one.
+3. What a server refused goes out again in its old place, before what came later on the same partition (it does not
+   lead it) or on the same key (it does not own it).
+4. A key is *held* while an operation on it is redirected, or under way to a partition that does not own it any more and
+   may send it back. A write that comes on a held key is redirected as well, behind the others.
+5. The answering server does its part: after a refusal it does nothing of what was sent before the refusal was heard
+   (`peer/refusals.py`).
+
+Reads need not wait for writes of others; doors let those of one connection wait for its own writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import assert_never
+
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.partition.commands import LEVEL_AT, Code, Level, Op, Sink
+from kvstore.server.frames import check_one_partition
+from kvstore.server.members import ClusterTopology
+from kvstore.server.routing.events import (
+    Closing,
+    Command,
+    Connect,
+    Event,
+    ExpelHere,
+    Expelled,
+    Fail,
+    HostingChanged,
+    LinkLost,
+    LinkOpened,
+    ReadLeader,
+    ReadRing,
+    Refused,
+    Send,
+    SentByPeer,
+    SubmitHere,
+    Submitted,
+    Ticked,
+    TopologyChanged,
+    TurnedAway,
+    TurnPeerAway,
+)
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import KEYLESS, READS, UNORDERED, PeerSink, Pending, keys_of
+from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
+from kvstore.server.routing.waiting_lines import WaitingLines
+from kvstore.server.routing.ways import Ways
+from kvstore.types import PartitionId, ServerId
+
+SUSPECT_AGAIN_S = 0.25
+"""How often the ring is read again because a partition did not own what the ring says it does."""
+_ARRIVED = 1 << 60
+"""What was turned away here has smaller places than what has only arrived: it was here before."""
+
+_GET, _META = int(Code.GET), int(Code.META)
+_LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
+FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
+"""Levels of reads that any replica may answer."""
+_SEQUENCED = frozenset({_GET, _META})
+
+
+class Router:
+    """`serves` tells whether the replica of a partition here leads and answers."""
+
+    def __init__(
+        self,
+        server: ServerId,
+        topology: ClusterTopology,
+        serves: Callable[[PartitionId], bool],
+        *,
+        waiting_max: int,
+        bytes_max: int,
+    ) -> None:
+        self._server, self._serves = server, serves
+        self.topology = topology
+        self.partition_of = topology.ring.partition_of
+        self.ring_version = topology.ring.routed
+        self._here: set[PartitionId] = set()
+        self.waiting = WaitingLines(most=waiting_max, bytes_max=bytes_max)
+        self.redirects = Redirects(self._fail, most=waiting_max, bytes_max=bytes_max)
+        self.ways = Ways()
+        self._arrivals = _ARRIVED
+        self._turned_away = 0
+        self._suspected_at = -SUSPECT_AGAIN_S
+        self._now = 0.0
+        self._commands: list[Command] = []
+        self.forwarded = self.waited = self.timed_out = 0
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """What is to be done, in this order. `now`: the clock in seconds."""
+        self._now = now
+        match event:
+            case Submitted():
+                self._submitted(event)
+            case SentByPeer():
+                self._sent_by_peer(event)
+            case TurnedAway(op, sink, token, moved):
+                self._turned_away_here(op, sink, token, moved)
+            case Refused(flight, errors):
+                self._refused(flight, errors)
+            case LinkOpened(flight):
+                self.ways.open(flight)
+            case LinkLost(flight, first_unsent):
+                self._link_lost(flight, first_unsent)
+            case TopologyChanged(topology):
+                self._topology_changed(topology)
+            case Expelled():
+                self._file_again()
+                self._send_redirected()
+                self._drain()
+            case HostingChanged(partition, is_here):
+                self._hosting_changed(partition, is_here)
+            case Ticked():
+                self._drain()
+                self._send_redirected()
+            case Closing():
+                self._closing()
+            case _:
+                assert_never(event)
+        commands, self._commands = self._commands, []
+        return commands
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether something has to be looked at again."""
+        return bool(self.waiting.lines or self.redirects.keys)
+
+    def is_free_here(self, partition: PartitionId) -> bool:
+        """Whether nothing has to be done before an operation that comes for the leader here, while no key is held."""
+        return partition not in self.ways.sent_to and partition not in self.waiting.lines
+
+    def follow(self, way: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
+        """Let an operation follow those before it, while no key is held; returns its number."""
+        self._arrivals += 1
+        self.forwarded += 1
+        return way.begin(partition, Pending(self._arrivals, op, sink, token))
+
+    # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _submitted(self, event: Submitted) -> None:
+        op, sink, token, ring_version = event.op, event.sink, event.token, event.ring_version
+        partition = event.partition
+        if partition is None:
+            partition = self.partition_of(op[1])
+        elif ring_version and ring_version != self.ring_version:
+            return self._fail_moved(op, sink, token, ring_version)
+        level_at = LEVEL_AT.get(op[0])
+        if level_at is not None and op[level_at] in FOLLOWER_LEVELS:
+            if (
+                op[level_at] == _SESSION
+                and op[0] in _SEQUENCED
+                and _may_mean_another(op, ring_version, self.ring_version)
+            ):
+                op = (op[0], op[1], _LINEARIZABLE, 0)
+            elif partition in self._here:
+                return self._commands.append(SubmitHere(partition, op, sink, token))
+        self._arrivals += 1
+        pending = Pending(self._arrivals, op, sink, token)
+        if self._is_held(op):
+            self._redirect(pending)
+        elif event.awaits_ring or partition in self.waiting or not self._send(partition, pending):
+            self._wait(partition, pending)
+
+    def _sent_by_peer(self, event: SentByPeer) -> None:
+        partition, op, sink, token = event.partition, event.op, event.sink, event.token
+        if partition not in self._here:
+            self._fail(sink, token, self.topology.not_leader(partition))
+        elif event.ring_version != self.ring_version and (
+            op[0] in KEYLESS or not self.topology.may_answer(partition, op[1], event.ring_version)
+        ):
+            self._fail_moved(op, sink, token, event.ring_version)
+        elif self._serves(partition) and partition not in self.waiting:
+            self._commands.append(SubmitHere(partition, op, sink, token))
+        elif self.topology.is_led_by(self._server, partition):
+            self._arrivals += 1
+            self._wait(partition, Pending(self._arrivals, op, sink, token, is_of_peer=True))
+        else:
+            self._fail(sink, token, self.topology.not_leader(partition))
+
+    # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _turned_away_here(self, op: Op, sink: Sink, token: int, moved: Moved) -> None:
+        if isinstance(sink, PeerSink):
+            return self._fail_moved(op, sink, token, partition=moved.partition)
+        if not isinstance(sink, Redirected):
+            sink = Redirected(sink, self._now + WAIT_S)
+        if not sink.place:
+            # Whatever else on this key has come back or waits was submitted after it.
+            sink.place = self._turned_away = self._turned_away + 1
+        self._redirect(Pending(sink.place, op, sink, token))
+
+    def _refused(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
+        moved: set[bytes] = set()
+        for number, error in errors:
+            found = flight.end(number)
+            if found is None:
+                continue
+            partition, pending = found
+            self._take_back(partition, pending, error, flight.server)
+            if isinstance(error, Moved) and pending.op[0] not in UNORDERED:
+                moved.update(keys_of(pending.op))
+        if moved:
+            self.redirects.expect(flight, flight.writes_on(moved))
+
+    def _link_lost(self, flight: Flight, first_unsent: int) -> None:
+        """Reads, and what was not sent, can go elsewhere; what became of the mutations that were sent is unknown."""
+        server = flight.server
+        self.ways.lost(flight)
+        for number, (partition, pending) in flight.end_all().items():
+            if number >= first_unsent or pending.op[0] in READS:
+                error: StoreError = Unavailable(f"the link to {server} broke before it was asked")
+                self._take_back(partition, pending, error, server)
+            else:
+                self._fail(
+                    pending.sink, pending.token, OutcomeUnknown(f"the link to {server} broke before it answered")
+                )
+
+    def _take_back(self, partition: PartitionId, pending: Pending, error: StoreError, server: ServerId) -> None:
+        """An operation that `server` refused, or that did not reach it: it goes out again, or fails with `error`."""
+        if isinstance(error, NotLeader):
+            self.ways.note_refused(partition, server, self._now)
+            self._commands.append(ReadLeader(partition))
+        if self._now >= pending.deadline > 0:
+            self._fail(pending.sink, pending.token, error)
+        elif isinstance(error, Moved) or (
+            pending.op[0] not in KEYLESS and self.partition_of(pending.op[1]) != partition
+        ):
+            self._redirect(pending)
+        else:
+            self._wait(partition, pending)
+
+    # ── what the cluster is like ──────────────────────────────────────────────────────────────────────────────────────
+
+    def _topology_changed(self, topology: ClusterTopology) -> None:
+        before, self.topology = self.topology, topology
+        self.partition_of, self.ring_version = topology.ring.partition_of, topology.ring.routed
+        self.ways.note_leaders(before, topology, self._now)
+        if topology.ring.routed != before.ring.routed:
+            for flight, numbers in self.ways.misdirected(self.partition_of):
+                self.redirects.expect(flight, numbers)
+            self._commands.append(ExpelHere())
+
+    def _hosting_changed(self, partition: PartitionId, is_here: bool) -> None:
+        self.ways.bend(partition)
+        if is_here:
+            self._here.add(partition)
+        else:
+            self._here.discard(partition)
+            self._drain()
+
+    def _file_again(self) -> None:
+        """The ring has changed: what waits for a key's partition waits for its new one."""
+        for _, pending in self.waiting.take_all():
+            if pending.op[0] in KEYLESS:
+                self._fail_moved(pending.op, pending.sink, pending.token)
+            elif not pending.is_of_peer and self._is_held(pending.op):
+                self._redirect(pending)
+            else:
+                self.waiting.add(self.partition_of(pending.op[1]), pending)  # there was room for it
+
+    def _closing(self) -> None:
+        error = Unavailable("this server is stopping")
+        for _, pending in self.waiting.take_all():
+            self._fail(pending.sink, pending.token, error)
+        self.redirects.fail_all(error)
+
+    # ── what goes out ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _send(self, partition: PartitionId, pending: Pending) -> bool:
+        """Give the operation to whoever leads. False if nobody is known to."""
+        if self._serves(partition):
+            if not self.ways.is_settled(partition, self._server):
+                return False
+            self._commands.append(SubmitHere(partition, pending.op, pending.sink, pending.token))
+            return True
+        leader = self.topology.leaders.get(partition)
+        if pending.is_of_peer and (partition not in self._here or (leader is not None and leader[0] != self._server)):
+            self._fail(pending.sink, pending.token, self.topology.not_leader(partition))
+            return True
+        if leader is None or leader[0] == self._server or self.ways.is_left_alone(partition):
+            return False
+        flight = self.ways.flights.get(leader[0])
+        if flight is None:
+            self._commands.append(Connect(leader[0]))
+        if flight is None or not flight.has_room() or not self.ways.is_settled(partition, leader[0]):
+            return False
+        self._commands.append(Send(leader[0], partition, flight.begin(partition, pending), pending.op))
+        self.ways.take(partition, flight, is_straight=partition not in self.waiting)
+        self.forwarded += 1
+        return True
+
+    def _drain(self) -> None:
+        """Send what can be sent, in order; refuse what has waited too long."""
+        for partition in sorted(self.waiting.lines):
+            self.ways.ask_again(partition, self._now)
+            self.waiting.drain(partition, partial(self._goes_on, partition))
+
+    def _goes_on(self, partition: PartitionId, pending: Pending) -> bool:
+        """Whether the first of a line has left it."""
+        if pending.deadline <= self._now:
+            self.timed_out += 1
+            self._fail(pending.sink, pending.token, self.topology.nobody(partition))
+        elif not pending.is_of_peer and self._is_held(pending.op):
+            self._redirect(pending)
+        else:
+            return self._send(partition, pending)
+        return True
+
+    def _send_redirected(self) -> None:
+        for pending in self.redirects.take(self._now):
+            op, partition = pending.op, self.partition_of(pending.op[1])
+            if op[0] == Code.BATCH and op[4] is None:  # with a request id it may be done already: its owner knows
+                try:
+                    check_one_partition(op, self.partition_of)
+                except InvalidRequest as error:
+                    self._fail(pending.sink, pending.token, error)
+                    continue
+            if partition in self.waiting or not self._send(partition, pending):
+                self._wait(partition, pending)
+
+    # ── where something is kept, or how it ends ───────────────────────────────────────────────────────────────────────
+
+    def _wait(self, partition: PartitionId, pending: Pending) -> None:
+        pending.deadline = pending.deadline or self._now + WAIT_S
+        if self.waiting.add(partition, pending):
+            self.waited += 1
+            self.ways.bend(partition)
+        else:
+            error = Overloaded(f"{self.waiting.count} operations of {self.waiting.bytes} bytes wait for leaders")
+            self._fail(pending.sink, pending.token, error)
+
+    def _redirect(self, pending: Pending) -> None:
+        if pending.op[0] in KEYLESS:
+            return self._fail_moved(pending.op, pending.sink, pending.token)
+        if self._now - self._suspected_at > SUSPECT_AGAIN_S:  # a change of the ring is also told by a watch
+            self._suspected_at = self._now
+            self._commands.append(ReadRing())
+        self.redirects.add(pending, self._now)
+
+    def _fail_moved(self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: str = "") -> None:
+        """It was thought out with another ring."""
+        if ring_version > self.ring_version:
+            self._commands.append(ReadRing(ring_version))
+        moved = Moved(partition, self.ring_version)
+        if isinstance(sink, PeerSink):
+            self._commands.append(TurnPeerAway(sink, op, token, moved))
+        else:
+            self._fail(sink, token, moved)
+
+    def _fail(self, sink: Sink, token: int, error: StoreError) -> None:
+        self._commands.append(Fail(sink, token, error))
+
+    # ── questions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_held(self, op: Op) -> bool:
+        """Whether another operation on its key has to be done before this one."""
+        return bool(self.redirects.keys) and op[0] not in UNORDERED and self.redirects.holds(op)
+
+    def check(self) -> None:
+        """What is true between events."""
+        self.waiting.check()
+        self.redirects.check()
+        self.ways.check()
+        for partition in self.ways.straight:
+            assert partition not in self.waiting, "what waits would be overtaken"
+
+
+def _may_mean_another(op: Op, ring_version: int, known: int) -> bool:
+    """Whether a session read may carry what its client has seen of another partition than is asked here. Only the
+    leader knows an answer that is right anyhow (docs/protocol.md M16)."""
+    return ring_version != known and bool(ring_version or op[3])

@@ -1,0 +1,69 @@
+"""Operations that wait until their partition has a leader who can be reached: a line for each partition, in the order
+in which they came. Decides only."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Iterator
+
+from kvstore.server.routing.pending import Pending, written_bytes
+from kvstore.types import PartitionId
+
+
+def by_order(pending: Pending) -> int:
+    return pending.order
+
+
+class WaitingLines:
+    """Bounded in number and bytes, all lines together."""
+
+    def __init__(self, *, most: int, bytes_max: int) -> None:
+        self._most, self._bytes_max = most, bytes_max
+        self.lines: dict[PartitionId, list[Pending]] = {}
+        """Without empty ones."""
+        self.count = 0
+        self.bytes = 0
+
+    def __contains__(self, partition: PartitionId) -> bool:
+        return partition in self.lines
+
+    def add(self, partition: PartitionId, pending: Pending) -> bool:
+        """False if there is no room."""
+        if self.count >= self._most or self.bytes >= self._bytes_max:
+            return False
+        self.count += 1
+        self.bytes += written_bytes(pending.op)
+        insort(self.lines.setdefault(partition, []), pending, key=by_order)
+        return True
+
+    def drain(self, partition: PartitionId, is_gone: Callable[[Pending], bool]) -> None:
+        """Offer the line's operations in order, up to the first that has to stay. What is added meanwhile stays behind
+        these."""
+        line = self.lines.pop(partition)
+        gone = 0
+        while gone < len(line) and is_gone(line[gone]):
+            self._forget(line[gone])
+            gone += 1
+        left = line[gone:] + self.lines.pop(partition, [])
+        if left:
+            self.lines[partition] = left
+
+    def take_all(self) -> Iterator[tuple[PartitionId, Pending]]:
+        """Take everything out, line by line."""
+        lines, self.lines = self.lines, {}
+        self.count = self.bytes = 0
+        for partition in sorted(lines):
+            for pending in lines[partition]:
+                yield partition, pending
+
+    def _forget(self, pending: Pending) -> None:
+        self.count -= 1
+        self.bytes -= written_bytes(pending.op)
+
+    def check(self) -> None:
+        everything = [pending for line in self.lines.values() for pending in line]
+        assert self.count == len(everything)
+        assert self.bytes == sum(written_bytes(pending.op) for pending in everything)
+        for line in self.lines.values():
+            assert line, "an empty line would hold up what comes for its partition"
+            assert line == sorted(line, key=by_order)

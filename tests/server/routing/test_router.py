@@ -1,0 +1,56 @@
+"""Routing as a machine: whatever happens to leaders, links and the ring, each operation ends once and in order."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+
+from kvstore.server.refusals import Refusals
+from kvstore.server.routing import redirects, waiting_lines
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.router import Router
+from kvstore.server.routing.ways import Ways
+from tests.server.routing.world import World
+
+SEEDS = range(150)
+
+
+def play(seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        world = World(seed)
+        world.run(600)
+        world.check()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_writes_of_a_key_are_done_in_order_and_each_ends_once(seed: int) -> None:
+    play([seed])
+
+
+def test_most_writes_are_done() -> None:
+    """Else the order of those that are would say little."""
+    world = World(1)
+    world.run(2000)
+    assert len(world.refused()) < len(world.asked) / 3
+
+
+BREAKAGES: dict[str, tuple[object, str, Callable[..., Any]]] = {
+    "a partition goes to another server at once": (Ways, "is_settled", lambda *_: True),
+    "what comes on a held key goes out": (Router, "_is_held", lambda *_: False),
+    "what is under way to a former owner holds no key": (Flight, "misdirected", lambda *_: []),
+    "what is under way behind a write that came back holds no key": (Flight, "writes_on", lambda *_: []),
+    "what is redirected goes out in the order in which it came back": (redirects, "by_order", lambda _: 0),
+    "what waits for a leader stands in the order in which it came back": (waiting_lines, "by_order", lambda _: 0),
+    "what was sent before a refusal was heard is done": (Refusals, "of", lambda *_: None),
+    "who refused is asked again before all has come back": (Ways, "_carries", lambda *_: False),
+}
+
+
+@pytest.mark.parametrize("name", BREAKAGES)
+def test_a_broken_rule_is_noticed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    owner, attribute, broken = BREAKAGES[name]
+    monkeypatch.setattr(owner, attribute, broken)
+    with pytest.raises(AssertionError):
+        play(range(2000))

@@ -1,0 +1,348 @@
+"""Three servers' routers and what stands between them, by hand: links, leaders, a ring that changes. A seed is a run.
+
+The servers learn late of what happens: a key changes its partition first, then the ring says so, then one server after
+the other reads it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any, assert_never
+
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.partition import commands
+from kvstore.partition.commands import Op, Sink
+from kvstore.ring import Ring, plan, steps
+from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import token_of
+from kvstore.ring.moves import MoveId
+from kvstore.server.members import ClusterTopology
+from kvstore.server.refusals import Refusals
+from kvstore.server.routing import events
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import PeerSink
+from kvstore.server.routing.router import Router
+from kvstore.types import PartitionId, ServerId
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+NAMES = [ServerId(f"n{number}") for number in (1, 2, 3)]
+WAITING_MAX = 1000
+
+
+@dataclass
+class Truth:
+    """What the logs and the metadata store say."""
+
+    ring: Ring
+    owner: dict[bytes, PartitionId]
+    leader: dict[PartitionId, ServerId]
+    done: dict[bytes, list[int]] = field(default_factory=dict)
+    """By key: the values that were written, in order."""
+
+
+class Door(Sink):
+    """What a client is told, by the token of its write."""
+
+    def __init__(self) -> None:
+        self.told: dict[int, Any] = {}
+
+    def complete(self, token: int, result: Any) -> None:
+        assert token not in self.told, "each operation ends once"
+        self.told[token] = result
+
+    def flush(self) -> None:
+        """Nothing gathers."""
+
+
+class Replica:
+    """A partition's replica: does what has come when it is told to."""
+
+    def __init__(self, server: Server, partition: PartitionId) -> None:
+        self._server, self._partition = server, partition
+        self._queue: list[tuple[Op, Sink, int]] = []
+
+    @property
+    def serving(self) -> bool:
+        return self._server.world.truth.leader[self._partition] == self._server.name
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        assert self.serving
+        self._queue.append((op, sink, token))
+
+    def work(self) -> None:
+        queue, self._queue = self._queue, []
+        for op, sink, token in queue:
+            truth = self._server.world.truth
+            if truth.owner[op[1]] != self._partition:
+                self._server.handle(events.TurnedAway(op, sink, token, Moved("", 0)))
+            else:
+                truth.done.setdefault(op[1], []).append(int(op[2]))
+                sink.complete(token, len(truth.done[op[1]]))
+
+    def stop(self) -> None:
+        """Its lead is over: what waits was not done."""
+        queue, self._queue = self._queue, []
+        for _, sink, token in queue:
+            sink.complete(token, NotLeader(self._partition))
+
+    def expel(self) -> None:
+        staying = []
+        for each in self._queue:
+            if self._server.world.truth.owner[each[0][1]] == self._partition:
+                staying.append(each)
+            else:
+                self._server.handle(events.TurnedAway(*each, Moved("", 0)))
+        self._queue = staying
+
+
+class Session(PeerSink):
+    """The answering end of a link: what `PeerSession` does, without bytes."""
+
+    def __init__(self, server: Server, link: Link) -> None:
+        self._server, self._link = server, link
+        self._refusals = Refusals()
+        self._results: list[tuple[int, Any]] = []
+        self._written = 0
+
+    def take(self, frame: list[tuple[int, PartitionId, Op]], ring_version: int, heard: int) -> None:
+        for number, partition, op in frame:
+            error = self._refusals.of(partition, op, heard)
+            if error is not None:
+                self.turn_away(op, number, error)
+            else:
+                self._server.handle(events.SentByPeer(partition, op, self, number, ring_version))
+        self._refusals.forget(heard)
+
+    def complete(self, token: int, result: Any) -> None:
+        if isinstance(result, NotLeader):
+            self._refusals.partitions.refuse([PartitionId(result.partition)])
+        self._results.append((token, result))
+
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+        if isinstance(error, Moved):
+            self._refusals.refuse(op)
+        self.complete(token, error)
+
+    def flush(self) -> None:
+        """Results leave by `tell`."""
+
+    def tell(self) -> None:
+        if self._results:
+            self._link.back.append(self._results)
+            self._results = []
+            self._written += 1
+            self._refusals.tell(self._written)
+
+
+class Link:
+    """From one server to another, in order, each way as slow as it likes."""
+
+    def __init__(self, asking: Server, answering: Server) -> None:
+        self.asking = asking
+        self.flight = Flight(answering.name, WAITING_MAX)
+        self.session = Session(answering, self)
+        self._lane: list[tuple[int, PartitionId, Op]] = []
+        self._heard = 0
+        self._there: list[tuple[list[tuple[int, PartitionId, Op]], int, int]] = []
+        self.back: list[list[tuple[int, Any]]] = []
+
+    def send(self, partition: PartitionId, number: int, op: Op) -> None:
+        self._lane.append((number, partition, op))
+
+    def flush(self) -> None:
+        if self._lane:
+            self._there.append((self._lane, self.asking.router.ring_version, self._heard))
+            self._lane = []
+
+    def arrive(self) -> None:
+        if self._there:
+            self.session.take(*self._there.pop(0))
+
+    def hear(self) -> None:
+        if not self.back:
+            return
+        results = self.back.pop(0)
+        refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=lambda each: each[0])
+        if refused:
+            self.flush()
+            self.asking.handle(events.Refused(self.flight, refused))
+        self._heard += 1
+        for number, result in results:
+            found = self.flight.end(number)
+            if found is not None:
+                found[1].sink.complete(found[1].token, result)
+
+    def lose(self) -> None:
+        first = self._lane[0][0] if self._lane else self.flight.last_number + 1
+        self._lane, self._there, self.back = [], [], []
+        self.asking.handle(events.LinkLost(self.flight, first))
+
+
+class Server:
+    """A router with its replicas and links."""
+
+    def __init__(self, world: World, name: ServerId) -> None:
+        self.world, self.name, self.door = world, name, Door()
+        self.replicas = {partition: Replica(self, partition) for partition in (P1, P2)}
+        self.links: dict[ServerId, Link] = {}
+        topology = ClusterTopology(world.truth.ring, world.leaders())
+        self.router = Router(name, topology, self._serves, waiting_max=WAITING_MAX, bytes_max=1 << 30)
+        for partition in self.replicas:
+            self.handle(events.HostingChanged(partition, is_here=True))
+
+    def submit(self, key: bytes, number: int) -> None:
+        """As `Dispatcher.submit` does: straight on where that is allowed."""
+        op = commands.put(key, b"%d" % number)
+        partition = self.router.partition_of(key)
+        if not self.router.redirects.keys:
+            way = self.router.ways.straight.get(partition)
+            if self._serves(partition) and self.router.is_free_here(partition):
+                return self.replicas[partition].submit(op, self.door, number)
+            if not self._serves(partition) and way is not None and way.has_room():
+                sent = self.router.follow(way, partition, op, self.door, number)
+                return self.links[way.server].send(partition, sent, op)
+        self.handle(events.Submitted(op, self.door, number))
+
+    def learn(self) -> None:
+        """Read the ring and who leads."""
+        topology = replace(self.router.topology, ring=self.world.truth.ring, leaders=self.world.leaders())
+        for link in self.links.values():
+            link.flush()
+        self.handle(events.TopologyChanged(topology))
+        self.handle(events.Expelled())
+
+    def lose(self, server: ServerId) -> None:
+        self.links.pop(server).lose()
+
+    def handle(self, event: events.Event) -> None:
+        for command in self.router.handle(event, self.world.now):
+            self._perform(command)
+        self.router.check()
+
+    def _serves(self, partition: PartitionId) -> bool:
+        return self.replicas[partition].serving
+
+    def _perform(self, command: events.Command) -> None:
+        match command:
+            case events.SubmitHere(partition, op, sink, token):
+                self.replicas[partition].submit(op, sink, token)
+            case events.Send(server, partition, number, op):
+                self.links[server].send(partition, number, op)
+            case events.Connect(server):
+                if server not in self.links:
+                    link = self.links[server] = Link(self, self.world.servers[server])
+                    self.handle(events.LinkOpened(link.flight))
+            case events.Fail(sink, token, error):
+                sink.complete(token, error)
+            case events.TurnPeerAway(sink, op, token, moved):
+                sink.turn_away(op, token, moved)
+            case events.ExpelHere():
+                for replica in self.replicas.values():
+                    replica.expel()
+            case events.ReadLeader() | events.ReadRing():
+                pass  # they learn at a time of their own
+            case _:
+                assert_never(command)
+
+
+class World:
+    """Keys of two partitions, one of which goes back and forth between them."""
+
+    def __init__(self, seed: int) -> None:
+        self.random, self.now = Random(seed), 0.0
+        ring = new_ring([P1, P2], dict.fromkeys(NAMES, ""), len(NAMES))
+        self.keys = [next(key for n in range(10_000) if ring.partition_of(key := b"key-%d" % n) == p) for p in (P1, P2)]
+        self.truth = Truth(ring, {key: ring.partition_of(key) for key in self.keys}, {P1: NAMES[0], P2: NAMES[1]})
+        self.servers: dict[ServerId, Server] = {}
+        for name in NAMES:
+            self.servers[name] = Server(self, name)
+        self.written: Counter[bytes] = Counter()
+        self.asked: list[int] = []
+
+    def leaders(self) -> dict[PartitionId, tuple[ServerId, int]]:
+        return {partition: (server, 1) for partition, server in self.truth.leader.items()}
+
+    # ── what may happen ──
+
+    def write(self) -> None:
+        """All by one door: what comes through another is in no order with it."""
+        key = self.random.choice(self.keys)
+        self.asked.append(len(self.asked))
+        self.servers[NAMES[0]].submit(key, self.asked[-1])
+
+    def move(self) -> None:
+        """The key changes hands in the logs, and then in the ring."""
+        key, token = self.keys[0], token_of(self.keys[0])
+        target = P2 if self.truth.owner[key] == P1 else P1
+        self.truth.owner[key] = target
+        ring = plan.shift_range(self.truth.ring, token, token, target)
+        (id_,) = ring.moves
+        ring = steps.flip(steps.begin(ring, MoveId(id_), 1), MoveId(id_))
+        self.truth.ring = steps.finish(ring, MoveId(id_))
+
+    def elect(self) -> None:
+        partition = self.random.choice((P1, P2))
+        former, self.truth.leader[partition] = self.truth.leader[partition], self.random.choice(NAMES)
+        self.servers[former].replicas[partition].stop()
+
+    def learn(self) -> None:
+        self.servers[self.random.choice(NAMES)].learn()
+
+    def lose(self) -> None:
+        server = self.servers[self.random.choice(NAMES)]
+        if server.links:
+            server.lose(self.random.choice(sorted(server.links)))
+
+    def go_on(self) -> None:
+        """Something on its way gets a step further."""
+        self.now += self.random.choice((0.0, 0.001, 0.02))
+        steps_: list[Callable[[], None]] = [
+            replica.work for server in self._servers() for replica in server.replicas.values()
+        ]
+        for server in self._servers():
+            steps_.append(lambda server=server: server.handle(events.Ticked()))  # type: ignore[misc]
+            for link in server.links.values():
+                steps_ += [link.flush, link.arrive, link.session.tell, link.hear]
+        self.random.choice(steps_)()
+
+    def run(self, steps_: int) -> None:
+        """Things happen, then everybody knows everything and all ends."""
+        rare = [self.move, self.elect, self.learn, self.learn, self.lose]
+        for _ in range(steps_):
+            draw = self.random.random()
+            (self.write if draw < 0.3 else self.random.choice(rare) if draw < 0.36 else self.go_on)()
+        for _ in range(60):
+            for server in self._servers():
+                server.learn()
+                server.handle(events.Ticked())
+                for link in list(server.links.values()):
+                    link.flush()
+                    link.arrive()
+                for replica in server.replicas.values():
+                    replica.work()
+            for server in self._servers():
+                for link in list(server.links.values()):
+                    link.session.tell()
+                    link.hear()
+            self.now += 0.03
+
+    def _servers(self) -> Iterator[Server]:
+        yield from self.servers.values()
+
+    def check(self) -> None:
+        """Each write ended once; what was done of a key, as its client knows, was done in order; nothing is kept."""
+        told = self.servers[NAMES[0]].door.told
+        assert sorted(told) == self.asked
+        for key, values in self.truth.done.items():
+            assert len(values) == len(set(values)), "a write was done twice"
+            done = [value for value in values if isinstance(told[value], int)]
+            assert done == sorted(done), f"writes of {key!r} were done as {done}"
+        for server in self._servers():
+            assert not server.router.is_waiting
+            assert not any(link.flight.pending for link in server.links.values())
+
+    def refused(self) -> list[StoreError]:
+        return [each for each in self.servers[NAMES[0]].door.told.values() if isinstance(each, StoreError)]
