@@ -13,6 +13,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError
 from kvstore.partition.jury import Checks, Origins, Trial, Trusted, Verdict, is_borne_out, judge
 from kvstore.partition.ports import Peers
+from kvstore.partition.rows import NOTHING_HEARD, Heard
 from kvstore.partition.state import State
 from kvstore.types import PartitionId, Seq, ServerId
 
@@ -68,6 +69,7 @@ class Trials:
 
     async def run(self) -> None:
         """Until cancelled, or this replica is outvoted."""
+        self._resume()
         if self._state.doubt is not None:
             self._doubt()
         while True:
@@ -83,6 +85,7 @@ class Trials:
                 return
             if not self.trial.since and self._state.origins and self._state.checks:
                 await self._bear_out()
+            self._keep()
 
     def answer(self, body: bytes) -> bytes:
         """What another replica asks: this one's checks; it may tell where it differs from its log."""
@@ -95,6 +98,14 @@ class Trials:
                 self._wake.set()
             self.trial.hear(since, self._env.clock.now())
         return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
+
+    def _resume(self) -> None:
+        """With what was heard before a restart: those who said it may be down now."""
+        heard = self._state.heard
+        if heard.since:
+            self.trial.resume(heard.since, self._env.clock.now(), is_barred=heard.is_barred)
+            self._tell()
+            self._wake.set()
 
     def _doubt(self) -> None:
         """The state has just met a check of its log from which it differs."""
@@ -172,4 +183,12 @@ class Trials:
     def _tell(self) -> None:
         self.trial.check()
         self._state.is_suspect = self.trial.is_barred
+        self._keep()
         self.on_barred(self.trial.is_barred)
+
+    def _keep(self) -> None:
+        """What was heard outlives a restart, as a difference from the log does, which has a row of its own and ends
+        otherwise."""
+        trial = self.trial
+        is_heard = trial.since > 0 and not self._differed
+        self._state.keep_heard(Heard(trial.since, trial.is_barred) if is_heard else NOTHING_HEARD)
