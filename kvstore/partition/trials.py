@@ -59,6 +59,7 @@ class Trials:
         self._origins: dict[ServerId, frozenset[ServerId]] = {}
         """Of those whose state is a copy, as they said it last."""
         state.on_doubt = self._doubt
+        state.is_suspect = state.doubt is not None or state.heard.is_barred  # as before a restart, from now on
 
     @property
     def why(self) -> str:

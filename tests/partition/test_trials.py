@@ -35,6 +35,10 @@ class World:
         self.asked: list[ServerId] = []
         self.on_asked: Callable[[], None] = lambda: None
         self.state = State(P1, MemoryEngine(), PartitionConfig())
+        self.try_again()
+
+    def try_again(self) -> None:
+        """As a new process does."""
         self.trials = Trials(self.env, P1, ME, self, self.state, lambda: (ME, *OTHERS), self._nothing)  # type: ignore[arg-type]
 
     async def _nothing(self) -> None:
@@ -109,6 +113,18 @@ async def test_one_that_was_barred_is_barred_after_its_restart_before_it_has_ask
     await asyncio.sleep(0)
     assert (told, world.state.is_suspect) == ([True], True)
     asking.cancel()
+
+
+@pytest.mark.parametrize("how", ["doubts itself", "has heard another"])
+async def test_one_that_was_barred_gives_nothing_from_the_moment_in_which_it_is_there(world: World, how: str) -> None:
+    """Other servers may ask before it has had a turn of the event loop."""
+    if how == "doubts itself":
+        world.state.doubt = Doubt(FIRST, 7, 8)
+    else:
+        world.state.keep_heard(Heard(FIRST, True))
+    assert not world.state.is_suspect
+    world.try_again()
+    assert world.state.is_suspect
 
 
 async def test_what_a_majority_has_settled_is_no_bar_after_a_restart(world: World) -> None:
