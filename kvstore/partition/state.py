@@ -89,6 +89,8 @@ class State:
         """Through whom this state came as a copy, until others have borne it out; empty if it is of the log alone."""
         self.heard = NOTHING_HEARD
         """What another replica's state was heard to be, and is not settled: it outlives a restart."""
+        self.replaced = 0
+        """How often it has begun with nothing, as before another replica's state is taken over."""
         self.territory = Territory()
         """What is owned."""
         self.held = HeldStates(partition, engine)
@@ -275,6 +277,7 @@ class State:
         if row is None:
             if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
                 self.engine.clear()
+            self.replaced += 1
             self._stand_at(_EMPTY)
             self.position, self.territory = None, Territory()
         else:

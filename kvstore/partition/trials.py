@@ -56,6 +56,7 @@ class Trials:
         self._verdict = Verdict.OPEN
         self._logged = Seq(0), Verdict.RIGHT
         self._differed = False
+        self._replaced = state.replaced
         self._origins: dict[ServerId, frozenset[ServerId]] = {}
         """Of those whose state is a copy, as they said it last."""
         state.on_doubt = self._doubt
@@ -76,9 +77,10 @@ class Trials:
         while True:
             await wait_within(self._wake, LOOK_S if self._verdict is not Verdict.SPLIT else LOOK_AGAIN_S)
             self._wake.clear()
-            if self._differed and self._state.doubt is None:
-                self._differed = False
-                self.trial.end()  # a later check of the log has agreed
+            is_replaced = self._replaced != self._state.replaced
+            if is_replaced or (self._differed and self._state.doubt is None):
+                self._replaced, self._differed = self._state.replaced, False
+                self.trial.end()  # a later check of the log has agreed, or it was about a state that is gone
                 self._tell()
             if self.trial.since and await self._hold() is Verdict.OUTVOTED:
                 log.error("partition=%s this replica is outvoted: its copy is made anew", self._partition)

@@ -16,6 +16,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.engine_memory import MemoryEngine
 from kvstore.partition.rows import HEARD_KEY, NOTHING_HEARD, Heard, encode_heard, heard_of
 from kvstore.partition.state import State
+from kvstore.partition.transfer import Import
 from kvstore.partition.trials import Trials
 from kvstore.types import PartitionId, Seq, ServerId
 from tests.waiting import PATIENCE_S, wait_until
@@ -138,6 +139,28 @@ async def test_what_a_majority_has_settled_is_no_bar_after_a_restart(world: Worl
     await wait_until(is_settled, what="it is settled")
     assert not world.trials.trial.is_barred
     assert not world.state.is_suspect
+    asking.cancel()
+
+
+async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(world: World) -> None:
+    """The next check, which would tell, may be long in coming."""
+    world.has = {}
+    world.state.checks[FIRST] = 7
+    world.state.keep_heard(Heard(FIRST, True))
+    asking = asyncio.create_task(world.trials.run())
+
+    async def is_tried() -> bool:
+        return world.trials.held > 0
+
+    await wait_until(is_tried, what="the trial is held")
+    assert world.state.is_suspect
+    Import(world.state, frozenset({OTHERS[0]}))
+
+    async def is_free() -> bool:
+        return not world.state.is_suspect
+
+    await wait_until(is_free, timeout_s=10.0, what="the bar ends")
+    assert world.trials.trial.since == 0
     asking.cancel()
 
 
