@@ -11,7 +11,7 @@ from typing import assert_never
 from kvstore.env import Env, Task
 from kvstore.env.events import end_task, wait_within
 from kvstore.errors import Corrupted, InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
-from kvstore.partition import steps
+from kvstore.partition import others, steps
 from kvstore.partition.answers import Nobody
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Level, get
@@ -204,7 +204,7 @@ class Replica:
                 return await self._prepare(Prepare.decode(body))
             case "take":
                 return await self._take(Take.decode(body))
-            case "hold":
+            case others.HOLD:
                 if self.serves:
                     await self._role_change(HOLD_S)
             case "serving":
