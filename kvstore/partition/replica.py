@@ -141,6 +141,10 @@ class Replica:
             except MetadataError as error:
                 log.info("partition=%s leader znode not given back: %s", self._partition, error)
 
+    async def take_back(self) -> None:
+        """Of one that has stopped. Raises MetadataError."""
+        await self._claims.withdraw(self._claimed)
+
     async def _let_go(self) -> None:
         await self.hand_over_to_any()
         async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
