@@ -321,7 +321,7 @@ class Partition:
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         if method == CHECKS:
-            return self._trials.answer(body)
+            return self._trials.answer(server, body)
         if method == snapshots.BEGIN:
             return self._exports.begin()
         if method == snapshots.NEXT:

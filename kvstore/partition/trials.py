@@ -90,13 +90,14 @@ class Trials:
                 await self._bear_out()
             self._keep()
 
-    def answer(self, body: bytes) -> bytes:
-        """What another replica asks: this one's checks; it may tell where it differs from its log."""
+    def answer(self, server: ServerId, body: bytes) -> bytes:
+        """What another replica asks: this one's checks; it may tell where it differs from its log. One that the ring
+        does not name (any more) has no say."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(f"want where a replica differs, got {body[:64]!r}: {error!r}") from None
-        if since:
+        if since and server in self._replicas():
             if not self.trial.since:  # else the next look comes anyway: two that wake each other would never rest
                 self._wake.set()
             self.trial.hear(since, self._env.clock.now())

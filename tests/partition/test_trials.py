@@ -142,6 +142,15 @@ async def test_what_a_majority_has_settled_is_no_bar_after_a_restart(world: Worl
     asking.cancel()
 
 
+async def test_who_is_no_replica_by_the_ring_has_no_say(world: World) -> None:
+    """It was replaced, and has not heard of that: with the others down it would have barred one that is well."""
+    body = orjson.dumps({"since": FIRST})
+    world.trials.answer(ServerId("n9"), body)
+    assert not world.trials.trial.since
+    world.trials.answer(OTHERS[0], body)
+    assert world.trials.trial.since == FIRST
+
+
 async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(world: World) -> None:
     """The next check, which would tell, may be long in coming."""
     world.has = {}
