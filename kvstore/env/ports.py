@@ -29,6 +29,11 @@ class Clock(Protocol):
         expiry and deadlines."""
         ...
 
+    def shown_ms(self) -> int:
+        """The same, to tell clients, who carry it (docs/protocol.md, P15): too early rather than of the future; 0 while
+        nothing is known."""
+        ...
+
     def passed_ms(self) -> int:
         """The same, to remove something by; 0 while others do not bear it out, so that nothing is past its time."""
         ...

@@ -36,7 +36,8 @@ class Claims:
         self._replicas = paths.partition_replicas(partition)
         self._trusted = paths.partition_trusted(partition)
         # Only this server's processes write it, one at a time, so whatever is there was ours.
-        self._mine = KeptEphemeral(store, paths.partition_replica(partition, server), is_our_former=lambda _: True)
+        self._published_path = paths.partition_replica(partition, server)
+        self._mine = KeptEphemeral(store, self._published_path, is_our_former=lambda _: True)
         self._published: Published | None = None
 
     def start(self, nursery: Nursery) -> None:
@@ -90,6 +91,14 @@ class Claims:
     async def release(self, record: LeaderRecord) -> None:
         """Remove one's own leader znode, if it is there. Another's is left alone."""
         await self._remove(record)
+
+    async def withdraw(self, record: LeaderRecord) -> None:
+        """The same, and what was published, of a replica that has stopped: also of a claim whose outcome is unknown."""
+        await self._store.sync(self.leader_path)
+        with suppress(NoSuchNode):
+            await self._remove(record)
+        with suppress(NoSuchNode):
+            await self._store.delete(self._published_path, -1)
 
     async def remove_stale(self, record: LeaderRecord) -> None:
         """Remove the znode of a leader whose process is gone, unless the znode is no longer that process's."""

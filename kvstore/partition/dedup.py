@@ -50,6 +50,11 @@ def hash_at_hand(key: bytes, row_key: bytes) -> int:
     return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
 
 
+PART_OF_A_RANGE = b"\0"
+"""In the place of the tokens of a batch: what one partition has answered to a DELETE_RANGE, and no other ever knows.
+Each does a part of its own, perhaps all of them under one id."""
+
+
 def touched_tokens(row_keys: list[bytes]) -> bytes:
     """The tokens of all keys of a batch."""
     return b"".join(sorted({each[1:5] for each in row_keys}))

@@ -15,7 +15,7 @@ from kvstore.partition import entry as entries
 from kvstore.partition.commands import Code, Op, RequestId, Result
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.custody import Custody
-from kvstore.partition.dedup import hash_at_hand, touched_tokens
+from kvstore.partition.dedup import PART_OF_A_RANGE, hash_at_hand, touched_tokens
 from kvstore.partition.draft import Draft
 from kvstore.partition.entry import CREATE, OVERWRITE, Entry, Kind, Requests
 from kvstore.partition.move_records import KIND_OF, MoveRecord, Own
@@ -378,7 +378,7 @@ class Evaluator:
             return UNTOUCHED
         if request is not None:
             self.draft.note(start)
-            self.draft.answer(request, hash_of_key, count)
+            self.draft.answer(request, hash_of_key, count, PART_OF_A_RANGE)
         return count
 
     def _known_range(self, request: RequestId, hash_of_key: int) -> Result:

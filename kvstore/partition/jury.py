@@ -129,6 +129,12 @@ class Trial:
         """Another's does."""
         self._note(since, now)
 
+    def resume(self, since: Seq, now: float, *, is_barred: bool) -> None:
+        """As it was before a restart: 0 if nothing was in doubt."""
+        if since:
+            self._note(since, now)
+            self.is_barred |= is_barred
+
     def decide(self, verdict: Verdict, now: float, *, differs: bool) -> None:
         """`differs`: from the log's check, itself."""
         if verdict is Verdict.RIGHT:

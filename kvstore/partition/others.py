@@ -14,6 +14,8 @@ from kvstore.partition.ports import Peers
 from kvstore.partition.steps import PeerGone
 from kvstore.types import PartitionId, ServerId
 
+HOLD = "hold"
+"""The method: each follower of each partition has one open at its leader all the time."""
 HOLD_S = 4.0
 """How long a leader holds a follower's question before it answers it: the follower learns of its death from the
 link."""
@@ -72,7 +74,7 @@ class Others:
                 await change(HOLD_S)
                 continue
             try:
-                serves = await self._peers.call(server, self._partition, "hold", b"", HOLD_S * 2) == b"1"
+                serves = await self._peers.call(server, self._partition, HOLD, b"", HOLD_S * 2) == b"1"
             except PeerRefused:
                 feed(PeerGone(server))
                 await asyncio.sleep(RANK_DELAY_S / 2)

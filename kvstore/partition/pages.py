@@ -12,7 +12,7 @@ from typing import NamedTuple
 import msgspec
 
 from kvstore.partition import rows
-from kvstore.partition.dedup import decode_row
+from kvstore.partition.dedup import PART_OF_A_RANGE, decode_row
 from kvstore.partition.entry import CREATE, DELETE, OVERWRITE, Entry, Requests, requests_message, requests_of
 from kvstore.partition.move_effects import bounds
 from kvstore.partition.results import encode_result
@@ -182,9 +182,11 @@ class Picked:
             self.bytes += 40 + len(result) + len(found.touched[-1])
 
     def _concerns(self, requests: Requests, place: int) -> bool:
+        touched = requests.touched[place] if requests.touched else b""
+        if touched == PART_OF_A_RANGE:
+            return False
         if self._span.holds(requests.hashes[place] >> 32):
             return True
-        touched = requests.touched[place] if requests.touched else b""
         return any(self._span.holds(token) for token in _tokens(touched))
 
     def _meet(self, requests: Requests, number: int) -> None:

@@ -102,6 +102,7 @@ class Partition:
         absences = Absences(store, partition)
         self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
         self._complete_soon = Soon().give
+        self._is_taken_back = False
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""
 
@@ -142,6 +143,13 @@ class Partition:
         await flush(self.state)
         if not keep_pins:
             self.let_go()
+
+    async def take_back(self) -> None:
+        """After `stop`: see that neither the leader's znode nor what was published names this replica. Raises
+        MetadataError: to be called again, unless the server has another replica of the partition by then."""
+        if not self._is_taken_back:
+            await self._replica.take_back()
+            self._is_taken_back = True
 
     def on_outvoted(self, outvoted: Callable[[], None]) -> None:
         """Call `outvoted` when this copy is damaged, and is to be made anew from another replica's."""
@@ -313,7 +321,7 @@ class Partition:
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         if method == CHECKS:
-            return self._trials.answer(body)
+            return self._trials.answer(server, body)
         if method == snapshots.BEGIN:
             return self._exports.begin()
         if method == snapshots.NEXT:

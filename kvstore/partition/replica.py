@@ -11,7 +11,7 @@ from typing import assert_never
 from kvstore.env import Env, Task
 from kvstore.env.events import end_task, wait_within
 from kvstore.errors import Corrupted, InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
-from kvstore.partition import steps
+from kvstore.partition import others, steps
 from kvstore.partition.answers import Nobody
 from kvstore.partition.claim import Claims
 from kvstore.partition.commands import Level, get
@@ -141,6 +141,10 @@ class Replica:
             except MetadataError as error:
                 log.info("partition=%s leader znode not given back: %s", self._partition, error)
 
+    async def take_back(self) -> None:
+        """Of one that has stopped. Raises MetadataError."""
+        await self._claims.withdraw(self._claimed)
+
     async def _let_go(self) -> None:
         await self.hand_over_to_any()
         async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
@@ -204,7 +208,7 @@ class Replica:
                 return await self._prepare(Prepare.decode(body))
             case "take":
                 return await self._take(Take.decode(body))
-            case "hold":
+            case others.HOLD:
                 if self.serves:
                     await self._role_change(HOLD_S)
             case "serving":

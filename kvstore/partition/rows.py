@@ -8,6 +8,7 @@
     t                               which tokens the partition owns     (territory.py)
     c                               checksums at the last checked sequences   (checksum.py)
     f                               whose state this is a copy of, until it is borne out
+    h                               a difference of another replica's that this one has heard of (trials.py)
 
 A range of tokens is contiguous, and `o` and `x` change only when a key is created, deleted, or given another expiry.
 docs/formats.md (State store) has every byte.
@@ -32,6 +33,7 @@ ALL_RETRY = (b"r", b"s")
 TERRITORY_KEY = b"t"
 CHECKS_KEY = b"c"
 ORIGINS_KEY = b"f"
+HEARD_KEY = b"h"
 EVERYTHING = (b"", b"\xff")
 
 FORMAT = 1
@@ -49,6 +51,32 @@ def origins_of(row: bytes | None) -> frozenset[ServerId]:
     if row[0] != FORMAT:
         raise ConfigError(f"the row of a copy's origins has format {row[0]}, this program reads format {FORMAT}")
     return frozenset(ServerId(each.decode()) for each in row[1:].split(b"\0"))
+
+
+class Heard(NamedTuple):
+    """Where another replica was heard to differ first, and whether this one is barred for it."""
+
+    since: Seq
+    is_barred: bool
+
+
+NOTHING_HEARD = Heard(Seq(0), False)
+_heard = Struct(">BQB")
+
+
+def encode_heard(heard: Heard) -> bytes:
+    """The row of it."""
+    return _heard.pack(FORMAT, *heard)
+
+
+def heard_of(row: bytes | None) -> Heard:
+    """Raises ConfigError for a format that this program does not know."""
+    if row is None:
+        return NOTHING_HEARD
+    if row[0] != FORMAT:
+        raise ConfigError(f"the row of what was heard has format {row[0]}, this program reads format {FORMAT}")
+    _, since, is_barred = _heard.unpack(row)
+    return Heard(Seq(since), bool(is_barred))
 
 
 # ── records ───────────────────────────────────────────────────────────────────────────────────────────────────────────

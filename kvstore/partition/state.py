@@ -36,7 +36,18 @@ from kvstore.partition.held import HeldStates
 from kvstore.partition.marks import Mark
 from kvstore.partition.move_effects import apply_record
 from kvstore.partition.move_records import ImportRows
-from kvstore.partition.rows import AGED, ORDER, Meta, data_key, expiry_key, pack_aged, pack_fresh, retry_key
+from kvstore.partition.rows import (
+    AGED,
+    NOTHING_HEARD,
+    ORDER,
+    Heard,
+    Meta,
+    data_key,
+    expiry_key,
+    pack_aged,
+    pack_fresh,
+    retry_key,
+)
 from kvstore.partition.territory import Territory
 from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import LogEntry
@@ -76,6 +87,10 @@ class State:
         """What this state's CRC was at the last checked sequences."""
         self.origins: frozenset[ServerId] = frozenset()
         """Through whom this state came as a copy, until others have borne it out; empty if it is of the log alone."""
+        self.heard = NOTHING_HEARD
+        """What another replica's state was heard to be, and is not settled: it outlives a restart."""
+        self.replaced = 0
+        """How often it has begun with nothing, as before another replica's state is taken over."""
         self.territory = Territory()
         """What is owned."""
         self.held = HeldStates(partition, engine)
@@ -204,6 +219,21 @@ class State:
         with suppress(OSError):  # it is borne out again after a restart
             self.engine.write(batch)
 
+    def keep_heard(self, heard: Heard) -> None:
+        """Keep it over a restart, durably as soon as the disk can. One that cannot be written now is tried again by
+        the caller: `heard` is then still as it was."""
+        if heard == self.heard:
+            return
+        batch = self.engine.batch()
+        if heard.since:
+            batch.put(rows.HEARD_KEY, rows.encode_heard(heard))
+        else:
+            batch.delete(rows.HEARD_KEY)
+        with suppress(OSError):
+            self.engine.write(batch)
+            self.heard = heard
+            self.submit_flush(lambda _: None)  # what fails here is found by the next flush, which comes in seconds
+
     def _remember(self, batch: Batch, entry: Entry) -> None:
         """Take the entry's request ids into the retry table and its rows."""
         dropped = self.retries.forget(entry.time_ms)
@@ -247,6 +277,7 @@ class State:
         if row is None:
             if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
                 self.engine.clear()
+            self.replaced += 1
             self._stand_at(_EMPTY)
             self.position, self.territory = None, Territory()
         else:
@@ -256,6 +287,7 @@ class State:
             self._load_retries()
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
         self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
+        self.heard = rows.heard_of(self.engine.get(rows.HEARD_KEY))
         self.durable_seq = self.seq
         self.is_whole = True
 

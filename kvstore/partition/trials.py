@@ -13,6 +13,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, MetadataError, StoreError
 from kvstore.partition.jury import Checks, Origins, Trial, Trusted, Verdict, is_borne_out, judge
 from kvstore.partition.ports import Peers
+from kvstore.partition.rows import NOTHING_HEARD, Heard
 from kvstore.partition.state import State
 from kvstore.types import PartitionId, Seq, ServerId
 
@@ -55,9 +56,11 @@ class Trials:
         self._verdict = Verdict.OPEN
         self._logged = Seq(0), Verdict.RIGHT
         self._differed = False
+        self._replaced = state.replaced
         self._origins: dict[ServerId, frozenset[ServerId]] = {}
         """Of those whose state is a copy, as they said it last."""
         state.on_doubt = self._doubt
+        state.is_suspect = state.doubt is not None or state.heard.is_barred  # as before a restart, from now on
 
     @property
     def why(self) -> str:
@@ -68,14 +71,16 @@ class Trials:
 
     async def run(self) -> None:
         """Until cancelled, or this replica is outvoted."""
+        self._resume()
         if self._state.doubt is not None:
             self._doubt()
         while True:
             await wait_within(self._wake, LOOK_S if self._verdict is not Verdict.SPLIT else LOOK_AGAIN_S)
             self._wake.clear()
-            if self._differed and self._state.doubt is None:
-                self._differed = False
-                self.trial.end()  # a later check of the log has agreed
+            is_replaced = self._replaced != self._state.replaced
+            if is_replaced or (self._differed and self._state.doubt is None):
+                self._replaced, self._differed = self._state.replaced, False
+                self.trial.end()  # a later check of the log has agreed, or it was about a state that is gone
                 self._tell()
             if self.trial.since and await self._hold() is Verdict.OUTVOTED:
                 log.error("partition=%s this replica is outvoted: its copy is made anew", self._partition)
@@ -83,18 +88,28 @@ class Trials:
                 return
             if not self.trial.since and self._state.origins and self._state.checks:
                 await self._bear_out()
+            self._keep()
 
-    def answer(self, body: bytes) -> bytes:
-        """What another replica asks: this one's checks; it may tell where it differs from its log."""
+    def answer(self, server: ServerId, body: bytes) -> bytes:
+        """What another replica asks: this one's checks; it may tell where it differs from its log. One that the ring
+        does not name (any more) has no say."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
         except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
             raise InvalidRequest(f"want where a replica differs, got {body[:64]!r}: {error!r}") from None
-        if since:
+        if since and server in self._replicas():
             if not self.trial.since:  # else the next look comes anyway: two that wake each other would never rest
                 self._wake.set()
             self.trial.hear(since, self._env.clock.now())
         return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
+
+    def _resume(self) -> None:
+        """With what was heard before a restart: those who said it may be down now."""
+        heard = self._state.heard
+        if heard.since:
+            self.trial.resume(heard.since, self._env.clock.now(), is_barred=heard.is_barred)
+            self._tell()
+            self._wake.set()
 
     def _doubt(self) -> None:
         """The state has just met a check of its log from which it differs."""
@@ -172,4 +187,12 @@ class Trials:
     def _tell(self) -> None:
         self.trial.check()
         self._state.is_suspect = self.trial.is_barred
+        self._keep()
         self.on_barred(self.trial.is_barred)
+
+    def _keep(self) -> None:
+        """What was heard outlives a restart, as a difference from the log does, which has a row of its own and ends
+        otherwise."""
+        trial = self.trial
+        is_heard = trial.since > 0 and not self._differed
+        self._state.keep_heard(Heard(trial.since, trial.is_barred) if is_heard else NOTHING_HEARD)

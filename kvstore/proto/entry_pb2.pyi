@@ -147,7 +147,7 @@ class Requests(_message.Message):
 
     @_builtins.property
     def touched(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
-        """Per request: tokens (4 bytes each, sorted) of all keys that a batch touches; empty for one key. Left out if all are empty."""
+        """Per request: tokens (4 bytes each, sorted) of all keys that a batch touches; a zero byte for a DELETE_RANGE; empty for one key. Left out if all are empty."""
 
     def __init__(
         self,

@@ -10,7 +10,7 @@ from sortedcontainers import SortedDict
 
 from kvstore.errors import UndecodableNode
 from kvstore.ring.moves import Journey, Move, MoveId, MoveState, Pace
-from kvstore.ring.operations import Operation
+from kvstore.ring.operations import MARK_BYTES, Operation
 from kvstore.ring.ring import Member, PartitionState, Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -27,7 +27,8 @@ def encode(ring: Ring) -> bytes:
     "owned"?: [sequence, version]}], "tokens": [the first, then each
     one's distance from the one before], "owners": [index of partition], "moves": [[id, index of token, index of source,
     index of target, state, attempt]], "next_move", "pace", "journey", "draining", "retired", "routed", "operations"?:
-    [[id, hash of the request, version before, version, first move, next move, [partitions that joined]]]}`."""
+    [[id, hash of the request, version before, version, first move, next move, [partitions that joined]]],
+    "forgotten"?: marks of earlier operations, 8 hexadecimal digits each}`."""
     ids = sorted(ring.partitions)
     index = {partition: place for place, partition in enumerate(ids)}
     ends = list(ring.tokens)
@@ -50,6 +51,7 @@ def encode(ring: Ring) -> bytes:
             "retired": ring.retired,
             "routed": ring.routed,
             **({"operations": [list(each) for each in ring.operations]} if ring.operations else {}),
+            **({"forgotten": "".join(ring.forgotten)} if ring.forgotten else {}),
         }
     )
 
@@ -107,7 +109,15 @@ def _ring(document: dict[str, Any]) -> Ring:
         tuple(PartitionId(partition) for partition in document["retired"]),
         document["routed"],
         tuple(_operation(*each) for each in document.get("operations", ())),
+        _marks(document.get("forgotten", "")),
     )
+
+
+def _marks(text: str) -> tuple[str, ...]:
+    size = 2 * MARK_BYTES
+    if len(text) % size:
+        raise ValueError(f"want marks of {size} digits each, got {len(text)} digits")
+    return tuple(text[at : at + size] for at in range(0, len(text), size))
 
 
 def _operation(

@@ -8,7 +8,7 @@ from hashlib import blake2b
 
 from kvstore.ring.codec import encode
 from kvstore.ring.moves import Journey
-from kvstore.ring.operations import ID, REMEMBERED_MAX, Operation, find
+from kvstore.ring.operations import ID, Operation, find, mark_of, remember
 from kvstore.ring.ring import Ring
 
 HASH_BYTES = 8
@@ -21,7 +21,8 @@ def hash_of(request: bytes) -> str:
 
 def once(ring: Ring, id: str, asked: str, step: Callable[[Ring], Ring]) -> Ring:
     """`step(ring)`, remembered under the id of the operation; the same ring if it was done already. Without an id,
-    or if nothing changes, nothing is remembered. Raises ValueError if the id stands for something else."""
+    or if nothing changes, nothing is remembered. Raises ValueError if the id stands for something else, or for what was
+    done so long ago that only that is known."""
     if id and not ID.fullmatch(id):
         raise ValueError(f"operation {id[:80]!r}: want lower-case letters, digits and dashes, at most 64")
     done = find(ring.operations, id)
@@ -31,17 +32,23 @@ def once(ring: Ring, id: str, asked: str, step: Callable[[Ring], Ring]) -> Ring:
                 f"operation {id} was another request, done as ring version {done.version}: draw another id"
             )
         return ring
+    if id and mark_of(id) in ring.forgotten:
+        raise ValueError(
+            f"operation {id} was made already, too many operations ago to tell what came of it: look at the ring; for "
+            "another change draw another id"
+        )
     after = step(ring)
     if not id or after is ring:
         return after
     joined = tuple(sorted(after.partitions.keys() - ring.partitions.keys()))
     made = Operation(id, asked, ring.version, after.version, ring.next_move, after.next_move, joined)
-    return replace(after, operations=(*after.operations, made)[-REMEMBERED_MAX:])
+    operations, forgotten = remember(after.operations, after.forgotten, made)
+    return replace(after, operations=operations, forgotten=forgotten)
 
 
 def plan_token(before: Ring, after: Ring) -> str:
     """Names a change: what it is made of, and which ring it changes. When it is made does not matter."""
-    change = encode(replace(after, journey=Journey(), operations=()))
+    change = encode(replace(after, journey=Journey(), operations=(), forgotten=()))
     return f"{before.version}-{blake2b(change, digest_size=HASH_BYTES).hexdigest()}"
 
 

@@ -5,12 +5,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from hashlib import blake2b
 from typing import NamedTuple
 
 from kvstore.types import PartitionId
 
 REMEMBERED_MAX = 32
 """Of them the ring keeps the last: far more than a few operators do while one of them wonders."""
+FORGOTTEN_MAX = 4_096
+"""Of older ones it keeps that they were made, in four bytes each: who asks again is refused, instead of done twice."""
+MARK_BYTES = 4
 ID = re.compile(r"[a-z0-9][a-z0-9-]{0,63}")
 
 
@@ -33,3 +37,17 @@ class Operation(NamedTuple):
 def find(operations: Iterable[Operation], id: str) -> Operation | None:
     """What came of the operation; None if it was not done, or long ago."""
     return next((each for each in operations if each.id == id), None) if id else None
+
+
+def mark_of(id: str) -> str:
+    """What the ring keeps of an operation that it has forgotten. Two ids may share one: the later is refused."""
+    return blake2b(id.encode(), digest_size=MARK_BYTES).hexdigest()
+
+
+def remember(
+    operations: tuple[Operation, ...], forgotten: tuple[str, ...], made: Operation
+) -> tuple[tuple[Operation, ...], tuple[str, ...]]:
+    """Both with one more."""
+    every = (*operations, made)
+    older = every[:-REMEMBERED_MAX]
+    return every[-REMEMBERED_MAX:], (*forgotten, *(mark_of(each.id) for each in older))[-FORGOTTEN_MAX:]

@@ -95,6 +95,8 @@ class Ring:
     version."""
     operations: tuple[Operation, ...] = ()
     """The last ones that operators asked for under ids of their own, oldest first."""
+    forgotten: tuple[str, ...] = ()
+    """Marks of those before them, oldest first."""
     _bounds: list[int] = field(init=False, repr=False)
     _owners: list[PartitionId] = field(init=False, repr=False)
 

@@ -97,13 +97,14 @@ class Data(data_pb2_grpc.DataServicer):
 
     async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncIterator[data_pb2.PinnedPage]:
         """Raises StoreError."""
-        held = await self._held(request)
+        held, state = await self._held(request)
         try:
             scan = scan_of(held, request)
             ends = False
             while not ends:
                 while not await self._slice(scan):
                     pass
+                _trust(state)  # docs/protocol.md, P5: it may have been barred since
                 page = scan.page()
                 ends = page.ends
                 yield page
@@ -122,7 +123,7 @@ class Data(data_pb2_grpc.DataServicer):
             await asyncio.sleep(REST_S)
         return is_ready
 
-    async def _held(self, request: data_pb2.ReadPinnedRequest) -> Held:
+    async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[Held, State]:
         """The state that was pinned, once the replica here has come there."""
         partition = PartitionId(request.partition)
         position = Position(LedgerId(request.ledger), EntryId(request.entry))
@@ -131,14 +132,19 @@ class Data(data_pb2_grpc.DataServicer):
             state = self._source.state_of(partition)
             if state is None:
                 raise NoSuchPin(f"partition {partition} has no replica here")
-            if state.is_suspect:
-                raise NoSuchPin(f"partition {partition}: the replica here may be damaged")
+            _trust(state)
             if state.position is not None and state.position >= position:
                 state.held.expire(self._env.clock.passed_ms())
-                return state.held.get(request.id, position)
+                return state.held.get(request.id, position), state
             if self._env.clock.now() >= until:
                 raise NotCaughtUp(f"partition {partition}: this replica has not come to {tuple(position)}")
             await asyncio.sleep(LOOK_S)
+
+
+def _trust(state: State) -> None:
+    """Raises NoSuchPin: another replica is asked."""
+    if state.is_suspect:
+        raise NoSuchPin(f"partition {state.partition}: the replica here may be damaged")
 
 
 def scan_of(held: Held, request: data_pb2.ReadPinnedRequest) -> PinnedScan:

@@ -53,6 +53,8 @@ class Judge:
         self._stood_since, self._stood_ms = now, self._wall_ms
         """Since when the wall clock has been near this: many small steps are a jump too."""
         self.offset_ms = self._wall_ms
+        self._shown_ms: float | None = None
+        """What clients are told before the first date; None: nothing."""
         self._heard: dict[ServerId, Heard] = {}
         self.is_known = False
         """A date has been taken over since this process began."""
@@ -67,6 +69,11 @@ class Judge:
 
     def date_ms(self, now: float) -> int:
         return int(now * 1000 + self.offset_ms)
+
+    def shown_ms(self, now: float) -> int:
+        """The date that clients are told. Any that is too early is safe for them, one of the future is not."""
+        offset_ms = self.offset_ms if self.is_known else self._shown_ms
+        return 0 if offset_ms is None else int(now * 1000 + offset_ms)
 
     @property
     def may_lead(self) -> bool:
@@ -127,6 +134,8 @@ class Judge:
         is_contradicted = any(abs(each - self._wall_ms) > BOUND_MS for each in sure)
         self._alone_s = self._alone_s + min(elapsed_s, AWAKE_S) if is_alone and not is_contradicted else 0.0
         self.offset_ms = sure[(len(sure) - 1) // 2] if sure else self._wall_ms
+        told = [self.offset_ms] if sure else [each.offset_ms for each in others]
+        self._shown_ms = min(self.offset_ms, *told) if told else None
         if has_wall or self._alone_s >= ALONE_S:
             self.offset_ms = self._wall_ms
             self._be_sure(is_borne_out=has_wall)

@@ -63,6 +63,9 @@ class JudgedClock:
     def date_ms(self) -> int:
         return self.judge.date_ms(self.now())
 
+    def shown_ms(self) -> int:
+        return self.judge.shown_ms(self.now())
+
     def passed_ms(self) -> int:
         return self.judge.date_ms(self.now()) if self.judge.may_remove else 0
 

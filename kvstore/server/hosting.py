@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.env import Env
-from kvstore.errors import Corrupted, MetadataError, NoSuchNode, StoreError
+from kvstore.errors import Corrupted, MetadataError, StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.config import PartitionConfig
@@ -74,6 +74,8 @@ class Hosting:
         self._hosted: dict[PartitionId, Partition] = {}
         self._leaving: dict[PartitionId, Partition] = {}
         """Replicas that are not here any more, but for what is pinned of them."""
+        self._taking_back = asyncio.Lock()
+        """Held while the metadata store is told that one of them has left."""
         self._spoilt: set[PartitionId] = set()
         """Replicas whose copies are damaged, and are to be made anew now."""
         self._made_anew: dict[PartitionId, int] = {}
@@ -133,17 +135,14 @@ class Hosting:
         assigned = [each for each in sorted(ring.partitions) if ring.partitions[each].is_on(self._server)]
         for partition in sorted(set(self._hosted) - set(assigned)):
             replica = self._hosted[partition]
-            if not await self._stop(partition, keep_pins=True):
-                continue
-            if await self._withdraw(partition):
+            if await self._stop(partition, keep_pins=True):
                 self._leaving[partition] = replica
-            else:
-                replica.let_go()
         await self._retire_left()
         for partition in assigned:
             if partition not in self._hosted:
-                if partition in self._leaving:
-                    self._leaving.pop(partition).let_go()
+                async with self._taking_back:
+                    if partition in self._leaving:
+                        self._leaving.pop(partition).let_go()
                 await self._begin_if_there_is_room(partition)
                 if self.leads:
                     await asyncio.sleep(BREATH_S)
@@ -187,9 +186,11 @@ class Hosting:
             await self._retire_left()
 
     async def _retire_left(self) -> None:
-        """Set aside the states of replicas that have left, once nobody reads of them at pinned positions."""
+        """Set aside the states of replicas that have left, once others know that, and nobody reads of them at pinned
+        positions."""
         for partition, replica in sorted(self._leaving.items()):
-            is_over = not replica.keeps_pins and await self._has_left(partition)
+            is_known = await self._is_taken_back(partition, replica)
+            is_over = is_known and not replica.keeps_pins and await self._has_left(partition)
             if is_over and self._leaving.get(partition) is replica:
                 del self._leaving[partition]
                 replica.let_go()
@@ -271,17 +272,19 @@ class Hosting:
         log.info("partition=%s has stopped here", partition)
         return is_done
 
-    async def _withdraw(self, partition: PartitionId) -> bool:
-        """Take back what the replica has published, so that nobody counts on it. False if that is not known to be done:
-        the session's end does it then."""
-        try:
-            await self._store.delete(paths.partition_replica(partition, self._server), -1)
-        except NoSuchNode:
+    # docs/protocol.md P23
+    async def _is_taken_back(self, partition: PartitionId, replica: Partition) -> bool:
+        """Take back what the replica has claimed and published, so that nobody waits for it or counts on it. It is
+        tried until it is done: this server goes on, and with it the session."""
+        async with self._taking_back:
+            if self._leaving.get(partition) is not replica:
+                return False  # another one is here: what stands there is its own
+            try:
+                await replica.take_back()
+            except MetadataError as error:
+                log.info("partition=%s what was published here is not taken back yet: %r", partition, error)
+                return False
             return True
-        except MetadataError as error:
-            log.warning("partition=%s what was published here is not taken back: %s", partition, error)
-            return False
-        return True
 
     def _replicas_of(self, partition: PartitionId) -> tuple[ServerId, ...]:
         member = self._membership.topology.ring.partitions.get(partition)

@@ -191,13 +191,14 @@ class Membership:
         asyncio.get_running_loop().call_later(delay_s, self._want, path)
 
     async def _keep_fresh(self) -> None:
-        everything = True
+        everything, again_at = True, 0.0
         while True:
             wanted, self._wanted = sorted(self._wanted), set()
             self._hint.clear()
             try:
                 if everything or self._topology is None:
                     await self._read_all()
+                    again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
                 else:
                     await self._read_some(set(wanted))
                 self._failed = everything = False
@@ -208,8 +209,8 @@ class Membership:
                 self._wanted.update(wanted)
                 await asyncio.sleep(RETRY_S)
                 continue
-            if not await wait_within(self._hint, REREAD_S * (1 + self._env.random.random() / 4)):
-                everything = True
+            left_s = again_at - self._env.clock.now()  # hints may come all the time
+            everything = left_s <= 0 or not await wait_within(self._hint, left_s)
 
     async def _read_all(self) -> None:
         self.undecodable.clear()

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Op, Sink
+from kvstore.partition.others import HOLD
 from kvstore.server import peer_frames as frames
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer_proof import Caller
@@ -36,6 +37,9 @@ STOOD_STILL_S = 2 * SWEEP_S
 WRITE_HIGH_BYTES = 4 << 20
 CALLS_MAX = 64
 """Calls between replicas under way on one link, whatever else is."""
+HOLDS_MAX = 1_024
+"""Of those that leaders answer when their lead ends, beside these: one for each partition that is followed here and led
+there, so as many as a ring may have. Among the others they would leave them no room."""
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 
@@ -59,6 +63,8 @@ class Link:
         """Frames of results that have come."""
         self._marks: deque[tuple[float, int]] = deque()
         self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._holds = 0
+        """How many of them are held until a lead ends."""
         self._heard_at = self._swept_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -90,8 +96,11 @@ class Link:
         and what the other side raised."""
         if not self.is_open:
             raise Unavailable(f"the link to {self.server} was lost")
-        if len(self._calls) >= CALLS_MAX:
-            raise Overloaded(f"{CALLS_MAX} calls to {self.server} are under way")
+        is_hold = method == HOLD
+        under_way, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._calls) - self._holds, CALLS_MAX)
+        if under_way >= most:
+            raise Overloaded(f"{most} calls to {self.server} are under way")
+        self._holds += is_hold
         number = self.flight.next_number()
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._calls[number] = answer
@@ -103,6 +112,7 @@ class Link:
             raise OutcomeUnknown(f"{self.server} did not answer {method} within {timeout_s} s") from None
         finally:
             del self._calls[number]
+            self._holds -= is_hold
 
     def close(self) -> None:
         self.is_open = False

@@ -10,10 +10,12 @@ from typing import Any
 from kvstore.env import Env, Stream, StreamHandler
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
 from kvstore.partition.commands import Op, Record
+from kvstore.partition.others import HOLD
 from kvstore.server import peer_frames as frames
 from kvstore.server.peer_door import PeerDoor, Strangers
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer_identity import host_of
+from kvstore.server.peer_link import HOLDS_MAX
 from kvstore.server.peer_pace import Pace
 from kvstore.server.peer_proof import Credentials, Refused
 from kvstore.server.refusals import Refusals
@@ -27,7 +29,7 @@ log = logging.getLogger(__name__)
 LINKS_MAX = 256
 """Servers that have a link to this one."""
 CALLS_MAX = 128
-"""Calls from one server that are being answered at once."""
+"""Calls from one server that are being answered at once, beside HOLDS_MAX that wait until a lead ends."""
 OUTPUT_HIGH_BYTES = 4 << 20
 """What another server has not read of its answers; from here on nothing is begun for it and nothing read from it."""
 CLOSE_S = 1.0
@@ -137,7 +139,7 @@ class PeerSession(PeerSink):
         self._owner, self._stream = owner, stream
         self._frames = Frames()
         self._pace = Pace()
-        self._calls = 0
+        self._calls = self._holds = 0
         self._in_flight = 0
         self._partitions: dict[PartitionId, None] = {}
         self._results = 0
@@ -251,10 +253,12 @@ class PeerSession(PeerSink):
             asyncio.get_running_loop().call_soon(self.flush)
 
     def _take_call(self, call: Call) -> None:
-        if self._calls >= CALLS_MAX:
+        is_hold = call.method == HOLD
+        if (self._holds >= HOLDS_MAX) if is_hold else (self._calls >= CALLS_MAX):
             self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
             return
-        self._calls += 1
+        self._holds += is_hold
+        self._calls += not is_hold
         self._owner.spawn_answer(self, call)
 
     async def answer(self, call: Call) -> None:
@@ -270,7 +274,8 @@ class PeerSession(PeerSink):
             log.exception("server=%s asked what cannot be answered: %s", self.server, call.method)
             return self.close()
         finally:
-            self._calls -= 1
+            self._holds -= call.method == HOLD
+            self._calls -= call.method != HOLD
         self._write(frames.encode(reply))
 
     # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, VersionConflict
+from kvstore.errors import NodeExists, NoSuchLedger, NoSuchNode, NotEmpty, UndecodableNode, VersionConflict
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import Change, Check, Create, MetadataStore, SetData, ensure_path
@@ -116,19 +116,27 @@ async def drop_kept(
     has a partition, a log of it that cannot be found has never been: so it goes after that. Raises MetadataError."""
     kept_here = await partitions_kept(store)
     here = (await _newest_ring(store))[0].partitions if kept_here else {}
-    ledgers, count = LedgerStore(store), 0
+    count = 0
     for partition in kept_here if among is None else sorted(set(kept_here) & set(among)):
-        with suppress(NoSuchNode):  # another server was faster
-            _, stat = await store.get(paths.kept_log(partition))
-            kept = await _kept(store, partition)
-            if partition in here or not kept or stat.modified_ms + keep_ms > now_ms:
-                continue
-            for each in kept:
-                await ledgers.remove(each.id, -1)
-            await store.delete(paths.kept_log(partition), -1)
-            log.info("partition=%s has left the ring long ago: its log is removed", partition)
-            count += 1
+        try:
+            count += partition not in here and await _drop_if_old(store, partition, now_ms - keep_ms)
+        except NoSuchNode:
+            continue  # another server was faster
+        except UndecodableNode as error:
+            log.warning("partition=%s its log is kept: %s", partition, error)
     return count
+
+
+async def _drop_if_old(store: MetadataStore, partition: PartitionId, before_ms: int) -> bool:
+    _, stat = await store.get(paths.kept_log(partition))
+    kept = await _kept(store, partition)
+    if not kept or stat.modified_ms > before_ms:
+        return False
+    for each in kept:
+        await LedgerStore(store).remove(each.id, -1)
+    await store.delete(paths.kept_log(partition), -1)
+    log.info("partition=%s has left the ring long ago: its log is removed", partition)
+    return True
 
 
 async def _is_in_use(store: MetadataStore, partition: PartitionId, now_ms: int) -> bool:
@@ -143,10 +151,11 @@ async def _is_in_use(store: MetadataStore, partition: PartitionId, now_ms: int) 
 
 
 async def _made_for(ledgers: LedgerStore, partition: PartitionId) -> list[LedgerId]:
-    """Its ledgers, also those that its list does not name (any more)."""
+    """Its ledgers, also those that its list does not name (any more). One that cannot be decoded is nobody's: fsck
+    names it."""
     found = []
     for ledger in await ledgers.list_ids():
-        with suppress(NoSuchLedger):
+        with suppress(NoSuchLedger, UndecodableNode):
             metadata, _ = await ledgers.read(ledger)
             if owner_of(metadata) == partition:
                 found.append(ledger)

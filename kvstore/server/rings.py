@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvstore.errors import MetadataUnknown, Overloaded, StoreError
+from kvstore.errors import MetadataUnavailable, MetadataUnknown, Overloaded, StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.meta.update import update
@@ -63,20 +63,31 @@ class RingStore:
 
     async def _make(self, taken: list[_Change]) -> None:
         """Write these changes, and tell each what has come of it."""
-        together = _together(taken) if len(taken) > 1 else taken[0].step
+        together = _together(taken)
         known = self._membership.stored_ring if all(each.soon for each in taken) else None
         try:
             ring, version = await change_ring_at(self._store, together, known)
+        except Overloaded as error:
+            if len(taken) == 1:
+                return _end(taken, error)
+            await self._make_apart(taken)
         except (StoreError, ValueError) as error:
             _end(taken, error)
         except BaseException:
             _end(taken, MetadataUnknown("whoever wrote the ring was cancelled"))
             raise
         else:
-            if len(taken) == 1:
-                taken[0].ring = ring
             _end(taken, None)
             self._membership.note_written(ring, version)
+
+    async def _make_apart(self, taken: list[_Change]) -> None:
+        """Together they are too large for the znode, and nothing was written: each hears of its own."""
+        try:
+            for each in taken:
+                each.ring = each.error = None
+                await self._make([each])
+        finally:
+            _end([each for each in taken if not each.is_over], MetadataUnavailable("whoever wrote the ring has ended"))
 
 
 @dataclass(eq=False)
@@ -106,9 +117,9 @@ def _together(changes: list[_Change]) -> Callable[[Ring], Ring]:
             try:
                 ring = each.ring = each.step(ring)
                 allowed.add(number)
-            except ValueError as error:
+            except Exception as error:  # noqa: BLE001 - a fault of one harms no other; raised where it was asked for
                 # Refused after it was allowed: perhaps an attempt of unknown outcome was written.
-                each.error = MetadataUnknown(f"tried again, and then: {error}") if number in allowed else error
+                each.error = MetadataUnknown(f"tried again, and then: {error!r}") if number in allowed else error
         return ring
 
     return step
@@ -157,7 +168,8 @@ async def _change_ring(
     async def write(ring: Ring, version: int) -> int:
         data = codec.encode(ring)
         if len(data) > RING_BYTES_MAX:
-            raise Overloaded(f"the ring would take {len(data)} bytes, at most {RING_BYTES_MAX}: plan less at once")
+            refused = f"the ring would take {len(data)} bytes, at most {RING_BYTES_MAX}: plan less at once"
+            raise MetadataUnknown(f"the ring may have been changed; then {refused}") if sent else Overloaded(refused)
         try:
             return await store.set(paths.RING, data, version)
         except MetadataUnknown:

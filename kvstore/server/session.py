@@ -292,4 +292,4 @@ def progress_of(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progre
     record: a leader stamps records with its clock, but never earlier than the last one.
     """
     sequence, time_ms = backend.progress(PartitionId(partition))
-    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=max(time_ms, clock.date_ms()))
+    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=max(time_ms, clock.shown_ms()))

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Container
+from collections.abc import Awaitable, Callable, Container
 
 from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.meta.store import MetadataStore, SessionState
 from kvstore.partition.claim import Claims
-from kvstore.ring import PartitionState, Rings, steps
+from kvstore.ring import PartitionState, Ring, Rings, steps
 from kvstore.server.assign import decide
 from kvstore.server.membership import Membership
 from kvstore.server.retirement import drop_kept, partitions_kept, remove_log
@@ -54,7 +54,7 @@ class Steward:
         self._missing: dict[ServerId, float] = {}
         """Servers with replicas that are away, and since when, as far as this process has seen."""
         self.changes = 0
-        self._failed = ""
+        self._failed: list[str] = []
 
     def start(self) -> None:
         self._nursery.spawn(self._act_now_and_then(), name="act")
@@ -71,15 +71,21 @@ class Steward:
             if self._store.state is not SessionState.CONNECTED:
                 self._missing.clear()  # who is away cannot be told, so nobody has been away for long
                 continue
-            try:
-                await self._act()
-                self._failed = ""
-            except (StoreError, ValueError) as error:
-                if repr(error) != self._failed:
-                    log.warning("the steward cannot go on, trying again: %r", error)
-                self._failed = repr(error)
+            failed: list[str] = []
+            await self._try(self._act(failed), failed)
+            if failed and failed != self._failed:
+                log.warning("the steward tries again: %s", "; ".join(failed))
+            self._failed = failed
 
-    async def _act(self) -> None:
+    # docs/protocol.md P34
+    async def _try(self, work: Awaitable[object], failed: list[str]) -> None:
+        """What cannot be done keeps nothing else from being done."""
+        try:
+            await work
+        except (StoreError, ValueError) as error:
+            failed.append(repr(error))
+
+    async def _act(self, failed: list[str]) -> None:
         servers = self._membership.topology.servers
         self._note_missing(servers)
         if self._server != min(servers, default=""):
@@ -90,14 +96,17 @@ class Steward:
         caught_up = frozenset([pair for pair in self._newcomers() if await self._has_caught_up(*pair)])
         for change in decide(ring, alive, gone, caught_up):
             log.info("ring version=%d: %s", ring.version, change)
-            await self._rings.change(change.step)
-            self.changes += 1
+            await self._try(self._change(change.step), failed)
         for partition in sorted(ring.partitions):
             if ring.partitions[partition].state is PartitionState.RETIRED:
-                await self._remove(partition)
+                await self._try(self._remove(partition), failed)
         if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
             self._looked_at_kept = self._env.clock.now()
             await self._drop_kept()
+
+    async def _change(self, step: Callable[[Ring], Ring]) -> None:
+        await self._rings.change(step)
+        self.changes += 1
 
     async def _drop_kept(self) -> None:
         """Those that are old by the metadata store's date, and by what this process has seen: no date alone removes a
@@ -133,6 +142,5 @@ class Steward:
     async def _remove(self, partition: PartitionId) -> None:
         now_ms = self._env.clock.passed_ms()
         if await remove_log(self._store, partition, now_ms=now_ms):
-            await self._rings.change(lambda ring: steps.forget(ring, partition))
+            await self._change(lambda ring: steps.forget(ring, partition))
             log.info("partition=%s has retired and is gone", partition)
-            self.changes += 1

@@ -103,11 +103,17 @@ class Caller:
 class Partition(Unjudged):
     """One state and its leaders, one after the other. `now` is in seconds since the beginning."""
 
-    def __init__(self, config: PartitionConfig | None = None, engine: Engine | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        config: PartitionConfig | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+        partition: PartitionId = P1,
+    ) -> None:
         self.loop = SimLoop(Random(seed))
         self.config = config or PartitionConfig(expiry_sweep_s=0, lease_ms=500)
         self.engine = engine or MemoryEngine()
-        self.state = State(P1, self.engine, self.config)
+        self.state = State(partition, self.engine, self.config)
         self.caller = Caller()
         self.wall_offset_ms = 0
         self.stopped: list[StoreError] = []

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import product
 
 from kvstore.partition.jury import PATIENCE_S, Trial, Trusted, Verdict, is_borne_out, judge
@@ -107,6 +108,29 @@ def test_without_a_majority_nobody_leads() -> None:
     trial.hear(SINCE, 5.0)
     trial.decide(Verdict.SPLIT, 5.0, differs=False)
     assert trial.is_barred
+
+
+def test_a_restart_frees_nobody_and_bars_nobody() -> None:
+    """Whatever came before it. What differs from its log itself has that in another row."""
+    events: list[Callable[[Trial], None]] = [
+        lambda trial: trial.hear(SINCE, 5.0),
+        lambda trial: trial.hear(Seq(SINCE + 1), 20.0),
+        *(partial(_decide, verdict=verdict, now=now) for verdict in Verdict for now in (5.0, 40.0)),
+    ]
+    for length in range(1, 5):
+        for chosen in product(events, repeat=length):
+            trial = Trial()
+            for event in chosen:
+                event(trial)
+            again = Trial()
+            again.resume(trial.since, 50.0, is_barred=trial.is_barred)
+            again.check()
+            assert (again.since, again.is_barred) == (trial.since, trial.is_barred)
+
+
+def _decide(trial: Trial, verdict: Verdict, now: float) -> None:
+    if trial.since:
+        trial.decide(verdict, now, differs=False)
 
 
 def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> None:

@@ -43,9 +43,9 @@ CLIENT = b"c" * 16
 PIN = Position(LedgerId(9), EntryId(4))
 
 
-def founded(*spans: Span) -> Partition:
+def founded(*spans: Span, **how: Any) -> Partition:
     """A leader of a partition that owns these ranges."""
-    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000))
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000), **how)
     started = p.loop.create_task(p.leader.start(Founded(spans)))
     p.settle()
     p.acknowledge()
@@ -261,6 +261,21 @@ def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) 
     assert target.leader._evaluator._known(request(1), key_hash(M1)) == one
     assert target.leader._evaluator._known(request(2), key_hash(S1)) == two
     assert table.find(request(3), key_hash(S1), TIME_MS) is None
+
+
+def test_a_delete_of_a_range_at_one_partition_is_not_taken_for_that_at_another() -> None:
+    """A client that has one numbering for all partitions asks each of them under the same id. What one has answered
+    comes to another with the range of the first key."""
+    source, target = founded(MOVING, partition=P2), founded(STAYING)
+    source.do(put(M1, b"1"))
+    target.do(put(S1, b"2"))
+    assert source.do(delete_range(b"", b"", request=request(1))) == 1
+    assert source.do(delete_range(b"", b"", request=request(1))) == 1, "again, and recognised"
+    source.do(put(M1, b"3"))
+    imported(target, source)
+    owned(target, source)
+    assert target.do(delete_range(b"", b"", request=request(1))) == 2
+    assert target.do(get(S1)) is None
 
 
 def test_an_import_that_begins_again_begins_with_nothing(p: Partition) -> None:

@@ -117,6 +117,14 @@ async def test_a_pin_that_ends_while_it_is_read_is_an_error_and_no_end(node: One
             pass
 
 
+async def test_a_replica_that_is_barred_while_it_is_read_gives_no_further_page(node: OneReplica) -> None:
+    pages = service_of(node).pages(asked(node.mark("pin")))
+    assert (await anext(pages)).count
+    node.state.is_suspect = True
+    with pytest.raises(NoSuchPin, match="may be damaged"):
+        await anext(pages)
+
+
 async def test_a_replica_that_is_behind_is_waited_for(node: OneReplica) -> None:
     position = node.mark("pin", apply=False)
     asyncio.get_running_loop().call_later(0.03, node.catch_up)

@@ -34,6 +34,11 @@ class Server:
         """How wrong its date is."""
         return self.judge.date_ms(self.now) - (self.wall_ms - self.wrong_ms)
 
+    @property
+    def shown(self) -> int:
+        """How wrong the date is that it tells clients."""
+        return self.judge.shown_ms(self.now) - (self.wall_ms - self.wrong_ms)
+
     def wait(self, seconds: float) -> Server:
         for _ in range(round(seconds * 5)):
             self.now += 0.2
@@ -131,6 +136,25 @@ def test_without_a_first_date_a_server_goes_by_that_of_those_who_are_sure() -> N
     server.wait(0.2)
     assert server.judge.may_lead
     assert server.wrong == HOUR_MS
+
+
+@pytest.mark.parametrize("wrong_ms", [HOUR_MS, -HOUR_MS])
+def test_while_nobody_is_sure_clients_are_told_no_time_of_the_future(wrong_ms: int) -> None:
+    """A time that is too early is safe for them. Who hears nobody could forward nothing to anybody either."""
+    server = Server()
+    server.wrong_ms = wrong_ms
+    server.wait(0.2)
+    assert server.judge.shown_ms(server.now) == 0
+    server.others = {B: (60_000, False)}
+    server.wait(0.2)
+    assert server.shown == min(wrong_ms, 60_000)
+    server.others = {B: (60_000, False), C: (0, True)}
+    server.wait(0.2)
+    assert server.shown == 0
+    server.others = {B: (wrong_ms, False), C: (wrong_ms, False)}
+    server.wait(0.2)
+    assert server.judge.is_known
+    assert server.shown == server.wrong == wrong_ms
 
 
 @pytest.mark.parametrize("jump_ms", [BOUND_MS + 100, 60_000, HOUR_MS, -BOUND_MS - 100, -HOUR_MS])

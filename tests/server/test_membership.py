@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
@@ -13,11 +13,12 @@ from kvstore.env.real import real_env
 from kvstore.errors import Corrupted, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.meta.store import ensure_path
+from kvstore.meta.store import Watch, ensure_path
 from kvstore.partition.election import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring, with_partitions
 from kvstore.ring.ring import Member as RingMember
+from kvstore.server import membership as module
 from kvstore.server.members import ClusterTopology, Member
 from kvstore.server.membership import Membership
 from kvstore.types import PartitionId, ServerId
@@ -103,6 +104,29 @@ async def test_an_older_ring_of_a_metadata_server_that_lags_is_not_believed(worl
     await world.other.create(paths.server(N2), Member(id="n2", resp="h:2").encode(), ephemeral=True)
     wanted = ClusterTopology(later, {}, {N2: Member(id="n2", resp="h:2")})
     await wait_until(lambda: knows(membership, wanted), what="the server is known, the ring kept")
+
+
+# docs/protocol.md H7
+async def test_everything_is_read_again_in_time_however_many_hints_there_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch was lost, and a partition that nobody leads makes this server look for its leader all the time."""
+
+    class Deaf(MemoryStore):
+        def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+            return super().watch(path, (lambda: None) if path == paths.SERVERS else changed)
+
+    monkeypatch.setattr(module, "REREAD_S", 0.1)
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(Deaf(world.tree))
+    await membership.wait_ring()
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2", nonce="x").encode(), ephemeral=True)
+
+    async def knows_it() -> bool:
+        membership.suspect(P1)
+        return N2 in membership.topology.servers
+
+    await wait_until(knows_it, what="the server is known")
 
 
 async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World) -> None:

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, PeerRefused, Unavailable
-from kvstore.server import peer_frames, peer_link
+from kvstore.partition.others import HOLD
+from kvstore.server import peer_frames, peer_link, peer_server
 from kvstore.server.peer_frames import Call, Operations, Results
 from kvstore.types import PartitionId, ServerId
 from tests.server.redis_door import Raw
@@ -176,6 +177,28 @@ async def test_calls_under_way_are_bounded(cluster: Servers, monkeypatch: pytest
     calls = [cluster["n1"].links.call(N2, P1, "ask", b"", 0.3) for _ in range(3)]
     results = await asyncio.gather(*calls, return_exceptions=True)
     assert sorted(type(each).__name__ for each in results) == ["OutcomeUnknown", "OutcomeUnknown", Overloaded.__name__]
+
+
+async def test_questions_that_leaders_hold_keep_no_other_call_waiting(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server has one open at another for each partition that it follows and that one leads: hundreds of them."""
+    monkeypatch.setattr(peer_link, "CALLS_MAX", 2)
+    monkeypatch.setattr(peer_server, "CALLS_MAX", 2)
+    await link(cluster)
+    links, peers = cluster["n1"].links, cluster["n2"].peers
+    partitions = [PartitionId(f"q{number}") for number in range(9)]
+    for each in partitions:
+        peers.serve(each, forever)
+    holding = [asyncio.ensure_future(links.call(N2, each, HOLD, b"", PATIENCE_S)) for each in partitions]
+    await asyncio.sleep(0)
+    assert await links.call(N2, P1, "ask", b"date", PATIENCE_S) == b"n1 ask date"
+    assert not any(each.done() for each in holding)
+    monkeypatch.setattr(peer_link, "HOLDS_MAX", len(holding))
+    with pytest.raises(Overloaded):
+        await links.call(N2, P1, HOLD, b"", PATIENCE_S)
+    for each in holding:
+        each.cancel()
 
 
 async def test_a_peer_that_is_gone_is_told_apart_from_one_that_is_silent(cluster: Servers) -> None:

@@ -169,6 +169,57 @@ async def test_what_is_written_together_fails_together(store: Flaky, membership:
     assert all(isinstance(each, StoreError) for each in made), made
 
 
+async def test_a_change_that_is_too_large_fails_alone(
+    store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Moves of this server end while an operator asks for too much."""
+    own = RingStore(store, membership)
+    many = [PartitionId(f"q{number}") for number in range(40)]
+    monkeypatch.setattr(rings, "RING_BYTES_MAX", 2_000)
+
+    def too_much(ring: Ring) -> Ring:
+        return plan.join(ring, place_members(many, SERVERS, 1))
+
+    made = await asyncio.gather(*map(own.change, (adding(P2), too_much, adding(P3))), return_exceptions=True)
+    pausing = own.change(lambda ring: steps.set_pace(ring, Pace(paused=True)))
+    made += await asyncio.gather(
+        pausing, *map(own.change, (too_much, adding(PartitionId("p4")))), return_exceptions=True
+    )
+    assert [type(each) for each in made] == [Ring, Overloaded, Ring, Ring, Overloaded, Ring]
+    ring = await stored(store)
+    assert set(ring.partitions) == {P1, P2, P3, "p4"}
+    assert ring.pace.paused
+
+
+async def test_a_change_with_a_fault_of_its_own_fails_alone_and_where_it_was_asked_for(
+    store: Flaky, membership: Membership
+) -> None:
+    def broken(ring: Ring) -> Ring:
+        raise KeyError(ring.version)
+
+    own = RingStore(store, membership)
+    made = await asyncio.gather(*map(own.change, (adding(P2), broken, adding(P3))), return_exceptions=True)
+    assert [type(each) for each in made] == [Ring, KeyError, Ring]
+    assert set((await stored(store)).partitions) == {P1, P2, P3}
+
+
+async def test_a_change_that_grew_too_large_after_an_unknown_attempt_is_unknown_not_refused(
+    store: Flaky, membership: Membership, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = await stored(store)
+
+    def pauses(ring: Ring) -> Ring:
+        return steps.set_pace(ring, Pace(paused=True))
+
+    after = pauses(first)
+    store.breaks, store.between = 1, adding(P2)(after)
+    monkeypatch.setattr(rings, "RING_BYTES_MAX", len(encode(after)) + 1)
+    with pytest.raises(MetadataUnknown, match="may have been changed"):
+        await change_ring(
+            store, lambda ring: steps.set_pace(ring, Pace(paused=True, parallel=len(ring.partitions) + 1))
+        )
+
+
 async def test_what_may_have_been_written_together_before_another_change_is_unknown_not_refused(
     store: Flaky, membership: Membership
 ) -> None:

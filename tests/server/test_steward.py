@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election import Published
-from kvstore.ring import PartitionState, Ring, codec, new_ring, plan, steps
+from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing
 from kvstore.server import steward as module
 from kvstore.server.members import ClusterTopology, Member
@@ -32,7 +33,7 @@ from kvstore.wal.pins import Pins
 from tests.ring.rings import advance
 from tests.waiting import wait_until
 
-P1, P2 = PartitionId("p1"), PartitionId("p2")
+P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
 N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
 
 
@@ -189,11 +190,13 @@ async def test_one_server_acts_for_all_and_the_next_takes_its_place(world: World
     assert world.ring.version > 1
 
 
-async def retire(world: World) -> None:
-    world.ring = plan.leave(world.ring, [P1])
+async def retire(world: World, *partitions: PartitionId) -> None:
+    """P1, or these."""
+    leaving = partitions or (P1,)
+    world.ring = plan.leave(world.ring, leaving)
     while world.ring.moves:
         world.ring = advance(world.ring, min(world.ring.moves))
-    assert world.ring.partitions[P1].state is PartitionState.RETIRED
+    assert all(world.ring.partitions[each].state is PartitionState.RETIRED for each in leaving)
     await world.store_ring()
 
 
@@ -317,3 +320,42 @@ async def test_a_steward_that_was_asleep_keeps_no_empty_list_of_a_log_that_has_g
     assert await drop_kept(world.store, now_ms=stat.modified_ms, keep_ms=0) == 1
     assert not await remove_log(world.store, P1, now_ms=0)
     assert await partitions_kept(world.store) == []
+
+
+# docs/protocol.md P34
+async def test_what_cannot_be_decoded_keeps_no_other_partition_from_leaving(world: World) -> None:
+    """Neither a ledger of somebody's, nor the list of a partition that is to leave, nor one that is kept."""
+    world.ring = new_ring([P1, P2, P3], dict.fromkeys((N1, N2, N3), ""), 3)
+    await log_of(world, P2, 3)
+    await log_of(world, P3, 4)
+    await world.store.create(paths.ledger(LedgerId(5)), b"no ledger")
+    await retire(world, P1, P2)
+    await LedgerLists(world.store).make(P1)
+    await world.store.set(paths.partition_log(P1), b"no list", -1)
+    await looks(world.steward())
+    assert set(world.ring.partitions) == {P1, P3}
+    assert await LedgerStore(world.store).list_ids() == [4, 5]
+
+
+# docs/protocol.md P34
+async def test_a_kept_list_that_cannot_be_decoded_keeps_no_other_log_from_going(world: World) -> None:
+    await log_of(world, P1, 1)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    await world.change(lambda ring: steps.forget(ring, P1))
+    await world.store.create(paths.kept_log(PartitionId("p0")), b"no list")
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
+    assert await partitions_kept(world.store) == ["p0"]
+
+
+async def test_a_change_that_is_refused_keeps_no_other_from_being_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Ring) -> Ring:
+        raise ValueError("never")
+
+    wanted = (refuse, lambda ring: steps.set_pace(ring, Pace(paused=True)))
+    monkeypatch.setattr(module, "decide", lambda *_: [SimpleNamespace(step=each) for each in wanted])
+    await looks(world.steward())
+    assert world.ring.pace.paused

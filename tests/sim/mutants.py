@@ -32,7 +32,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.server.dates import Judge
 from kvstore.server.dating import JudgedClock
 from kvstore.server.peer_proof import Called
-from kvstore.types import BookieId, Position, Seq
+from kvstore.types import BookieId, Position, Seq, ServerId
 from kvstore.wal.leader_log import OpenLog
 from kvstore.wal.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
@@ -252,9 +252,9 @@ def _torn_batch(patch: pytest.MonkeyPatch) -> None:
 def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
     answer = Trials.answer
 
-    def deaf(self: Any, body: bytes) -> bytes:
+    def deaf(self: Any, server: ServerId, body: bytes) -> bytes:
         before = self.trial.since
-        said = answer(self, body)
+        said = answer(self, server, body)
         self.trial.since = before
         return said
 

@@ -71,6 +71,58 @@ async def all_differ(stage: Stage) -> Node:
     return third
 
 
+async def barred_leader_starts_again(stage: Stage) -> None:
+    """The leader is damaged, one replica has told it, the third is down: nobody knows which of two is right. Then both
+    restart, and the one that told it does not come up. Copies of entries stand on servers without replicas, too."""
+    await busy(stage)
+    bad = stage.leader
+    replicas = [node for node in stage.others(bad) if node.replica(P) is not None]
+    third, teller = replicas
+    third.crash()
+    damage(bad, P, value=(b"other", b"nobody wrote this"))
+    for _ in range(8):
+        await stage.put(bad, b"elsewhere")
+    await stage.until(lambda: not is_well(bad) and not is_well(teller))
+    await asyncio.sleep(1.0)
+    teller.crash()
+    bad.crash()
+    await asyncio.sleep(5.0)
+    bad.start()
+    for _ in range(40):
+        await asyncio.sleep(0.5)
+        assert P not in bad.leads, "nobody has said that it is right"
+    for level in (Level.STALE, Level.SESSION):
+        assert (await stage.get(bad, b"other", level=level)).status is not Status.OK
+    third.start()
+    teller.start()
+    await stage.until(lambda: all(is_well(each) for each in (bad, *replicas)))
+    found = await stage.get(bad, b"other", level=Level.STALE)
+    assert found.status is not Status.OK or found.result.value != b"nobody wrote this"
+
+
+async def good_leader_starts_again(stage: Stage) -> None:
+    """A replica that is damaged tells the leader, which is well, and dies for good, while the third is down. The leader
+    is barred over its restart, until the third bears it out."""
+    await busy(stage)
+    good = stage.leader
+    third, bad = [node for node in stage.others(good) if node.replica(P) is not None]
+    third.crash()
+    damage(bad, P)
+    for _ in range(8):
+        await stage.put(good, b"other")
+    await stage.until(lambda: not is_well(good) and not is_well(bad))
+    bad.crash()
+    good.crash()
+    good.start()
+    third.start()
+    await stage.until(lambda: is_well(good) and is_well(third) and stage.cluster.leader(P) is not None)
+    assert good.replica(P).state.heard.since == 0  # type: ignore[union-attr]
+    third.crash()
+    good.crash()
+    good.start()
+    assert (await stage.put_until_done(good)).status is Status.OK, "what was settled is no bar after the next restart"
+
+
 async def declare(node: Node) -> None:
     """What `kvstore partition trust` does."""
     claims = node.replica(P)._claims  # type: ignore[union-attr]

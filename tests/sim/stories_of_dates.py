@@ -190,6 +190,27 @@ async def door_without_a_date(stage: Stage, by_ms: int) -> None:
     assert (await request(stage, node, told_ms)).status is Status.OK
 
 
+async def doors_of_a_cold_start(stage: Stage) -> None:
+    """All start at once, one with a date of the future, and clients begin at it before anybody is sure."""
+    await stage.put(stage.leader)
+    bad = stage.cluster.nodes[0]
+    for node in stage.cluster.nodes:
+        node.crash(power=True)
+    bad.sim.clock.step_wall(HOUR_MS)
+    bad.start()
+    await stage.until(lambda: bad.served is not None and bad.replica(P) is not None)
+    told = [time_told_by(bad).time_ms]
+    for node in stage.others(bad):
+        node.start()
+    for _ in range(100):
+        told.append(time_told_by(bad).time_ms)
+        await asyncio.sleep(0.05)
+    assert max(told) < stage.others(bad)[0].sim.clock.wall_ms() + 3_000
+    node = await stage.until_led_by_another(bad)
+    bad.sim.clock.set_right()
+    assert (await request(stage, node, max(told))).status is Status.OK
+
+
 async def nobody_else_can_lead(stage: Stage) -> None:
     """Of the replicas one is dead and the others' dates have jumped, each to another hour; a server that has no replica
     is sure of its date."""

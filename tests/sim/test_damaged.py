@@ -4,6 +4,7 @@ P35)."""
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 
@@ -11,7 +12,16 @@ from kvstore.partition.commands import Level
 from tests.sim.damage import damage
 from tests.sim.operations import Status
 from tests.sim.scenarios import KEY, P, Stage, play
-from tests.sim.stories_of_damage import CALM, all_differ, busy, declare, is_well, leader_is_damaged
+from tests.sim.stories_of_damage import (
+    CALM,
+    all_differ,
+    barred_leader_starts_again,
+    busy,
+    declare,
+    good_leader_starts_again,
+    is_well,
+    leader_is_damaged,
+)
 
 pytestmark = pytest.mark.sim
 
@@ -65,3 +75,15 @@ def test_when_all_differ_nobody_leads_until_an_operator_declares_one_right() -> 
         assert (await stage.put_until_done(trusted)).status is Status.OK
 
     play(story, CALM)
+
+
+FIVE = replace(CALM, nodes=5)
+"""Two of them hold no replica, so that entries can be stored while replicas are down."""
+
+
+def test_a_leader_that_is_barred_because_another_differs_is_barred_over_its_restart() -> None:
+    play(barred_leader_starts_again, FIVE)
+
+
+def test_a_leader_that_is_well_is_free_again_once_another_bears_it_out() -> None:
+    play(good_leader_starts_again, FIVE)

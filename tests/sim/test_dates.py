@@ -17,6 +17,7 @@ from tests.sim.stories_of_dates import (
     NOTICED_S,
     cold_start,
     door_without_a_date,
+    doors_of_a_cold_start,
     found,
     jump,
     key_of_ten_minutes,
@@ -67,6 +68,10 @@ def test_requests_are_not_refused_as_expired() -> None:
 @pytest.mark.parametrize("by_ms", [-HOUR_MS, HOUR_MS])
 def test_clients_of_a_server_that_starts_with_a_wrong_date_are_told_the_right_one(by_ms: int) -> None:
     play(partial(door_without_a_date, by_ms=by_ms), knobs())
+
+
+def test_clients_of_a_cold_start_are_told_no_time_of_the_future() -> None:
+    play(doors_of_a_cold_start, knobs())
 
 
 def test_a_pin_is_there_after_a_jump() -> None:
