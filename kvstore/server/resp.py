@@ -10,11 +10,13 @@ from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.partition.commands import Op
 from kvstore.ring.ring import Ring
+from kvstore.server import resp_replies as replies
 from kvstore.server.ask import ask
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
 from kvstore.server.resp_admission import SERVERS_MAX, Admission
 from kvstore.server.resp_connection import RespConnection
+from kvstore.server.resp_fresh import Fresh
 from kvstore.server.resp_room import LOOK_S, Holder, Room
 from kvstore.server.resp_rounds import Rounds
 from kvstore.server.resp_session import REDIS_VERSION, Facts
@@ -43,6 +45,9 @@ class RespServer:
         self.commands = 0
         """Received since the start."""
         self.window = Window()
+        self.clients = Fresh(self._describe_clients, env.clock.now)
+        """What CLIENT LIST answers."""
+        self.info = Fresh(self.facts, env.clock.now)
         self.room = Room(env.clock.now, limits.output_bytes_max)
         self.rounds = Rounds(env.clock.now)
         self.connections_accepted = 0
@@ -188,9 +193,8 @@ class RespServer:
         """Raises CommandError."""
         return self._accept_peer(words, stream, let_in)
 
-    def describe_clients(self) -> bytes:
-        lines = [each.session.describe(each.address) for each in self._connections]
-        return b"".join(lines)
+    def _describe_clients(self) -> bytes:
+        return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
 
     def facts(self) -> Facts:
         uptime_s = int(self._env.clock.now() - self._began)

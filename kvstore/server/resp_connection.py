@@ -204,7 +204,9 @@ class RespConnection(Outbox):
                 return None  # nothing is meant to come after
 
     def _begin(self, words: Command) -> bool:
-        """Begin any command. False if it has to wait."""
+        """Begin any command. False if it has to wait, as also one that only has a reply does while nobody reads."""
+        if self._is_full:
+            return False
         if isinstance(words, Unfit):
             self.reply(replies.error(f"ERR {words.reason}"))
             return True
@@ -246,7 +248,7 @@ class RespConnection(Outbox):
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self, self._next_number(), found).submit()
             case Special(name, words):
-                if self._in_flight() or self._is_full or not self.reserve(specials.reply_bytes(self, name, words)):
+                if self._in_flight() or not self.reserve(specials.reply_bytes(self, name, words)):
                     return False
                 specials.do(self, name, words)
         return True
