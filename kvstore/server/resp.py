@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -59,6 +60,8 @@ class RespServer:
         self._connections: dict[RespConnection, None] = {}
         self._silent: dict[RespConnection, float] = {}
         """Those that have sent no command yet, and since when; the oldest is the first."""
+        self._tried: dict[RespConnection, None] = {}
+        """Those above the limit that have not proven yet that they are servers; the oldest is the first."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
         self._look: asyncio.TimerHandle | None = None
@@ -111,14 +114,13 @@ class RespServer:
 
     def admit(self, connection: RespConnection) -> Admission:
         """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
-        above = len(self._connections) - self._limits.connections_max
-        if above >= 0 and self._close_silent():
-            above = -1
-        if above >= SERVERS_MAX:
+        is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent()
+        if is_above and len(self._tried) >= SERVERS_MAX and not self._give_way():
             return Admission.NO
         self._connections[connection] = None
         self.connections_accepted += 1
-        if above >= 0:
+        if is_above:
+            self._tried[connection] = None
             return Admission.IF_SERVER
         self._silent[connection] = self.now()
         return Admission.YES
@@ -137,9 +139,21 @@ class RespServer:
         self.silent_closed += 1
         return True
 
+    def _give_way(self) -> bool:
+        """Turn one away that has a place only because it may be a server: strangers that say so must not keep servers
+        out. Of the address that has most of the places, the oldest."""
+        places = Counter(each.host for each in self._tried)
+        oldest = max(self._tried, key=lambda each: places[each.host], default=None)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.turn_away()
+        return True
+
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
+        self._tried.pop(connection, None)
         self.room.forget(connection)
         self.window.forget(connection)
         self._input_bytes -= self._input.pop(connection, 0)
