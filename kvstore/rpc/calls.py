@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -24,6 +27,8 @@ MESSAGE_S = 30.0
 """How long one may take to come."""
 ADDRESS_CALLS_MAX = CONCURRENT_CALLS_MAX // 2
 """Of one address, so that a stranger does not take them all with streams in which nothing happens."""
+FEW = 16
+"""Calls at once that read much of the metadata store."""
 _IPV6_PREFIX = 64
 """One machine may have all addresses of such a network."""
 
@@ -97,6 +102,28 @@ class Calls:
             each.end(now)
         if self._half_sent:
             self._sweep = asyncio.get_running_loop().call_later(MESSAGE_S, self._end_old)
+
+
+class Few:
+    """Calls that are costly, for the metadata store too: few at once, so that strangers do not keep it busy, and of one
+    address half of them."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._of_address: Counter[str] = Counter()
+
+    @contextmanager
+    def place(self, context: Any) -> Iterator[None]:
+        """Raises Overloaded."""
+        address = address_of(context.peer())
+        if self._of_address.total() >= FEW or self._of_address[address] >= FEW // 2:
+            raise Overloaded(f"{FEW} {self._what} at once, {FEW // 2} of one address; ask again")
+        self._of_address[address] += 1
+        try:
+            yield
+        finally:
+            self._of_address[address] -= 1
+            self._of_address += Counter()  # forgets those that have none
 
 
 def address_of(peer: str) -> str:

@@ -2,15 +2,17 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import ExitStack
 from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 
+from kvstore.errors import Overloaded
 from kvstore.rpc import calls
 from kvstore.rpc import server as rpc_server
-from kvstore.rpc.calls import address_of
+from kvstore.rpc.calls import Few, address_of
 from kvstore.rpc.server import GrpcServer
 from tests.rpc.test_server import NOT_SERVING, health_of
 from tests.waiting import PATIENCE_S, wait_until
@@ -97,6 +99,32 @@ async def test_one_address_does_not_take_all_calls(
 
     await wait_until(has_room, what="a call that has ended makes room")
     watching[1].cancel()
+
+
+class Context:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def peer(self) -> str:
+        return f"ipv4:{self._address}:51112"
+
+
+def test_costly_calls_are_few_and_half_of_them_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "FEW", 4)
+    few = Few("surveys")
+    with ExitStack() as one, ExitStack() as another:
+        for _ in range(2):
+            one.enter_context(few.place(Context("10.0.0.1")))
+        with pytest.raises(Overloaded, match="4 surveys at once, 2 of one address"), few.place(Context("10.0.0.1")):
+            pass
+        for _ in range(2):
+            another.enter_context(few.place(Context("10.0.0.2")))
+        with pytest.raises(Overloaded), few.place(Context("10.0.0.3")):
+            pass
+        one.close()
+        with few.place(Context("10.0.0.3")):
+            pass
+    assert not few._of_address, "nobody is remembered"
 
 
 @pytest.mark.parametrize(
