@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
@@ -24,6 +25,8 @@ from kvstore.server.resp_session import REDIS_VERSION, Facts
 from kvstore.server.resp_window import Window
 from kvstore.types import PartitionId
 
+log = logging.getLogger(__name__)
+
 INPUT_BYTES_MAX = 256 << 20
 """Commands that are incomplete or wait, over all connections."""
 CLOSE_S = 1.0
@@ -31,6 +34,9 @@ CLOSE_S = 1.0
 CLOSE_LOOKS = 50
 SILENT_S = 10.0
 """A connection that has sent no command for so long since it began gives way to one more than there may be."""
+
+BROWSERS_S = 60.0
+"""Between two lines in the log about those that speak HTTP."""
 
 LetIn = Callable[[StreamHandler], None]
 AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
@@ -64,6 +70,8 @@ class RespServer:
         """Those above the limit that have not proven yet that they are servers; the oldest is the first."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
+        self._browsers_until = 0.0
+        """No more of them are logged before."""
         self._look: asyncio.TimerHandle | None = None
         self._last_id = 0
         self._listener: Listener | None = None
@@ -189,6 +197,13 @@ class RespServer:
 
     def now_ms(self) -> int:
         return self._env.clock.date_ms()
+
+    def note_browser(self, address: str) -> None:
+        """Say that a connection is closed because it speaks HTTP, not more often than now and then."""
+        now = self.now()
+        if now >= self._browsers_until:
+            self._browsers_until = now + BROWSERS_S
+            log.warning("%s speaks HTTP to the Redis port: closed; others are not named for a minute", address)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._nursery.spawn(work, name="special")

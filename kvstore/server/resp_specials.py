@@ -196,7 +196,7 @@ def _scan_options(words: Words) -> tuple[int, bytes, bool]:
 
 
 def _hang_up(connection: RespConnection, words: Words) -> None:
-    log.warning("%s speaks HTTP to the Redis port: closed", connection.address)
+    connection.server.note_browser(connection.address)
     connection.quit(b"")
 
 

@@ -72,3 +72,12 @@ async def test_options_are_bounded(door: Door, command: str) -> None:
         raw.writer.write(packed(*command.encode().split(), *[b"x"] * OPTIONS_MAX))
         name = command.split()[0].lower()
         assert await raw.read_line() == f"-ERR wrong number of arguments for '{name}' command\r\n".encode()
+
+
+async def test_many_that_speak_http_leave_one_line_in_the_log(door: Door, caplog: pytest.LogCaptureFixture) -> None:
+    """A line for each would fill the log of a node whose port a stranger calls again and again."""
+    for _ in range(5):
+        async with door.raw() as raw:
+            raw.writer.write(b"POST / HTTP/1.1\r\nHost: n1\r\n\r\n")
+            assert await raw.read_to_end() == b""
+    assert sum("speaks HTTP" in record.getMessage() for record in caplog.records) == 1
