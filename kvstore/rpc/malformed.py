@@ -1,5 +1,5 @@
-"""What cannot be parsed is refused. gRPC by itself would answer UNKNOWN, which says of a write that it may have been
-done, and log a traceback for each."""
+"""What stands before every method: its calls are counted (kvstore/rpc/calls.py), and what cannot be parsed is refused.
+gRPC by itself would answer UNKNOWN, which says of a write that it may have been done, and log a traceback for each."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from kvstore.errors import InvalidRequest
+from kvstore.rpc.calls import Calls
 from kvstore.rpc.status import abort
 
 Behaviour = Callable[[Any, Any], Any]
@@ -29,36 +30,39 @@ class Guarded:
 
     def __init__(self, server: grpc.aio.Server) -> None:
         self._server = server
+        self._calls = Calls()
 
     def add_generic_rpc_handlers(self, handlers: Sequence[grpc.GenericRpcHandler]) -> None:
-        self._server.add_generic_rpc_handlers(tuple(_Handlers(each) for each in handlers))
+        self._server.add_generic_rpc_handlers(tuple(_Handlers(each, self._calls) for each in handlers))
 
     def add_registered_method_handlers(self, service: str, handlers: Any) -> None:
         """They are those of above once more, for a server that knows them by name; ours asks for each."""
 
 
 class _Handlers(grpc.GenericRpcHandler):
-    def __init__(self, inner: grpc.GenericRpcHandler) -> None:
-        self._inner = inner
+    def __init__(self, inner: grpc.GenericRpcHandler, calls: Calls) -> None:
+        self._inner, self._calls = inner, calls
         self._known: dict[str, Any] = {}
 
     def service(self, details: grpc.HandlerCallDetails) -> Any:
         found = self._known.get(details.method)
         if found is None and (handler := self._inner.service(details)) is not None:
-            found = self._known[details.method] = _guarded(handler)
+            found = self._known[details.method] = _guarded(handler, self._calls)
         return found
 
 
-def _guarded(handler: Any) -> Any:
+def _guarded(handler: Any, calls: Calls) -> Any:
+    """Methods with one request get it from us as well: towards gRPC they are streams, which begin with the headers."""
     if handler.request_streaming:
         is_generator = inspect.isasyncgenfunction(handler.stream_stream)
         streaming = _streaming_pages if is_generator else _streaming
-        return handler._replace(stream_stream=streaming(handler.stream_stream))
-    parsing = handler._replace(request_deserializer=_parser(handler.request_deserializer))
+        return handler._replace(stream_stream=streaming(handler.stream_stream, calls))
+    parse = _parser(handler.request_deserializer)
+    parsing = handler._replace(request_streaming=True, request_deserializer=parse)
     if handler.response_streaming:
         kind = _generating if inspect.isasyncgenfunction(handler.unary_stream) else _unary
-        return parsing._replace(unary_stream=kind(handler.unary_stream))
-    return parsing._replace(unary_unary=_unary(handler.unary_unary))
+        return parsing._replace(unary_stream=None, stream_stream=kind(handler.unary_stream, calls))
+    return parsing._replace(unary_unary=None, stream_unary=_unary(handler.unary_unary, calls))
 
 
 def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
@@ -71,47 +75,64 @@ def _parser(parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     return parse_or_say_why
 
 
-def _unary(behaviour: Behaviour) -> Behaviour:
-    async def answer(request: Any, context: Any) -> Any:
-        if request.__class__ is Malformed:
-            await abort(context, request.error)
-        return await behaviour(request, context)
+def _unary(behaviour: Behaviour, calls: Calls) -> Behaviour:
+    async def answer(_: Any, context: Any) -> Any:
+        address = await calls.begin(context)
+        try:
+            return await behaviour(await _request(context, calls), context)
+        finally:
+            calls.end(address)
 
     return answer
 
 
-def _generating(behaviour: Behaviour) -> Behaviour:
-    async def answer(request: Any, context: Any) -> AsyncIterator[Any]:
-        if request.__class__ is Malformed:
-            await abort(context, request.error)
-        async with aclosing(behaviour(request, context)) as answers:
-            async for each in answers:
-                yield each
+def _generating(behaviour: Behaviour, calls: Calls) -> Behaviour:
+    async def answer(_: Any, context: Any) -> AsyncIterator[Any]:
+        address = await calls.begin(context)
+        try:
+            async with aclosing(behaviour(await _request(context, calls), context)) as answers:
+                async for each in answers:
+                    yield each
+        finally:
+            calls.end(address)
 
     return answer
 
 
-def _streaming(behaviour: Behaviour) -> Behaviour:
+async def _request(context: Any, calls: Calls) -> Any:
+    request = await calls.message(context)
+    if request.__class__ is Malformed:
+        await abort(context, request.error)
+    return request
+
+
+def _streaming(behaviour: Behaviour, calls: Calls) -> Behaviour:
     """Its messages are parsed where it reads them."""
 
     async def answer(requests: Any, context: Any) -> Any:
+        address = await calls.begin(context)
         try:
             return await behaviour(requests, context)
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
+        finally:
+            calls.end(address)
 
     return answer
 
 
-def _streaming_pages(behaviour: Behaviour) -> Behaviour:
+def _streaming_pages(behaviour: Behaviour, calls: Calls) -> Behaviour:
     """The same of one that yields its answers."""
 
     async def answer(requests: Any, context: Any) -> AsyncIterator[Any]:
+        address = await calls.begin(context)
         try:
             async with aclosing(behaviour(requests, context)) as answers:
                 async for each in answers:
                     yield each
         except DecodeError as error:
             await abort(context, Malformed(str(error)).error)
+        finally:
+            calls.end(address)
 
     return answer

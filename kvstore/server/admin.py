@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 import grpc
@@ -17,6 +17,7 @@ from kvstore.meta.paths import LEDGER_MAX
 from kvstore.meta.store import SessionState
 from kvstore.partition.claim import Claims
 from kvstore.proto import admin_pb2, admin_pb2_grpc
+from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
 from kvstore.server.backend import Backend
 from kvstore.server.ring_admin import RingAdmin, RingSource
@@ -62,6 +63,7 @@ class Admin(admin_pb2_grpc.AdminServicer):
         self._ring = RingAdmin(env, source, backend)
         self._clock = env.clock
         self._began = env.clock.now()
+        self._reads = Few("surveys")
 
     async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
         source, topology = self._source, self._source.topology
@@ -115,10 +117,10 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await _answer(self._ring.change(request), context)
 
     async def RingStatus(self, request: admin_pb2.RingStatusRequest, context: Context) -> admin_pb2.RingStatusResponse:
-        return await _answer(self._ring.status(), context)
+        return await self._read(self._ring.status, context)
 
     async def Loads(self, request: admin_pb2.LoadsRequest, context: Context) -> admin_pb2.LoadsResponse:
-        return await _answer(self._ring.loads(), context)
+        return await self._read(self._ring.loads, context)
 
     async def ChangeReplicas(
         self, request: admin_pb2.ChangeReplicasRequest, context: Context
@@ -126,19 +128,27 @@ class Admin(admin_pb2_grpc.AdminServicer):
         return await _answer(self._ring.change_replicas(request), context)
 
     async def Partitions(self, request: admin_pb2.PartitionsRequest, context: Context) -> admin_pb2.PartitionsResponse:
-        return await _answer(self._partitions(), context)
+        return await self._read(self._partitions, context)
 
     async def Ledgers(self, request: admin_pb2.LedgersRequest, context: Context) -> admin_pb2.LedgersResponse:
-        return await _answer(self._ledgers(request.partition), context)
+        return await self._read(lambda: self._ledgers(request.partition), context)
 
     async def Ledger(self, request: admin_pb2.LedgerRequest, context: Context) -> admin_pb2.LedgerResponse:
         return await _answer(self._ledger(LedgerId(request.ledger)), context)
 
     async def Bookies(self, request: admin_pb2.BookiesRequest, context: Context) -> admin_pb2.BookiesResponse:
-        return await _answer(self._bookies(), context)
+        return await self._read(self._bookies, context)
 
     async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
         return await _answer(self._drain(request.timeout_s or DRAIN_TIMEOUT_S), context)
+
+    async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
+        """The answer of what reads much of the metadata store."""
+        try:
+            with self._reads.place(context):
+                return await work()
+        except StoreError as error:
+            await abort(context, error)
 
     async def _partitions(self) -> admin_pb2.PartitionsResponse:
         response = admin_pb2.PartitionsResponse()

@@ -23,6 +23,7 @@ from kvstore.partition.state import State
 from kvstore.partition.tokens import Span
 from kvstore.proto import data_pb2, data_pb2_grpc
 from kvstore.ring.hashing import TOKENS
+from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
 from kvstore.server.pins import PinKeeper, PinsSource
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
@@ -53,6 +54,7 @@ class Data(data_pb2_grpc.DataServicer):
         self._keeper = PinKeeper(env, source)
         self._turn = asyncio.Lock()
         self._streams = 0
+        self._surveys = Few("calls of Pins")
 
     async def close(self) -> None:
         await self._keeper.close()
@@ -77,7 +79,8 @@ class Data(data_pb2_grpc.DataServicer):
 
     async def Pins(self, request: data_pb2.PinsRequest, context: Context) -> data_pb2.PinsResponse:
         try:
-            return await self._keeper.listed()
+            with self._surveys.place(context):
+                return await self._keeper.listed()
         except StoreError as error:
             await abort(context, error)
 

@@ -26,6 +26,7 @@ from kvstore.meta.store import MetadataStore
 from kvstore.partition.changes import Interest
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState, Ring
+from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
 from kvstore.server.backend import Backend
 from kvstore.server.feed_pages import Bounds, Page
@@ -46,6 +47,8 @@ KEPT_S = 30.0
 WORK_S = 1.0
 """A page without anything that is asked for ends after so long: its `next` has moved."""
 HOLD_MAX_MS = 7 * 24 * 3_600_000
+HOLDS_MAX = 256
+"""Names of holds on one partition's log: each is a znode there."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
@@ -66,6 +69,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
         self._sweep: asyncio.TimerHandle | None = None
         self._running = 0
+        self._surveys, self._holding = Few("calls of Positions"), Few("calls of Hold")
 
     def close(self) -> None:
         """Places that are kept end with the feeds."""
@@ -77,7 +81,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def Positions(self, request: feed_pb2.PositionsRequest, context: Context) -> feed_pb2.PositionsResponse:
         try:
-            return await self._positions()
+            with self._surveys.place(context):
+                return await self._positions()
         except StoreError as error:
             await abort(context, _seen_outside(error))
 
@@ -209,7 +214,8 @@ class FeedService(feed_pb2_grpc.FeedServicer):
 
     async def Hold(self, request: feed_pb2.HoldRequest, context: Context) -> feed_pb2.HoldResponse:
         try:
-            return await self._hold(request)
+            with self._holding.place(context):
+                return await self._hold(request)
         except StoreError as error:
             await abort(context, _seen_outside(error))
 
@@ -220,6 +226,9 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         ring = await self._feeds.newest_ring()
         _check_partitions(request.positions, ring)
         left = await self._feeds.left(ring)
+        if request.ttl_ms:
+            for partition in sorted({*request.positions} - {*left}):
+                await self._check_room(request.name, PartitionId(partition))
         for partition, after in sorted(request.positions.items()):
             if partition not in left:  # nobody trims such a log: it stays for the retention as it is, then it goes
                 await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
@@ -233,6 +242,13 @@ class FeedService(feed_pb2_grpc.FeedServicer):
                 is_new = member.state is PartitionState.JOINING
                 await self._prolong(request.name, partition, deadline_ms, is_new=is_new)
         return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
+
+    async def _check_room(self, hold: str, partition: PartitionId) -> None:
+        """Raises Overloaded where that would be one name too many."""
+        pins = await self._pins.names(partition)
+        others = {each.rpartition("@")[0] for each in pins if each.startswith(FEED_PIN)} - {f"{FEED_PIN}{hold}"}
+        if len(others) >= HOLDS_MAX:
+            raise Overloaded(f"partition {partition}: {len(others)} names of holds, at most {HOLDS_MAX}; release some")
 
     async def _move_hold(
         self, hold: str, partition: PartitionId, after: int, deadline_ms: int, is_wanted: bool

@@ -110,7 +110,7 @@ def check_sizes(code: int, key: bytes, value: bytes) -> None:
     """Raises InvalidRequest."""
     if not key and code not in _KEYLESS:
         raise InvalidRequest("want a key of at least one byte")
-    if len(key) > KEY_BYTES_MAX:
+    if len(key) > KEY_BYTES_MAX + (code == Code.SCAN):  # from behind a key on: that with a zero byte
         raise InvalidRequest(f"want a key of at most {KEY_BYTES_MAX} bytes, got {len(key)}")
     if len(value) > VALUE_BYTES_MAX:
         raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")

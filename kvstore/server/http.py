@@ -4,12 +4,14 @@ memory. A crowd on another door does not keep it from saying that the process is
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import orjson
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.core import Metric
 
@@ -129,6 +131,7 @@ class Connections(web.Server):
         super().__init__(
             self._handle,
             access_log=None,
+            logger=_own_faults(),
             max_line_size=HEADER_BYTES_MAX,
             max_field_size=HEADER_BYTES_MAX,
             keepalive_timeout=SILENT_S,
@@ -155,6 +158,23 @@ class Connections(web.Server):
             del self._silent[request.transport]
             self._silent[request.transport] = None
         return self._answer(request)
+
+
+class _OwnFault(logging.Filter):
+    """Lets pass what failed in here. What a client sends wrongly is answered to it: a traceback for each few bytes of
+    it would fill the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _own_faults() -> logging.Logger:
+    logger = logging.getLogger(f"{__name__}.requests")
+    logger.addFilter(_OWN_FAULT)
+    return logger
+
+
+_OWN_FAULT = _OwnFault()
 
 
 class Rested:

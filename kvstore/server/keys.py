@@ -25,6 +25,8 @@ MOVED_S = 0.02
 MOVED_MAX = 100
 SCAN_BYTES_MAX = 1 << 20
 """Of keys that one SCAN gathers before it ends; its last page may go beyond."""
+MATCH_BYTES_MAX = 64 << 10
+"""Of keys that are looked at for a pattern in one turn of the event loop: each may take as long as the pattern is."""
 RANGES_MAX = 32
 """Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
 _SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
@@ -81,11 +83,24 @@ async def all_keys(
     while cursor or not is_begun:
         cursor, found = await scan(ask, rings, cursor, PAGE_KEYS_MAX, level)
         is_begun = True
-        keys += (more := list(filter(matches, found)))
+        keys += (more := await matching(found, matches))
         size += sum(map(len, more))
         if size > bytes_max:
             raise InvalidRequest(f"the reply would be larger than {bytes_max} bytes: use SCAN")
     return keys
+
+
+async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[bytes]:
+    """Those that do; others have their turn in between."""
+    found, size = list[bytes](), 0
+    for key in keys:
+        if size > MATCH_BYTES_MAX:
+            size = 0
+            await asyncio.sleep(0)
+        size += len(key)
+        if matches(key):
+            found.append(key)
+    return found
 
 
 async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> int:
@@ -182,7 +197,14 @@ def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
         members = set(range(256)) - members
     if not members:
         return b"(?!)", at + 1
-    return b"[" + b"".join(b"\\x%02x" % member for member in sorted(members)) + b"]", at + 1
+    return b"[" + b"".join(b"\\x%02x-\\x%02x" % each for each in _runs(members)) + b"]", at + 1
+
+
+def _runs(members: set[int]) -> list[tuple[int, int]]:
+    """First and last of those that follow each other: a class of few bytes in a pattern stays one of few bytes."""
+    firsts = sorted(each for each in members if each - 1 not in members)
+    lasts = sorted(each for each in members if each + 1 not in members)
+    return list(zip(firsts, lasts, strict=True))
 
 
 _ELEMENT = re.compile(rb"\[[^]]*\]|\(\?!\)|\\.|.", re.DOTALL)

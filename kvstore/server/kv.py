@@ -165,6 +165,9 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         try:
             check_level(request.level)
+            check_numbers(0, *request.token.values())
+            check_sizes(Code.SCAN, request.start, b"")
+            check_sizes(Code.SCAN, request.end, b"")
             async with self._scans.place() as place:
                 async for page in scan_pages(self._backend, partial(ask, self._backend), request):
                     await place.wait_read(context.write(page))

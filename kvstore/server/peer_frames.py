@@ -225,7 +225,7 @@ def check_op(op: tuple[Any, ...]) -> None:
             raise FrameError(f"operation {op[0]}: want {kind.__name__}, got {type(value).__name__}")
     if op[0] == Code.SCAN_TOKENS:
         return
-    if not (0 if op[0] in _KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX:
+    if not (0 if op[0] in _KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] == Code.SCAN):
         raise FrameError(f"operation {op[0]}: a key of {len(op[1])} bytes")
     if len(op) > 2 and type(op[2]) is bytes and len(op[2]) > VALUE_BYTES_MAX:
         raise FrameError(f"operation {op[0]}: a value of {len(op[2])} bytes")

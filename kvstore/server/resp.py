@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
@@ -10,16 +12,20 @@ from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env, Listener, Stream, StreamHandler
 from kvstore.partition.commands import Op
 from kvstore.ring.ring import Ring
+from kvstore.server import resp_replies as replies
 from kvstore.server.ask import ask
 from kvstore.server.backend import Backend
 from kvstore.server.config import Limits
 from kvstore.server.resp_admission import SERVERS_MAX, Admission
 from kvstore.server.resp_connection import RespConnection
+from kvstore.server.resp_fresh import Fresh
 from kvstore.server.resp_room import LOOK_S, Holder, Room
 from kvstore.server.resp_rounds import Rounds
 from kvstore.server.resp_session import REDIS_VERSION, Facts
 from kvstore.server.resp_window import Window
 from kvstore.types import PartitionId
+
+log = logging.getLogger(__name__)
 
 INPUT_BYTES_MAX = 256 << 20
 """Commands that are incomplete or wait, over all connections."""
@@ -28,6 +34,9 @@ CLOSE_S = 1.0
 CLOSE_LOOKS = 50
 SILENT_S = 10.0
 """A connection that has sent no command for so long since it began gives way to one more than there may be."""
+
+BROWSERS_S = 60.0
+"""Between two lines in the log about those that speak HTTP."""
 
 LetIn = Callable[[StreamHandler], None]
 AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
@@ -43,6 +52,9 @@ class RespServer:
         self.commands = 0
         """Received since the start."""
         self.window = Window()
+        self.clients = Fresh(self._describe_clients, env.clock.now)
+        """What CLIENT LIST answers."""
+        self.info = Fresh(self.facts, env.clock.now)
         self.room = Room(env.clock.now, limits.output_bytes_max)
         self.rounds = Rounds(env.clock.now)
         self.connections_accepted = 0
@@ -54,8 +66,12 @@ class RespServer:
         self._connections: dict[RespConnection, None] = {}
         self._silent: dict[RespConnection, float] = {}
         """Those that have sent no command yet, and since when; the oldest is the first."""
+        self._tried: dict[RespConnection, None] = {}
+        """Those above the limit that have not proven yet that they are servers; the oldest is the first."""
         self._input: dict[RespConnection, int] = {}
         self._input_bytes = 0
+        self._browsers_until = 0.0
+        """No more of them are logged before."""
         self._look: asyncio.TimerHandle | None = None
         self._last_id = 0
         self._listener: Listener | None = None
@@ -106,14 +122,13 @@ class RespServer:
 
     def admit(self, connection: RespConnection) -> Admission:
         """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
-        above = len(self._connections) - self._limits.connections_max
-        if above >= 0 and self._close_silent():
-            above = -1
-        if above >= SERVERS_MAX:
+        is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent()
+        if is_above and len(self._tried) >= SERVERS_MAX and not self._give_way():
             return Admission.NO
         self._connections[connection] = None
         self.connections_accepted += 1
-        if above >= 0:
+        if is_above:
+            self._tried[connection] = None
             return Admission.IF_SERVER
         self._silent[connection] = self.now()
         return Admission.YES
@@ -132,9 +147,21 @@ class RespServer:
         self.silent_closed += 1
         return True
 
+    def _give_way(self) -> bool:
+        """Turn one away that has a place only because it may be a server: strangers that say so must not keep servers
+        out. Of the address that has most of the places, the oldest."""
+        places = Counter(each.host for each in self._tried)
+        oldest = max(self._tried, key=lambda each: places[each.host], default=None)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.turn_away()
+        return True
+
     def forget(self, connection: RespConnection) -> None:
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
+        self._tried.pop(connection, None)
         self.room.forget(connection)
         self.window.forget(connection)
         self._input_bytes -= self._input.pop(connection, 0)
@@ -171,6 +198,13 @@ class RespServer:
     def now_ms(self) -> int:
         return self._env.clock.date_ms()
 
+    def note_browser(self, address: str) -> None:
+        """Say that a connection is closed because it speaks HTTP, not more often than now and then."""
+        now = self.now()
+        if now >= self._browsers_until:
+            self._browsers_until = now + BROWSERS_S
+            log.warning("%s speaks HTTP to the Redis port: closed; others are not named for a minute", address)
+
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         self._nursery.spawn(work, name="special")
 
@@ -188,9 +222,8 @@ class RespServer:
         """Raises CommandError."""
         return self._accept_peer(words, stream, let_in)
 
-    def describe_clients(self) -> bytes:
-        lines = [each.session.describe(each.address) for each in self._connections]
-        return b"".join(lines)
+    def _describe_clients(self) -> bytes:
+        return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
 
     def facts(self) -> Facts:
         uptime_s = int(self._env.clock.now() - self._began)

@@ -7,7 +7,8 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 SERVERS_MAX = 64
-"""Connections beyond the limit of clients that are looked at together."""
+"""Connections beyond the limit of clients that are looked at together. For one more, one of the address that has most
+of the places gives way: a proof takes two round trips, and strangers may come as fast as they like."""
 TRIAL_S = 0.1
 """How long one of them may take to show that it is another server's."""
 REFUSAL = b"-ERR max number of clients reached\r\n"

@@ -18,6 +18,10 @@ from kvstore.server.resp_replies import FORMATS, Fmt
 
 GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
 INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
+PATTERN_BYTES_MAX = 1024
+"""To compile one, and to look for it in a long key, takes milliseconds from here on."""
+OPTIONS_MAX = 32
+"""Words of a command that has options, or names of what it is asked about."""
 INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
 FROM_BROWSERS = (b"POST", b"HOST:")
 """How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
@@ -106,6 +110,12 @@ def check_value(value: bytes) -> bytes:
     if len(value) > VALUE_BYTES_MAX:
         raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
     return value
+
+
+def check_pattern(pattern: bytes) -> bytes:
+    if len(pattern) > PATTERN_BYTES_MAX:
+        raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
+    return pattern
 
 
 def integer(word: bytes) -> int:
@@ -348,7 +358,7 @@ COMMANDS: dict[bytes, Command] = {
     b"SELECT": Command(_select, 2, 2),
     b"TIME": Command(_time, 1, 1),
     b"GET": Command(_get, 2, 2),
-    b"SET": Command(_set, 3, 0),
+    b"SET": Command(_set, 3, OPTIONS_MAX),
     b"SETNX": Command(_setnx, 3, 3),
     b"SETEX": Command(_setex(1000, "setex"), 4, 4),
     b"PSETEX": Command(_setex(1, "psetex"), 4, 4),
@@ -368,25 +378,25 @@ COMMANDS: dict[bytes, Command] = {
     b"DECR": Command(_increment(-1), 2, 2),
     b"INCRBY": Command(_increment(1), 3, 3),
     b"DECRBY": Command(_increment(-1), 3, 3),
-    b"EXPIRE": Command(_expire(1000, True), 3, 0),
-    b"PEXPIRE": Command(_expire(1, True), 3, 0),
-    b"EXPIREAT": Command(_expire(1000, False), 3, 0),
-    b"PEXPIREAT": Command(_expire(1, False), 3, 0),
+    b"EXPIRE": Command(_expire(1000, True), 3, OPTIONS_MAX),
+    b"PEXPIRE": Command(_expire(1, True), 3, OPTIONS_MAX),
+    b"EXPIREAT": Command(_expire(1000, False), 3, OPTIONS_MAX),
+    b"PEXPIREAT": Command(_expire(1, False), 3, OPTIONS_MAX),
     b"PERSIST": Command(_persist, 2, 2),
     b"TTL": Command(_ttl(1000), 2, 2),
     b"PTTL": Command(_ttl(1), 2, 2),
-    b"SCAN": Command(_special, 2, 0),
+    b"SCAN": Command(_special, 2, OPTIONS_MAX),
     b"KEYS": Command(_special, 2, 2),
     b"DBSIZE": Command(_special, 1, 1),
     b"MULTI": Command(_special, 1, 1),
     b"EXEC": Command(_special, 1, 1),
     b"DISCARD": Command(_special, 1, 1),
-    b"HELLO": Command(_special, 1, 0),
+    b"HELLO": Command(_special, 1, OPTIONS_MAX),
     b"AUTH": Command(_special, 2, 0),
-    b"CLIENT": Command(_special, 2, 0),
-    b"COMMAND": Command(_special, 1, 0),
-    b"CONFIG": Command(_special, 2, 0),
-    b"INFO": Command(_special, 1, 0),
+    b"CLIENT": Command(_special, 2, OPTIONS_MAX),
+    b"COMMAND": Command(_special, 1, 8 * OPTIONS_MAX),
+    b"CONFIG": Command(_special, 2, OPTIONS_MAX),
+    b"INFO": Command(_special, 1, OPTIONS_MAX),
     b"READONLY": Command(_special, 1, 1),
     b"READWRITE": Command(_special, 1, 1),
     b"WAIT": Command(_special, 3, 3),

@@ -73,9 +73,9 @@ class RespConnection(Outbox):
         transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
         match self.server.admit(self):
             case Admission.IF_SERVER:
-                self._trial = Trial(self._turn_away)
+                self._trial = Trial(self.turn_away)
             case Admission.NO:
-                self._turn_away()
+                self.turn_away()
 
     def data_received(self, data: bytes) -> None:
         if self._peer is not None:
@@ -84,7 +84,7 @@ class RespConnection(Outbox):
             is_server = self._trial.is_server(data)
             self._end_trial()
             if not is_server:
-                self._turn_away()
+                self.turn_away()
         if self._is_closing:
             return
         commands = self._parser.parse(data)
@@ -103,7 +103,8 @@ class RespConnection(Outbox):
     def _note_input(self, queued: int = 0) -> None:
         self.server.note_input(self, self._parser.buffered + queued + self.session.queued_bytes)
 
-    def _turn_away(self) -> None:
+    def turn_away(self) -> None:
+        """There is no place for it."""
         self._end_trial()
         self._is_closing = True
         self.server.connections_refused += 1
@@ -204,7 +205,9 @@ class RespConnection(Outbox):
                 return None  # nothing is meant to come after
 
     def _begin(self, words: Command) -> bool:
-        """Begin any command. False if it has to wait."""
+        """Begin any command. False if it has to wait, as also one that only has a reply does while nobody reads."""
+        if self._is_full:
+            return False
         if isinstance(words, Unfit):
             self.reply(replies.error(f"ERR {words.reason}"))
             return True
@@ -246,7 +249,7 @@ class RespConnection(Outbox):
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self, self._next_number(), found).submit()
             case Special(name, words):
-                if self._in_flight() or self._is_full or not self.reserve(specials.reply_bytes(self, name, words)):
+                if self._in_flight() or not self.reserve(specials.reply_bytes(self, name, words)):
                     return False
                 specials.do(self, name, words)
         return True
@@ -363,6 +366,12 @@ class RespConnection(Outbox):
             self._stream.close()
 
     # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────
+
+    @property
+    def host(self) -> str:
+        """The client's, without its port."""
+        name = self._stream.get_extra_info("peername") or ("?", 0)
+        return str(name[0])
 
     @property
     def address(self) -> str:

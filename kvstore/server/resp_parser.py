@@ -47,87 +47,128 @@ class Parser:
 
     def __init__(self) -> None:
         self.error: ProtocolError | None = None
-        self._kept: list[bytes] = []
-        self._kept_bytes = 0
-        self._needed = 0
-        """Not before so many bytes are kept can the command in them be complete."""
+        self._kept = bytearray()
+        self._ahead = _Ahead()
         self._skip = _Skip()
 
     @property
     def buffered(self) -> int:
         """Bytes of an incomplete command."""
-        return self._kept_bytes
+        return len(self._kept)
 
     def parse(self, data: bytes) -> list[Command]:
         """The commands that `data` completes, in order. Never raises: what is lost is told by `error`."""
         found: list[Command] = []
-        if self._kept_bytes:
-            self._kept.append(data)
-            self._kept_bytes += len(data)
-            if self._kept_bytes < self._needed:
+        is_begun = bool(self._kept)
+        if is_begun:
+            self._kept += data
+            if self._ahead.is_incomplete(self._kept):
                 return found
-            data = b"".join(self._kept)
+            data = bytes(self._kept)
             self._kept.clear()
-            self._kept_bytes = 0
         if self.error is None:
             try:
-                self._parse(data, found)
+                self._parse(data, found, is_begun)
             except ProtocolError as error:
                 self.error = error
         return found
 
-    def _parse(self, data: bytes, found: list[Command]) -> None:
+    def _parse(self, data: bytes, found: list[Command], is_begun: bool) -> None:
+        """`is_begun`: a command that was kept is the first in `data`."""
+        if is_begun and not self._skip.is_active():
+            pos = self._walk(data, 0, found)
+            if pos is None:
+                return self._keep(data)
+            data = data[pos:]
         pos = 0 if self._skip.is_active() else _cut(data, found)
-        size = len(data)
-        while pos < size:
+        while pos < len(data):
             if self._skip.is_active():
                 pos = self._skip.over(data, pos)
                 if self._skip.is_active():
-                    return self._keep(data[pos:], 1)
+                    return self._keep(data[pos:])
                 found.append(Unfit(self._skip.reason))
                 continue
-            end, needed = self._walk(data, pos, found)
-            if needed:
-                return self._keep(data[pos:], needed)
+            end = self._walk(data, pos, found)
+            if end is None:
+                return self._keep(data[pos:])
             pos = end
 
-    def _keep(self, rest: bytes, needed: int) -> None:
-        if rest:
-            self._kept.append(rest)
-            self._kept_bytes = len(rest)
-            self._needed = max(needed, len(rest) + 1)
+    def _keep(self, rest: bytes) -> None:
+        self._kept += rest
+        self._ahead = _Ahead()
 
-    def _walk(self, data: bytes, pos: int, found: list[Command]) -> tuple[int, int]:
-        """Read one command at `pos`: (where it ends, 0), or (pos, how many bytes from `pos` on it needs at least)."""
+    def _walk(self, data: bytes, pos: int, found: list[Command]) -> int | None:
+        """Read one command at `pos`: where it ends, None if it is incomplete."""
         if data[pos] != 0x2A:
             return _inline(data, pos, found)
         line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
         if line < 0:
-            return pos, _header_incomplete(data, pos)
+            _check_header(data, pos)
+            return None
         count = _number(data, pos + 1, line, "multibulk", SKIPPED_ARGUMENTS_MAX)
         at = line + 1
         if count <= 0:
-            return at, 0
+            return at
         if count > ARGUMENTS_MAX:
             self._skip.begin(count, f"too many arguments: {count}, at most {ARGUMENTS_MAX}")
-            return at, 0
+            return at
         command: Command = []
         while len(command) < count:
             line = data.find(b"\n", at, at + _HEADER_BYTES_MAX)
             if line < 0:
-                return pos, at - pos + _header_incomplete(data, at)
+                _check_header(data, at)
+                return None
             length = _bulk_length(data, at, line)
             end = line + 1 + length
             if length > BULK_BYTES_MAX or end - pos > COMMAND_BYTES_MAX:
                 self._skip.begin(count - len(command), _too_large(length))
-                return at, 0
+                return at
             if len(data) < end + 2:
-                return pos, end + 2 - pos
+                return None
             _check_end(data, end)
             command.append(data[line + 1 : end])
             at = end + 2
         found.append(command)
-        return at, 0
+        return at
+
+
+class _Ahead:
+    """How far a command that comes in pieces has been seen, so that no piece has all the others looked at again."""
+
+    def __init__(self) -> None:
+        self._at = 0
+        """Where its next header begins."""
+        self._missing = -1
+        """Arguments; -1: the first header is not read yet."""
+        self._needed = 0
+        """Not before so many bytes are there can more of it be seen."""
+
+    def is_incomplete(self, kept: bytearray) -> bool:
+        """Whether the command at the start of `kept` certainly is. What is wrong is left to the walk to name."""
+        if kept[0] != 0x2A:
+            return False
+        while self._missing and len(kept) >= self._needed:
+            line = kept.find(b"\n", self._at, self._at + _HEADER_BYTES_MAX)
+            if line < 0:
+                return len(kept) - self._at < _HEADER_BYTES_MAX
+            if not self._see(kept[self._at : line + 1], line + 1):
+                return False
+        return len(kept) < self._needed
+
+    def _see(self, header: bytearray, end: int) -> bool:
+        """Pass over a header and its argument; whether they may be right."""
+        digits = header[1:-2]
+        if header[-2] != 0x0D or not digits.isdigit():
+            return False
+        value = int(digits)
+        if self._missing < 0:
+            self._missing, self._at = value, end
+            return 0 < value <= ARGUMENTS_MAX
+        if header[0] != 0x24 or value > BULK_BYTES_MAX or end + value > COMMAND_BYTES_MAX:
+            return False
+        self._missing -= 1
+        self._at = self._needed = end + value + 2
+        return True
 
 
 class _Skip:
@@ -158,7 +199,7 @@ class _Skip:
             line = data.find(b"\n", pos, pos + _HEADER_BYTES_MAX)
             if line < 0:
                 if pos < len(data):
-                    _header_incomplete(data, pos)
+                    _check_header(data, pos)
                 return pos
             self._bytes = _bulk_length(data, pos, line) + 2
             self._arguments -= 1
@@ -224,10 +265,10 @@ def _number(data: bytes, start: int, line: int, what: str, largest: int) -> int:
     return value
 
 
-def _header_incomplete(data: bytes, at: int) -> int:
+def _check_header(data: bytes, at: int) -> None:
+    """That an incomplete one may be right."""
     if len(data) - at >= _HEADER_BYTES_MAX:
         raise ProtocolError("too long a header")
-    return len(data) - at + 1
 
 
 def _check_end(data: bytes, end: int) -> None:
@@ -241,16 +282,16 @@ def _too_large(length: int) -> str:
     return f"too large a command: at most {COMMAND_BYTES_MAX} bytes"
 
 
-def _inline(data: bytes, pos: int, found: list[Command]) -> tuple[int, int]:
+def _inline(data: bytes, pos: int, found: list[Command]) -> int | None:
     line = data.find(b"\n", pos, pos + INLINE_BYTES_MAX)
     if line < 0:
         if len(data) - pos >= INLINE_BYTES_MAX:
             raise ProtocolError("too big inline request")
-        return pos, len(data) - pos + 1
+        return None
     words = _words(data[pos:line].removesuffix(b"\r"))
     if words:
         found.append(words)
-    return line + 1, 0
+    return line + 1
 
 
 def _words(line: bytes) -> Command:

@@ -4,13 +4,13 @@ Decides only."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from fnmatch import fnmatchcase
 from typing import Any
 
 from kvstore.errors import StoreError
 from kvstore.limits import BATCH_BYTES_MAX
 from kvstore.partition.commands import Code, Flag, Level, Op
 from kvstore.server import resp_replies as replies
+from kvstore.server.keys import matcher
 from kvstore.server.resp_commands import (
     COMMANDS,
     CommandError,
@@ -20,6 +20,7 @@ from kvstore.server.resp_commands import (
     Several,
     Single,
     Special,
+    check_pattern,
     first_failure,
     integer,
     known,
@@ -230,8 +231,8 @@ def config(words: list[bytes], protocol: int) -> bytes:
     """CONFIG GET of the settings that tools ask for; nothing can be set."""
     if words[1].upper() != b"GET" or len(words) < 3:
         raise CommandError("ERR CONFIG can only GET here; the node's TOML file holds its settings")
-    wanted = [word.lower() for word in words[2:]]
-    found = {key: value for key, value in _SETTINGS.items() if any(fnmatchcase(key, each) for each in wanted)}
+    wanted = [matcher(check_pattern(word.lower())) for word in words[2:]]
+    found = {key: value for key, value in _SETTINGS.items() if any(matches(key) for matches in wanted)}
     return replies.mapping({key: replies.bulk(value) for key, value in found.items()}, protocol)
 
 

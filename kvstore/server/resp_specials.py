@@ -16,7 +16,7 @@ from kvstore.ring.hashing import TOKENS
 from kvstore.server import keys, resp_session
 from kvstore.server import resp_replies as replies
 from kvstore.server.resp_again import transaction_bytes
-from kvstore.server.resp_commands import FROM_BROWSERS, CommandError, integer
+from kvstore.server.resp_commands import FROM_BROWSERS, CommandError, check_pattern, integer
 from kvstore.server.resp_gather import REPLY_BYTES_MAX
 
 if TYPE_CHECKING:
@@ -83,10 +83,30 @@ def _reset(connection: RespConnection, words: Words) -> None:
     connection.reply(replies.status("RESET"))
 
 
-def _client(connection: RespConnection, words: Words) -> bytes:
+def _client(connection: RespConnection, words: Words) -> None:
     if words[1].upper() == b"LIST" and len(words) == 2:
-        return replies.bulk(connection.server.describe_clients())
-    return connection.session.client(words, connection.address)
+        connection.run_alone(connection.server.clients.take())
+    else:
+        connection.reply(connection.session.client(words, connection.address))
+
+
+def _info(connection: RespConnection, words: Words) -> None:
+    async def work() -> bytes:
+        return resp_session.info(words, await connection.server.info.take())
+
+    connection.run_alone(work())
+
+
+def _in_turn(make: Callable[[RespConnection, Words], bytes]) -> Callable[[RespConnection, Words], None]:
+    """A reply so much larger than its command that one turn of the event loop makes only one for a connection."""
+
+    def do(connection: RespConnection, words: Words) -> None:
+        async def work() -> bytes:
+            return make(connection, words)
+
+        connection.run_alone(work())
+
+    return do
 
 
 def _exec(connection: RespConnection, words: Words) -> None:
@@ -122,12 +142,14 @@ def _dbsize(connection: RespConnection, words: Words) -> None:
 
 
 def _keys(connection: RespConnection, words: Words) -> None:
+    pattern = check_pattern(words[1])
+
     async def work() -> bytes:
         server, level = connection.server, connection.session.level
         there = await keys.count_keys(server.ask, lambda: server.ring, level)
         if there > KEYS_MAX:
             raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
-        matches = keys.matcher(words[1])
+        matches = keys.matcher(pattern)
         ask = _asking(connection)
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
         return replies.bulks(found)
@@ -137,14 +159,15 @@ def _keys(connection: RespConnection, words: Words) -> None:
 
 def _scan(connection: RespConnection, words: Words) -> None:
     cursor = _cursor(words)
-    count, matches, wants_strings = _scan_options(words[2:])
+    count, pattern, wants_strings = _scan_options(words[2:])
 
     async def work() -> bytes:
-        server = connection.server
+        server, matches = connection.server, keys.matcher(pattern)
         ask, after, found = _asking(connection), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
             after, found = await keys.scan(ask, lambda: server.ring, cursor, count, connection.session.level)
-        return replies.array([replies.bulk(b"%d" % after), replies.bulks(filter(matches, found))])
+        matching = await keys.matching(found, matches)
+        return replies.array([replies.bulk(b"%d" % after), replies.bulks(matching)])
 
     connection.run_alone(work())
 
@@ -155,8 +178,8 @@ def _cursor(words: Words) -> int:
     return int(words[1])
 
 
-def _scan_options(words: Words) -> tuple[int, Callable[[bytes], bool], bool]:
-    count, matches, wants_strings = 10, keys.matcher(b"*"), True
+def _scan_options(words: Words) -> tuple[int, bytes, bool]:
+    count, pattern, wants_strings = 10, b"*", True
     for option, value in zip_longest(words[::2], words[1::2]):
         match option.upper() if value is not None else b"":
             case b"COUNT":
@@ -164,16 +187,16 @@ def _scan_options(words: Words) -> tuple[int, Callable[[bytes], bool], bool]:
                 if count < 1:
                     raise CommandError("ERR syntax error")
             case b"MATCH":
-                matches = keys.matcher(value)
+                pattern = check_pattern(value)
             case b"TYPE":
                 wants_strings = value.lower() == b"string"
             case _:
                 raise CommandError("ERR syntax error")
-    return count, matches, wants_strings
+    return count, pattern, wants_strings
 
 
 def _hang_up(connection: RespConnection, words: Words) -> None:
-    log.warning("%s speaks HTTP to the Redis port: closed", connection.address)
+    connection.server.note_browser(connection.address)
     connection.quit(b"")
 
 
@@ -183,10 +206,10 @@ _SPECIALS: dict[str, Callable[[RespConnection, Words], None]] = {
     "QUIT": lambda connection, words: connection.quit(),
     **dict.fromkeys((name.decode() for name in FROM_BROWSERS), _hang_up),
     "AUTH": _replying(lambda connection, words: resp_session.auth(words)),
-    "CLIENT": _replying(_client),
-    "COMMAND": _replying(lambda connection, words: resp_session.command(words, connection.session.protocol)),
-    "CONFIG": _replying(lambda connection, words: resp_session.config(words, connection.session.protocol)),
-    "INFO": _replying(lambda connection, words: resp_session.info(words, connection.server.facts())),
+    "CLIENT": _client,
+    "COMMAND": _in_turn(lambda connection, words: resp_session.command(words, connection.session.protocol)),
+    "CONFIG": _in_turn(lambda connection, words: resp_session.config(words, connection.session.protocol)),
+    "INFO": _info,
     "WAIT": _replying(lambda connection, words: resp_session.wait(words)),
     "MULTI": _replying(lambda connection, words: connection.session.multi()),
     "DISCARD": _replying(lambda connection, words: connection.session.discard()),

@@ -12,13 +12,14 @@ import pytest
 
 from kvstore.env import Env
 from kvstore.env.nursery import TaskNursery
-from kvstore.errors import InvalidRequest, NoSuchLedger, StoreError, Unavailable
+from kvstore.errors import InvalidRequest, NoSuchLedger, Overloaded, StoreError, Unavailable
 from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
 from kvstore.partition.election import Published
 from kvstore.proto import admin_pb2, admin_pb2_grpc
+from kvstore.rpc import calls
 from kvstore.rpc.channels import channel_options
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import from_rpc_error
@@ -130,6 +131,33 @@ async def test_the_status_shows_every_node_also_one_that_is_away(stub: Any) -> N
         ("n3", False, [], ""),
     ]
     assert dict(status.statistics) == {"server.connections": 3.0}
+
+
+async def test_surveys_of_the_metadata_store_are_few(stub: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads every ledger's metadata: many at once keep the metadata store from those who need it."""
+    monkeypatch.setattr(calls, "FEW", 2)
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    async def survey(self: Admin) -> admin_pb2.BookiesResponse:
+        begun.set()
+        await go_on.wait()
+        return admin_pb2.BookiesResponse()
+
+    monkeypatch.setattr(Admin, "_bookies", survey)
+    first = asyncio.ensure_future(stub.Bookies(admin_pb2.BookiesRequest(), timeout=PATIENCE_S))
+    await begun.wait()
+    for call, request in (
+        (stub.Bookies, admin_pb2.BookiesRequest()),
+        (stub.Ledgers, admin_pb2.LedgersRequest()),
+        (stub.Partitions, admin_pb2.PartitionsRequest()),
+        (stub.RingStatus, admin_pb2.RingStatusRequest()),
+        (stub.Loads, admin_pb2.LoadsRequest()),
+    ):
+        assert isinstance(await failure_of(call(request, timeout=PATIENCE_S)), Overloaded)
+    await stub.Status(admin_pb2.StatusRequest(), timeout=PATIENCE_S)
+    go_on.set()
+    await first
+    await stub.Ledgers(admin_pb2.LedgersRequest(), timeout=PATIENCE_S)
 
 
 async def test_the_ring_shows_shares_and_tokens(stub: Any, source: Source) -> None:

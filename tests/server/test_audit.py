@@ -12,6 +12,7 @@ from kvstore.errors import InvalidRequest
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import abort
+from kvstore.server import audit
 from kvstore.server.audit import ARGUMENTS_MAX, Audited, arguments_of, who
 
 
@@ -62,3 +63,61 @@ def test_who_is_whom_the_certificate_names() -> None:
 
 def test_long_arguments_are_cut() -> None:
     assert len(arguments_of(admin_pb2.LedgersRequest(partition="p" * 9_000))) == ARGUMENTS_MAX + 1
+
+
+def test_megabytes_of_arguments_are_not_written_down() -> None:
+    """A request of 3 MB held the event loop for a second, to keep 500 characters of it."""
+    asked = admin_pb2.ChangeRingRequest(action="ADD", partitions=["p"] * 1_000_000)
+    assert arguments_of(asked) == "… 3000002 bytes"
+
+
+class Called(Context):
+    """By somebody at an address."""
+
+    def __init__(self, address: str) -> None:
+        super().__init__({})
+        self._address = address
+
+    def peer(self) -> str:
+        return f"ipv4:{self._address}:1"
+
+    async def abort(self, code: Any, details: str = "", metadata: Any = ()) -> None:
+        raise grpc.aio.AbortError
+
+    def code(self) -> Any:
+        return grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_one_address_does_not_flood_the_log_and_what_it_changes_is_there_all_the_same(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(audit, "LINES_MAX", 3)
+    now = 0.0
+    handlers = audit._Handlers(cast(Any, None), lambda: now, audit._Lines(lambda: now))
+
+    async def changed(request: Any, context: Any) -> Any:
+        return request
+
+    call = {
+        method: handlers._audited(method, behaviour)
+        for method, behaviour in (("Status", changed), ("Drain", changed), ("ChangeRing", Answers().ChangeRing))
+    }
+    with caplog.at_level(logging.INFO, "kvstore.audit"):
+        for _ in range(5):
+            await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.7"))
+            with pytest.raises(grpc.aio.AbortError):
+                await call["ChangeRing"](admin_pb2.ChangeRingRequest(), Called("10.0.0.7"))
+        await call["Drain"](admin_pb2.DrainRequest(), Called("10.0.0.7"))
+        await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.8"))
+        now = audit.LINES_S
+        await call["Status"](admin_pb2.StatusRequest(), Called("10.0.0.7"))
+    shown = [" ".join(record.getMessage().split()[:3]) for record in caplog.records]
+    assert shown == [
+        "who=- from=ipv4:10.0.0.7:1 call=Status",
+        "who=- from=ipv4:10.0.0.7:1 call=ChangeRing",
+        "who=- from=ipv4:10.0.0.7:1 call=Status",
+        "who=- from=ipv4:10.0.0.7:1 call=Drain",
+        "who=- from=ipv4:10.0.0.8:1 call=Status",
+        "from=ipv4:10.0.0.7 calls_without_a_line=7 within_s=60",
+        "who=- from=ipv4:10.0.0.7:1 call=Status",
+    ]

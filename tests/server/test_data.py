@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 
 import pytest
+from grpc import StatusCode
+from grpc.aio import AbortError
 
 from kvstore.env.clock import SystemClock
 from kvstore.env.nursery import TaskNursery
@@ -21,10 +23,12 @@ from kvstore.partition.pinned_scan import PinnedScan
 from kvstore.partition.state import State
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import columns_of, rows_of
+from kvstore.rpc import calls
 from kvstore.server import data
 from kvstore.server.data import Data
 from kvstore.types import PartitionId, Position
 from tests.partition.effects import P1, Writer, state_over
+from tests.waiting import PATIENCE_S
 
 FOREVER_MS = 1 << 60
 
@@ -167,3 +171,37 @@ async def test_many_readers_together_hold_the_event_loop_for_a_moment_and_then_l
     assert len(slices) > 100
     assert max(steps for steps, _, _ in slices) == 3
     assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.REST_S / 2
+
+
+class Called:
+    """Keeps what a call was aborted with."""
+
+    code: Any = None
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:1"
+
+    async def abort(self, code: Any, details: str = "", metadata: Any = ()) -> None:
+        self.code = code
+        raise AbortError
+
+
+async def test_lists_of_all_pins_are_few_at_once(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads every pin of every partition, and asks every replica."""
+    monkeypatch.setattr(calls, "FEW", 2)
+    service, go_on = service_of(node), asyncio.Event()
+
+    async def listed() -> data_pb2.PinsResponse:
+        await go_on.wait()
+        return data_pb2.PinsResponse()
+
+    monkeypatch.setattr(service._keeper, "listed", listed)
+    context: Any = Called()
+    first = asyncio.ensure_future(service.Pins(data_pb2.PinsRequest(), context))
+    await asyncio.sleep(0)
+    with pytest.raises(AbortError):
+        async with asyncio.timeout(PATIENCE_S):
+            await service.Pins(data_pb2.PinsRequest(), context)
+    assert context.code is StatusCode.RESOURCE_EXHAUSTED
+    go_on.set()
+    assert await first == data_pb2.PinsResponse()

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore.client import FeedReader
 from kvstore.client.feed import PartitionFeed
-from kvstore.errors import InvalidRequest, PositionTrimmed, Unavailable
+from kvstore.errors import InvalidRequest, Overloaded, PositionTrimmed, Unavailable
 from kvstore.meta import codec, paths
 from kvstore.partition.changes import Interest, Logged
 from kvstore.partition.move_records import Own, Release
@@ -23,7 +23,7 @@ from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.ring import PartitionState
 from kvstore.ring import codec as codec_of_ring
 from kvstore.rpc.server import GrpcServer
-from kvstore.server import feed_tail
+from kvstore.server import feed_service, feed_tail
 from kvstore.server.feed_pages import Bounds, Page
 from kvstore.server.feed_service import FeedService
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
@@ -378,6 +378,25 @@ async def test_a_hold_is_of_partitions_that_join_too(reading: Reading) -> None:
     assert [name for name, _ in await pins.all(retired.id)] == ["feed-stream@1"], "or it would never be gone"
     await reading.hold("stream", {"p1": 0}, 0)
     assert await held() == {"p1": [], "p2": [], "p3": [], "p4": []}, "given back, all of it"
+
+
+async def test_names_of_holds_are_few_and_those_that_are_there_go_on(
+    reading: Reading, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is a znode of every partition, for up to a week."""
+    monkeypatch.setattr(feed_service, "HOLDS_MAX", 2)
+    world = reading.world
+    world.logs["p2"].put((b"a", b""))
+    for path in ("/partitions", "/partitions/p2"):
+        await world.store.create(path, b"")
+    await world.store.create(paths.partition_log(P2), codec.encode(LedgerList(1, tuple(world.logs["p2"].ledgers))))
+    for name in ("one", "two", "one"):
+        await reading.hold(name, {"p2": 0}, 60)
+    with pytest.raises(Overloaded, match="partition p2: 2 names of holds, at most 2"):
+        await reading.hold("three", {"p2": 0}, 60)
+    assert len(await world.store.children(paths.partition_pins(P2))) == 2
+    await reading.hold("two", {"p2": 0}, 0)
+    await reading.hold("three", {"p2": 0}, 60)
 
 
 async def test_a_hold_leaves_out_who_has_left_and_holds_the_others(reading: Reading) -> None:

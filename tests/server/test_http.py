@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +138,41 @@ async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypa
         assert await reader.read() == b""
     writer.close()
     await door.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /\0 HTTP/1.1\r\nHost: n1\r\n\r\n",
+        b"GET http://[::1/healthz HTTP/1.1\r\nHost: n1\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: n1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\nHost: n1\r\nContent-Length: -1\r\n\r\n",
+    ],
+    ids=["path", "url", "long", "headers", "length"],
+)
+async def test_what_a_client_sends_wrongly_is_answered_and_not_logged(
+    url: str, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each left a traceback of a kilobyte in the node's log."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request_)
+    async with asyncio.timeout(PATIENCE_S):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+async def test_what_fails_in_here_is_logged(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Shown) -> list[str]:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(Shown, "not_ready", fail)
+    assert (await fetch(f"{url}/readyz"))[0] == 500
+    assert "broken" in caplog.text
 
 
 async def test_only_reading_is_allowed(url: str) -> None:

@@ -126,6 +126,19 @@ async def test_what_could_not_be_stored_is_refused_at_the_door(stub: Any, method
     assert isinstance(await failure_of(getattr(stub, method)(request_, timeout=PATIENCE_S)), InvalidRequest)
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        kv_pb2.ScanRequest(start=b"k" * 4098),
+        kv_pb2.ScanRequest(end=b"k" * 4098),
+        kv_pb2.ScanRequest(token={"p1": 1 << 63}),
+    ],
+    ids=["start", "end", "token"],
+)
+async def test_a_scan_between_what_no_key_can_be_is_refused(stub: Any, request_: Any) -> None:
+    assert isinstance(await failure_of(stub.Scan(request_, timeout=PATIENCE_S).read()), InvalidRequest)
+
+
 @pytest.mark.parametrize("method", ["Get", "Put", "Batch", "Execute", "Topology"])
 async def test_bytes_that_are_no_message_end_the_call_and_not_the_server(
     channel: grpc.aio.Channel, stub: Any, method: str

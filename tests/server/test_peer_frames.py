@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvstore import errors
+from kvstore.client.scanning import Merge
 from kvstore.errors import (
     ConditionFailed,
     InvalidRequest,
@@ -20,9 +21,11 @@ from kvstore.errors import (
     PositionTrimmed,
     StoreError,
 )
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition import commands
-from kvstore.partition.commands import Record, RequestId
+from kvstore.partition.commands import Code, Record, RequestId
 from kvstore.server import peer_frames as frames
+from kvstore.server.frames import check_sizes
 from kvstore.server.peer_frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 
 REQUEST = RequestId(b"c" * 16, 7, 5, 1_000)
@@ -203,6 +206,20 @@ def test_a_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
 def test_a_malformed_column_is_no_frame(lane: Lane) -> None:
     with pytest.raises(FrameError):
         through(Operations(1, [lane]))
+
+
+def test_a_scan_goes_on_behind_the_longest_key() -> None:
+    """A ring that changed meanwhile ended every scan whose last key was one of 4,096 bytes."""
+    merge: Merge[int] = Merge(["p1"], b"")
+    last = b"k" * KEY_BYTES_MAX
+    merge.feed("p1", [(last, 1)], b"l")
+    merge.take()
+    ((_, start, _),) = merge.anew(["p1", "p2"]).wanted()[:1]
+    scan = (int(Code.SCAN), start, b"", 10, 0, 0, 0)
+    check_sizes(Code.SCAN, start, b"")
+    assert Lane("p1", [], [], [(1, scan)]).in_order() == ([(1, scan)], [])
+    with pytest.raises(FrameError, match="a key of 4098 bytes"):
+        frames.check_op((int(Code.SCAN), start + b"\0", b"", 10, 0, 0, 0))
 
 
 @given(st.binary(max_size=200))

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
 
-from kvstore.server import peer_server, resp
+from kvstore.server import peer_door, peer_server, resp
 from kvstore.server.config import Limits
 from kvstore.server.peer_frames import FrameError
+from kvstore.server.peer_proof import Caller
 from kvstore.types import PartitionId, ServerId
-from tests.server.redis_door import redis_door
+from tests.server.redis_door import Raw, redis_door
 from tests.server.servers import servers
-from tests.server.test_peer import connect
+from tests.server.test_peer import connect, echo, hello
 from tests.server.test_resp_parser import packed
+from tests.waiting import PATIENCE_S
 
 
 @pytest.mark.parametrize("words", [b"", packed(b"PING"), packed(b"KVSTORE.PEER"), b"*6\r\n$12\r\nKVSTORE.PEER"])
@@ -73,6 +76,50 @@ async def test_a_crowd_of_clients_does_not_keep_other_servers_out(tmp_path: Path
         assert await links.call(ServerId("n2"), PartitionId("p1"), "m", b"!", 5) == b"!"
         found = cluster["n2"].resp.statistics()
         assert found["resp_connections"] == 2, "a server's link is no client"
+
+
+async def test_who_only_says_that_he_is_a_server_keeps_none_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp, "SERVERS_MAX", 4)
+    monkeypatch.setattr(peer_door, "PROOF_S", 10 * PATIENCE_S)
+    async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
+        cluster["n2"].peers.serve(PartitionId("p1"), echo)
+        client = await stack.enter_async_context(cluster["n2"].redis())
+        await client.ping()
+        strangers = [await connect(cluster) for _ in range(4)]
+        for each in strangers:
+            each.writer.write(hello())
+            assert (await each.read_line()).startswith(b"+"), "a nonce: it has a place until it has proven itself"
+        assert await cluster["n1"].links.call(ServerId("n2"), PartitionId("p1"), "m", b"!", PATIENCE_S) == b"n1 m !"
+        assert await strangers[0].read_to_end() == b"-ERR max number of clients reached\r\n", "the oldest gave way"
+        assert await client.ping()
+        for each in strangers:
+            each.close()
+
+
+async def test_of_those_who_say_that_they_are_servers_the_address_with_the_most_gives_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp, "SERVERS_MAX", 3)
+    async with servers(tmp_path, ["n1", "n2"], limits=Limits(connections_max=1)) as cluster, AsyncExitStack() as stack:
+        client = await stack.enter_async_context(cluster["n2"].redis())
+        await client.ping()
+        host, _, port = cluster.addresses[ServerId("n2")].rpartition(":")
+        caller = Caller(cluster["n1"].credentials, ServerId("n2"))
+        server = Raw(*await asyncio.open_connection(host, int(port), local_addr=("127.0.0.2", 0)))
+        server.writer.write(caller.hello())
+        proof, _ = caller.take(await server.read_line())
+        strangers = []
+        for _ in range(6):
+            strangers.append(await connect(cluster))
+            strangers[-1].writer.write(hello())
+            assert (await strangers[-1].read_line()).startswith(b"+")
+        server.writer.write(proof)
+        caller.take(await server.read_line())
+        assert caller.is_proven
+        for each in (server, *strangers):
+            each.close()
 
 
 async def test_links_are_bounded_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

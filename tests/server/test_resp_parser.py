@@ -157,12 +157,35 @@ def test_a_command_of_too_many_arguments_is_skipped() -> None:
     assert found[1:] == [[b"PING"]]
 
 
-def test_a_large_value_is_not_read_again_with_every_chunk() -> None:
-    """The bytes wait as they came until enough are there: nothing is joined or cut meanwhile."""
-    data = packed(b"SET", b"k", b"x" * (1 << 20))
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [([b"SET", b"k", b"x" * (1 << 20)], 16_384), ([b"DEL", *([b"k"] * 2_000)], 7), ([b"DEL", *([b"k"] * 200)], 1)],
+    ids=["a large value", "an argument a piece", "a byte a piece"],
+)
+def test_a_command_is_not_read_again_with_every_piece_of_it(
+    words: list[bytes], step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes wait as they came, each header is looked at once as it comes and once when the command is complete.
+    Else a client that sends one of many arguments at a time holds the event loop for milliseconds with each."""
+    walks, headers = 0, 0
+    walk, see = Parser._walk, resp_parser._Ahead._see
+
+    def counted_walk(self: Parser, data: bytes, pos: int, found: list[list[bytes]]) -> int | None:
+        nonlocal walks
+        walks += pos == 0
+        return walk(self, data, pos, found)
+
+    def counted_see(self: resp_parser._Ahead, header: bytearray, end: int) -> bool:
+        nonlocal headers
+        headers += 1
+        return see(self, header, end)
+
+    monkeypatch.setattr(Parser, "_walk", counted_walk)
+    monkeypatch.setattr(resp_parser._Ahead, "_see", counted_see)
+    data = packed(*words)
     parser = Parser()
-    chunks = [data[place : place + 16_384] for place in range(0, len(data), 16_384)]
-    for chunk in chunks[:-1]:
-        assert parser.parse(chunk) == []
-        assert parser._kept[-1] is chunk or len(parser._kept) == 1
-    assert parser.parse(chunks[-1]) == [[b"SET", b"k", b"x" * (1 << 20)]]
+    pieces = [data[place : place + step] for place in range(0, len(data), step)]
+    for piece in pieces[:-1]:
+        assert parser.parse(piece) == []
+    assert parser.parse(pieces[-1]) == [words]
+    assert (walks, headers) == (2, len(words) + 1), "with the first piece and with the last"

@@ -1,0 +1,43 @@
+"""What a client asks about the server, where that is costly to make: all who wait get the same, made after they asked.
+It takes at most a tenth of the event loop, however many ask: everything in this process waits meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+RESTS = 9
+"""How many times as long as it took to make is waited before it is made again."""
+
+
+class Fresh(Generic[T]):
+    """Made by `make` when somebody waits for it."""
+
+    def __init__(self, make: Callable[[], T], now: Callable[[], float]) -> None:
+        self._make, self._now = make, now
+        self._next: asyncio.Future[T] | None = None
+        self._rest_until = 0.0
+
+    async def take(self) -> T:
+        if self._next is None:
+            loop = asyncio.get_running_loop()
+            self._next = loop.create_future()
+            loop.call_later(max(0.0, self._rest_until - self._now()), self._make_next, self._next)
+        return await asyncio.shield(self._next)
+
+    def _make_next(self, due: asyncio.Future[T]) -> None:
+        self._next = None  # who asks from here on asks for a later one
+        began = self._now()
+        try:
+            due.set_result(self._make())
+        except Exception as error:  # the root of a turn: those who wait are told
+            log.exception("cannot tell what clients ask about the server")
+            due.set_exception(error)
+        ended = self._now()
+        self._rest_until = ended + RESTS * (ended - began)

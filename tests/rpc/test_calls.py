@@ -1,0 +1,143 @@
+"""Calls whose message does not come, and those of one address, leave room for others."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import ExitStack
+from typing import Any
+
+import grpc
+import pytest
+from grpc_health.v1 import health_pb2
+
+from kvstore.errors import Overloaded
+from kvstore.rpc import calls
+from kvstore.rpc import server as rpc_server
+from kvstore.rpc.calls import Few, address_of
+from kvstore.rpc.server import GrpcServer
+from tests.rpc.test_server import NOT_SERVING, health_of
+from tests.waiting import PATIENCE_S, wait_until
+
+CHECK, WATCH = "/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"
+REQUEST = health_pb2.HealthCheckRequest().SerializeToString()
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(rpc_server, "CONCURRENT_CALLS_MAX", 8)
+    running = GrpcServer([], [])
+    yield await running.start("127.0.0.1:0")
+    await running.stop(0)
+
+
+@pytest.fixture
+async def channel(port: int) -> AsyncIterator[grpc.aio.Channel]:
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as opened:
+        yield opened
+
+
+def half_sent(channel: grpc.aio.Channel) -> Any:
+    return channel.stream_unary(CHECK)()
+
+
+async def status_of(call: Any) -> tuple[grpc.StatusCode, str]:
+    async with asyncio.timeout(PATIENCE_S):
+        return await call.code(), await call.details()
+
+
+async def test_calls_without_their_message_keep_no_others_out(
+    channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "HALF_SENT_MAX", 4)
+    strangers = [half_sent(channel) for _ in range(30)]
+
+    async def has_room() -> bool:
+        try:
+            return bool(await health_of(port, "") == NOT_SERVING)
+        except grpc.aio.AioRpcError:
+            return False
+
+    await wait_until(has_room, what="a whole call is answered")
+    assert [await status_of(each) for each in strangers[:3]] == [
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "the call's message has not come, and other calls have")
+    ] * 3, "the oldest have given way"
+    for each in strangers:
+        each.cancel()
+
+
+async def test_a_message_has_its_time_to_come(channel: grpc.aio.Channel, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MESSAGE_S", 0.1)
+    code, _ = await status_of(half_sent(channel))
+    assert code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_call_that_ends_without_its_message_is_refused(channel: grpc.aio.Channel) -> None:
+    call = half_sent(channel)
+    await call.done_writing()
+    assert await status_of(call) == (grpc.StatusCode.INVALID_ARGUMENT, "a call without its message")
+
+
+async def test_one_address_does_not_take_all_calls(
+    channel: grpc.aio.Channel, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams in which nothing happens look like those of a client that has nothing to do."""
+    monkeypatch.setattr(calls, "ADDRESS_CALLS_MAX", 2)
+    watching = [channel.unary_stream(WATCH)(REQUEST) for _ in range(2)]
+    for each in watching:
+        await each.read()
+    refused = channel.unary_stream(WATCH)(REQUEST)
+    assert await status_of(refused) == (
+        grpc.StatusCode.RESOURCE_EXHAUSTED,
+        "2 calls of one address are under way",
+    )
+    watching[0].cancel()
+
+    async def has_room() -> bool:
+        try:
+            return bool(await health_of(port, "") == NOT_SERVING)
+        except grpc.aio.AioRpcError:
+            return False
+
+    await wait_until(has_room, what="a call that has ended makes room")
+    watching[1].cancel()
+
+
+class Context:
+    def __init__(self, address: str) -> None:
+        self._address = address
+
+    def peer(self) -> str:
+        return f"ipv4:{self._address}:51112"
+
+
+def test_costly_calls_are_few_and_half_of_them_of_one_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "FEW", 4)
+    few = Few("surveys")
+    with ExitStack() as one, ExitStack() as another:
+        for _ in range(2):
+            one.enter_context(few.place(Context("10.0.0.1")))
+        with pytest.raises(Overloaded, match="4 surveys at once, 2 of one address"), few.place(Context("10.0.0.1")):
+            pass
+        for _ in range(2):
+            another.enter_context(few.place(Context("10.0.0.2")))
+        with pytest.raises(Overloaded), few.place(Context("10.0.0.3")):
+            pass
+        one.close()
+        with few.place(Context("10.0.0.3")):
+            pass
+    assert not few._of_address, "nobody is remembered"
+
+
+@pytest.mark.parametrize(
+    ("peer", "address"),
+    [
+        ("ipv4:10.0.0.9:51112", "ipv4:10.0.0.9"),
+        ("ipv6:%5B2001:db8::1:2%5D:51112", "2001:db8::/64"),
+        ("ipv6:%5B2001:db8::7%5D:51113", "2001:db8::/64"),
+        ("ipv6:%5Bfe80::1%25eth0%5D:51113", "fe80::/64"),
+        ("ipv6:%5B::1%5D:1", "::/64"),
+        ("ipv6:%5B::ffff:10.0.0.9%5D:51112", "ipv4:10.0.0.9"),
+        ("ipv6:%5Bnonsense%5D:1", "ipv6:%5Bnonsense%5D"),
+    ],
+)
+def test_an_address_is_that_of_a_machine_without_its_port(peer: str, address: str) -> None:
+    assert address_of(peer) == address
