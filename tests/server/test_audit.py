@@ -14,6 +14,7 @@ from kvstore.rpc.server import GrpcServer
 from kvstore.rpc.status import abort
 from kvstore.server import audit
 from kvstore.server.audit import ARGUMENTS_MAX, Audited, arguments_of, who
+from tests.waiting import wait_until
 
 
 class Answers(admin_pb2_grpc.AdminServicer):
@@ -22,6 +23,14 @@ class Answers(admin_pb2_grpc.AdminServicer):
 
     async def ChangeRing(self, request: Any, context: Any) -> Any:
         await abort(context, InvalidRequest("no"))
+
+
+def lines_of(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.name == "kvstore.audit"]
+
+
+async def has_lines(caplog: pytest.LogCaptureFixture, count: int) -> bool:
+    return len(lines_of(caplog)) >= count
 
 
 async def test_a_line_for_each_call_with_its_arguments_and_result(caplog: pytest.LogCaptureFixture) -> None:
@@ -40,8 +49,10 @@ async def test_a_line_for_each_call_with_its_arguments_and_result(caplog: pytest
             await stub.Status(admin_pb2.StatusRequest())
             with pytest.raises(grpc.aio.AioRpcError):
                 await stub.ChangeRing(admin_pb2.ChangeRingRequest(action="ADD", partitions=["p\n9"]))
+        # A call leaves its line when it has ended, which its caller may hear of earlier.
+        await wait_until(lambda: has_lines(caplog, 2), what="both calls have ended")
     await server.stop(0)
-    one, two = [record.getMessage() for record in caplog.records if record.name == "kvstore.audit"]
+    one, two = lines_of(caplog)
     assert one.startswith("who=- from=ipv4:127.0.0.1:")
     assert "call=Status arguments={} result=OK took_ms=" in one
     assert 'call=ChangeRing arguments={action: ADD partitions: "p\\n9"} result=INVALID_ARGUMENT' in two
