@@ -146,7 +146,7 @@ class _Local(LocalCluster):
         with self._network.inside(ZOOKEEPER):
             everywhere = "clientPortAddress=0.0.0.0\n"
             started = zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True, settings=everywhere)
-        self._save(replace(cluster, zookeeper_pid=started.pid))
+        self._record.save(replace(cluster, zookeeper_pid=started.pid))
         return started.pid
 
     def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
