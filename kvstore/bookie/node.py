@@ -12,8 +12,8 @@ from kvstore.bookie.limbo import watch
 from kvstore.bookie.reclaim import Reclaimer
 from kvstore.bookie.scrub import Scrubber
 from kvstore.bookie.service import BookieService
-from kvstore.bookie.statistics import Histogram
 from kvstore.bookie.storage import BookieStorage
+from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError
 from kvstore.meta.cookie_store import CookieStore

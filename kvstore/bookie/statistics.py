@@ -4,31 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields
 
-
-class Histogram:
-    """Counts by powers of two of a unit: bucket n holds values below 2**n units."""
-
-    __slots__ = ("buckets", "count", "total", "unit")
-
-    def __init__(self, unit: float) -> None:
-        self.unit = unit
-        self.buckets = [0] * 40
-        self.count = 0
-        self.total = 0.0
-
-    def add(self, value: float) -> None:
-        self.count += 1
-        self.total += value
-        self.buckets[min(39, int(value / self.unit).bit_length())] += 1
-
-    def quantile(self, share: float) -> float:
-        """An upper bound of the value below which `share` of all lie; 0 if there are none."""
-        left = share * self.count
-        for exponent, count in enumerate(self.buckets):
-            left -= count
-            if count and left <= 0:
-                return float(self.unit * (1 << exponent))
-        return 0.0
+from kvstore.env.histogram import Histogram
 
 
 @dataclass(slots=True)

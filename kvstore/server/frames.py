@@ -10,7 +10,6 @@ from kvstore.partition.commands import Code, Flag, Level, Op, RequestId
 from kvstore.partition.operations import size_of
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS
-from kvstore.types import PartitionId
 
 OPERATIONS_MAX = 8_192
 """Of one lane."""
@@ -137,13 +136,6 @@ def _op_in_batch(part: kv_pb2.Operation) -> Op:
     if code == _PUT:
         return (_PUT, key, value, 0, 0, 0, None)
     return _op(code, key, value, _NO_OPTIONS, None, 0, 0)
-
-
-def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
-    """Raises InvalidRequest for a batch over two partitions, and names both."""
-    owners = sorted({partition_of(each[1]) for each in op[2]})
-    if len(owners) > 1:
-        raise InvalidRequest(f"want all keys of a batch in one partition, got keys of {' and '.join(owners)}")
 
 
 def _op(

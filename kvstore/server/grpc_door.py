@@ -7,8 +7,8 @@ from typing import Protocol, cast
 
 import grpc
 
-from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
+from kvstore.env.histogram import Histogram
 from kvstore.env.tls import Tls
 from kvstore.proto import admin_pb2_grpc, data_pb2_grpc, feed_pb2_grpc, kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer

@@ -10,8 +10,8 @@ from typing import Any
 
 import grpc
 
-from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env
+from kvstore.env.histogram import Histogram
 from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
 from kvstore.partition.commands import Code, Flag, Op, Result, Sink
 from kvstore.proto import kv_pb2, kv_pb2_grpc
@@ -27,10 +27,10 @@ from kvstore.server.frames import (
     check_flags,
     check_level,
     check_numbers,
-    check_one_partition,
     check_sizes,
     request_id,
 )
+from kvstore.server.routing.pending import check_one_partition
 from kvstore.server.scan import scan_pages
 from kvstore.server.scan_places import ScanPlaces
 from kvstore.server.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Unsent, progress_of

@@ -12,7 +12,7 @@ from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from kvstore.bookie.statistics import Histogram
+from kvstore.env.histogram import Histogram
 
 PREFIX = "kvstore"
 

@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
-from kvstore.bookie.statistics import Histogram
 from kvstore.env import Env, Listener, Stream, StreamHandler
+from kvstore.env.histogram import Histogram
 from kvstore.partition.commands import Op
 from kvstore.ring.ring import Ring
 from kvstore.server import resp_replies as replies

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from kvstore.bookie.statistics import Histogram
+from kvstore.env.histogram import Histogram
 from kvstore.server.resp_parser import Command
 
 EVERY = 16

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from kvstore.bookie.statistics import Histogram
 from kvstore.env import Clock
+from kvstore.env.histogram import Histogram
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import Code, Op, Result
 from kvstore.proto import kv_pb2
@@ -18,7 +18,8 @@ from kvstore.rpc.channels import timeout_s
 from kvstore.server.answers import Outbox
 from kvstore.server.backend import Backend
 from kvstore.server.batch_room import BatchRoom, read_bytes
-from kvstore.server.frames import OPERATIONS_MAX, check_numbers, check_one_partition, ops_of
+from kvstore.server.frames import OPERATIONS_MAX, check_numbers, ops_of
+from kvstore.server.routing.pending import check_one_partition
 from kvstore.types import PartitionId
 
 OPEN_MAX = 16_384

@@ -14,8 +14,8 @@ import orjson
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from kvstore.bookie.statistics import Histogram
 from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.histogram import Histogram
 from kvstore.env.transport import TcpTransport
 from kvstore.server import http
 from kvstore.server.http import HttpDoor

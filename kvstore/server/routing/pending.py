@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from kvstore.errors import Moved, NotLeader
+from collections.abc import Callable
+
+from kvstore.errors import InvalidRequest, Moved, NotLeader
 from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.operations import size_of
+from kvstore.types import PartitionId
 
 KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
 """Codes of operations that go to a partition, and not to the owner of a key."""
@@ -53,3 +56,10 @@ def written_bytes(op: Op) -> int:
 def keys_of(op: Op) -> list[bytes]:
     """The keys of an operation that names some."""
     return [op[1]] if op[0] != _BATCH else [op[1], *(each[1] for each in op[2])]
+
+
+def check_one_partition(op: Op, partition_of: Callable[[bytes], PartitionId]) -> None:
+    """Raises InvalidRequest for a batch over two partitions, and names both."""
+    owners = sorted({partition_of(each[1]) for each in op[2]})
+    if len(owners) > 1:
+        raise InvalidRequest(f"want all keys of a batch in one partition, got keys of {' and '.join(owners)}")

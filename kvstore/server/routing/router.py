@@ -38,7 +38,6 @@ from typing import assert_never
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.commands import LEVEL_AT, Code, Level, Op, Sink
-from kvstore.server.frames import check_one_partition
 from kvstore.server.members import ClusterTopology
 from kvstore.server.routing.events import (
     Closing,
@@ -64,7 +63,7 @@ from kvstore.server.routing.events import (
     TurnPeerAway,
 )
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import KEYLESS, READS, UNORDERED, PeerSink, Pending, keys_of
+from kvstore.server.routing.pending import KEYLESS, READS, UNORDERED, PeerSink, Pending, check_one_partition, keys_of
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
 from kvstore.server.routing.waiting_lines import WaitingLines
 from kvstore.server.routing.ways import Ways
