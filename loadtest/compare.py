@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kvstore.cli.output import as_table
-from loadtest.baseline import Comparison, Tolerance, baseline_of, compare, differences
-from loadtest.options import path_word, read_json
-from loadtest.spoiled import EXIT
+from loadtest.generator.options import path_word, read_json
+from loadtest.report.baseline import Comparison, Tolerance, baseline_of, compare, differences
+from loadtest.report.spoiled import EXIT
 
 
 def main(words: Sequence[str] | None = None) -> None:

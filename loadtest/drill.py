@@ -1,7 +1,7 @@
 """Counted runs with faults against a real cluster, each checked: nothing acknowledged lost, no stale read, short gaps.
 
     python -m loadtest.drill [--quick] [--only TEXT] [--out reports/results.json]
-    python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # accidents by seed: drill_rounds.py
+    python -m loadtest.drill --nemesis [--seed N] [--minutes M]      # accidents by seed: rounds.py
 
 It starts a three-node cluster of its own in a scratch folder, prints each figure beside what it must be, and writes all
 of them to a file, with the time that each phase of a change of leader took by the nodes' own logs. Exit code 1 if a
@@ -23,11 +23,12 @@ from pathlib import Path
 from typing import Any
 
 from kvstore.cli.output import as_table
-from loadtest import drill_net, drill_rounds, drill_spans, peers
-from loadtest.drill_faults import SCENARIOS
-from loadtest.drill_nemesis import FAULTS
-from loadtest.drill_stage import QUICK, Counts, Report, Stage
-from loadtest.options import path_word
+from loadtest.bench import peers
+from loadtest.drills import net, rounds, spans
+from loadtest.drills.faults import SCENARIOS
+from loadtest.drills.nemesis import FAULTS
+from loadtest.drills.stage import QUICK, Counts, Report, Stage
+from loadtest.generator.options import path_word
 from tests.cluster.harness import running_cluster
 
 
@@ -55,15 +56,15 @@ def run_drill(*, counts: Counts, only: str, out: Path) -> bool:
 
 def run_nemesis(*, seed: int, minutes: float, only: str, out: Path) -> bool:
     """Accidents by seed. False if a promise of safety is broken."""
-    if not drill_net.is_possible():
+    if not net.is_possible():
         print("this drill makes networks: it needs Linux, root, and iproute2 (ip, tc)", file=sys.stderr)
         sys.exit(2)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # networks and file systems would stay
     report, began = Report(), time.time()
     with peers.scratch() as folder:
         try:
-            with drill_net.wired_cluster(folder) as cluster:
-                asyncio.run(drill_rounds.rounds(cluster, report, seed=seed, minutes=minutes, only=only))
+            with net.wired_cluster(folder) as cluster:
+                asyncio.run(rounds.rounds(cluster, report, seed=seed, minutes=minutes, only=only))
         finally:
             keep_logs(folder, out.parent / "nemesis-logs")
             _write(out.with_name("nemesis.json"), report, [], began)
@@ -78,8 +79,8 @@ def shown(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changes_of_leader(logs: Path) -> list[dict[str, Any]]:
-    found = drill_spans.spans(drill_spans.read_logs(logs))
-    return [row for kind in (drill_spans.HAND_OVER, drill_spans.TAKEOVER) for row in drill_spans.summary(found, kind)]
+    found = spans.spans(spans.read_logs(logs))
+    return [row for kind in (spans.HAND_OVER, spans.TAKEOVER) for row in spans.summary(found, kind)]
 
 
 def _write(out: Path, report: Report, changes: list[dict[str, Any]], began: float) -> None:

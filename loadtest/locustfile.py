@@ -30,16 +30,16 @@ from locust.runners import MasterRunner, WorkerRunner
 
 from kvstore.client import Client
 from kvstore.errors import StoreError
-from loadtest.conductor import Conductor
-from loadtest.expectations import Expectations
-from loadtest.grpc_user import GrpcUser
-from loadtest.last_reports import LastReports
-from loadtest.options import Options, add_options, options_of
-from loadtest.recorder import Recorder
-from loadtest.resp_user import RespUser
-from loadtest.users import Session, record
-from loadtest.values import new_run, writer_of
-from loadtest.workloads import INSERTED_MAX, Draws, Keyspace
+from loadtest.generator.conductor import Conductor
+from loadtest.generator.expectations import Expectations
+from loadtest.generator.grpc_user import GrpcUser
+from loadtest.generator.last_reports import LastReports
+from loadtest.generator.options import Options, add_options, options_of
+from loadtest.generator.resp_user import RespUser
+from loadtest.generator.users import Session, record
+from loadtest.generator.values import new_run, writer_of
+from loadtest.generator.workloads import INSERTED_MAX, Draws, Keyspace
+from loadtest.report.recorder import Recorder
 
 __all__ = ["GrpcUser", "RespUser", "TargetShape"]
 

@@ -20,9 +20,9 @@ from pathlib import Path
 
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
-from loadtest import peers
-from loadtest.options import Options, add_options, options_of
-from loadtest.workloads import Draws
+from loadtest.bench import peers
+from loadtest.generator.options import Options, add_options, options_of
+from loadtest.generator.workloads import Draws
 from tests.cluster.harness import running_cluster
 
 FOLDER = Path(__file__).parent

@@ -22,8 +22,8 @@ import psutil
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import StoreError
 from kvstore.spark.snapshots.store import SnapshotStore
-from loadtest import peers
-from loadtest.foreground import writing
+from loadtest.bench import peers
+from loadtest.bench.foreground import writing
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from multiprocessing import get_context
 
 from tests.bookie import mutants as bookies
-from tests.sim import catalogue, mutants_wal
-from tests.sim import mutants as clusters
+from tests.sim.breakages import catalogue, mutants_wal
+from tests.sim.breakages import mutants as clusters
 
 SEEDS = range(60)
-BY_PYTEST = ("tests/partition/test_mutants.py", "tests/models")
+BY_PYTEST = ("tests/partition/leading/test_mutants.py", "tests/models")
 """Suites whose tests break something themselves: a leader's code, or a model by one of its rules."""
 BREAKS = ("test_a_broken_", "test_without_")
 

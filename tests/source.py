@@ -94,15 +94,15 @@ def import_cycle_or_none(graph: dict[str, set[str]]) -> list[str] | None:
     return next(filter(None, (visit(module, []) for module in sorted(graph))), None)
 
 
-def import_graph(files: list[Source]) -> dict[str, set[str]]:
-    """Module → modules of ours that it imports at run time, inside functions too."""
+def import_graph(files: list[Source], *, also_for_types: bool = False) -> dict[str, set[str]]:
+    """Module → modules of ours that it imports at run time, inside functions too; if asked, also only for types."""
     modules = {file.module for file in files}
     graph: dict[str, set[str]] = {module: set() for module in modules}
     for file in files:
         for each in file.imports:
             target = f"{each.module}.{each.name}"
             target = target if target in modules else each.module
-            if each.at_run_time and target in modules:
+            if (each.at_run_time or also_for_types) and target in modules:
                 graph[file.module].add(target)
     return graph
 

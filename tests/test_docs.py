@@ -8,9 +8,9 @@ import tokenize
 from collections import Counter
 from pathlib import PurePosixPath
 
-from loadtest import drill_crowds as drill_crowds
-from loadtest.drill_nemesis import FAULTS as DRILLS
-from tests.sim.faults import FAULTS
+from loadtest.drills import crowds as crowds
+from loadtest.drills.nemesis import FAULTS as DRILLS
+from tests.sim.strikes.faults import FAULTS
 from tests.source import ROOT, tracked_texts
 
 TEXTS = {path: text for path, text in tracked_texts().items() if path.endswith((".py", ".md", ".proto"))}

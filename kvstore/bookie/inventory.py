@@ -10,10 +10,10 @@ from struct import unpack
 
 from kvstore.bookie.checkpoint import ADMITTED, FENCED, LIMBO, Checkpoint, LedgerPart
 from kvstore.bookie.entry_index import OFFSET_BITS, file_of
+from kvstore.bookie.journal.record import ADMITTED as KEY_ADMITTED
+from kvstore.bookie.journal.record import CLEARED, Kind, RecordHead
+from kvstore.bookie.journal.segment import OpenFiles, Segment
 from kvstore.bookie.ledger import Ledger
-from kvstore.bookie.record import ADMITTED as KEY_ADMITTED
-from kvstore.bookie.record import CLEARED, Kind, RecordHead
-from kvstore.bookie.segment import OpenFiles, Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.digest import HEADER
 from kvstore.types import LedgerId

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 
 from kvstore.bookie.admission import Authority
 from kvstore.bookie.fencing import names
-from kvstore.bookie.record import CLEARED, Kind
-from kvstore.bookie.room import JournalFull, Use
+from kvstore.bookie.journal.record import CLEARED, Kind
+from kvstore.bookie.journal.room import JournalFull, Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.errors import MetadataError, UndecodableNode
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState

@@ -7,11 +7,11 @@ from errno import EDQUOT, ENOSPC
 
 from kvstore.bookie.checkpoints import remove_checkpoint, write_checkpoint
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.journal import Journal
+from kvstore.bookie.journal.journal import Journal
+from kvstore.bookie.journal.record import Kind
+from kvstore.bookie.journal.room import Use
 from kvstore.bookie.ledger import Ledger
-from kvstore.bookie.record import Kind
 from kvstore.bookie.replay import Replayed
-from kvstore.bookie.room import Use
 from kvstore.env.ports import Disk
 
 SHARES = (1, 1, 4, 16, 64, 1024)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kvstore.bookie.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal import Journal
+from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics

@@ -14,10 +14,10 @@ from kvstore.bookie.admission import Authority
 from kvstore.bookie.checkpoints import remove_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
+from kvstore.bookie.journal.record import ADMITTED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import lac_of
-from kvstore.bookie.record import ADMITTED, RECORD_HEADER_SIZE, Kind
-from kvstore.bookie.room import JournalFull, Use
-from kvstore.bookie.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import MetadataError, UndecodableNode

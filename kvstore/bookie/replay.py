@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from kvstore.bookie.checkpoint import Checkpoint
 from kvstore.bookie.checkpoints import indexed, read_checkpoint
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.record import (
+from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
     FileHeader,
@@ -23,8 +23,8 @@ from kvstore.bookie.record import (
     decode_file_header,
     decode_group_header,
 )
-from kvstore.bookie.scan import Found, Scan, certified, group_headers, scan
-from kvstore.bookie.segment import Segment, file_of_name
+from kvstore.bookie.journal.scan import Found, Scan, certified, group_headers, scan
+from kvstore.bookie.journal.segment import Segment, file_of_name
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
 

@@ -8,7 +8,7 @@ import logging
 
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.entry_index import OFFSET_MASK
-from kvstore.bookie.segment import Segment
+from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.storage import BookieStorage
 
 log = logging.getLogger(__name__)

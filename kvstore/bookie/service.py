@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.crowd import UNREAD_HIGH_BYTES, Answers, has_room, may_poll, silent_one
+from kvstore.bookie.connection_limits import UNREAD_HIGH_BYTES, Answers, has_room, may_poll, silent_one
 from kvstore.bookie.reader import ReadDone
 from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.storage import BookieStorage

@@ -13,21 +13,21 @@ from functools import partial
 from typing import Any
 
 from kvstore.bookie.admission import Admission, Authority
+from kvstore.bookie.backpressure import Door
 from kvstore.bookie.checkpoints import write_checkpoint
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.digests import Digests, lac_proves_itself, proves_itself
-from kvstore.bookie.door import Door
 from kvstore.bookie.fencing import Verdict, judge_add, judge_key
-from kvstore.bookie.group import Group
 from kvstore.bookie.inventory import Inventory
-from kvstore.bookie.journal import Journal
+from kvstore.bookie.journal.group import Group
+from kvstore.bookie.journal.journal import Journal
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RECOVERY, Kind
+from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger, lac_of
 from kvstore.bookie.opening import make_directory, tidy, write_again
 from kvstore.bookie.reader import ReadDone, Reader
-from kvstore.bookie.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, RECOVERY, Kind
 from kvstore.bookie.replay import replay
-from kvstore.bookie.room import JournalFull, Use
-from kvstore.bookie.segment import Segment
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
 from kvstore.proto.bookkeeper import LAST_ENTRY, PACKET_MAX, Status

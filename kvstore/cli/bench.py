@@ -92,9 +92,9 @@ def suite(
 ) -> None:
     """Run the benchmark suite of a source checkout, beside etcd and Redis if they are installed."""
     try:
-        module: Any = importlib.import_module("loadtest.suite")
+        module: Any = importlib.import_module("loadtest.bench.suite")
     except ModuleNotFoundError as error:
-        if error.name not in ("loadtest", "loadtest.suite"):
+        if error.name not in ("loadtest", "loadtest.bench.suite"):
             raise
         print("kvstore: the suite is part of a source checkout; run this command in one", file=sys.stderr)
         raise typer.Exit(2) from None

@@ -19,7 +19,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
-    from kvstore.server.recopy import Moved, Recopier
+    from kvstore.server.control.rereplicate import Moved, Recopier
 
 T = TypeVar("T")
 BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
@@ -228,7 +228,7 @@ def _with_recopier(
     from rich.console import Console
     from rich.progress import Progress
 
-    from kvstore.server.recopy import recopying
+    from kvstore.server.control.rereplicate import recopying
 
     terminal = Console(stderr=True)
     with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as bar:

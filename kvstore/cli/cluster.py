@@ -30,7 +30,7 @@ def checked_zookeeper(text: str | None) -> str | None:
 
 def checked_server(text: str | None) -> str | None:
     """Of an option. Raises BadParameter."""
-    from kvstore.client.config import parse_url
+    from kvstore.client.core.config import parse_url
 
     try:
         if text is not None:
@@ -91,7 +91,7 @@ def _as_told_by(servers: str) -> str:
     """What the first of the servers that answers says; `host:port,…`."""
     import grpc
 
-    from kvstore.client.config import parse_url
+    from kvstore.client.core.config import parse_url
     from kvstore.proto import admin_pb2, admin_pb2_grpc
     from kvstore.rpc.channels import open_channel
     from kvstore.rpc.status import from_rpc_error

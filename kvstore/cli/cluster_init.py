@@ -59,7 +59,7 @@ def init(
     """
     from kvstore.env.secret import make_secret
     from kvstore.ring import Ring
-    from kvstore.server.founding import found
+    from kvstore.server.control.bootstrap import found
 
     servers = zones_of(node)
     if len(servers) < SAFE_NODES_MIN and not unsafe:

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from kvstore.cli.cluster import Server as Server
 from kvstore.cli.cluster import tls_of_environment
-from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import ConfigError
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ def _of_data_dir(data_dir: Path) -> tuple[str, ...]:
 
 def _of_zookeeper(address: str) -> tuple[str, ...]:
     from kvstore.cli.cluster import Tools, with_tools
-    from kvstore.server.addresses import addresses
+    from kvstore.server.routing.addresses import addresses
 
     async def read(tools: Tools) -> tuple[str, ...]:
         return await addresses(tools.store)

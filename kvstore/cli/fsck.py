@@ -13,7 +13,7 @@ from kvstore.cli.output import as_json
 from kvstore.errors import StoreError
 
 if TYPE_CHECKING:
-    from kvstore.server.findings import Report
+    from kvstore.server.fsck.findings import Report
 
 
 def register(app: typer.Typer) -> None:
@@ -40,7 +40,7 @@ def fsck(
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
-    from kvstore.server.fsck import Fsck
+    from kvstore.server.fsck.check import Fsck
 
     terminal = Console(stderr=True)
     bar = Progress(
@@ -71,7 +71,7 @@ def fsck(
 
 def as_text(report: Report, *, notes: bool) -> str:
     """The report for people: what was found, what to do about it, and the verdict last."""
-    from kvstore.server.findings import Severity
+    from kvstore.server.fsck.findings import Severity
 
     shown = [finding for finding in report.findings if notes or finding.severity is not Severity.NOTE]
     lines = [f"{finding.severity.value:8} {finding.where}: {finding.message}" for finding in shown]

@@ -91,7 +91,7 @@ def read(
     json: Json = False,
 ) -> None:
     """Read entries without fencing: what they hold, and which bookies have a good copy."""
-    from kvstore.server.fsck import LedgerCopies
+    from kvstore.server.fsck.check import LedgerCopies
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         metadata, _ = await LedgerStore(tools.store).read(LedgerId(ledger))
@@ -189,7 +189,7 @@ def _summary(metadata: LedgerMetadata) -> dict[str, Any]:
 
 
 def _entry_row(entry: EntryId, copies: dict[BookieId, bytes | None]) -> dict[str, Any]:
-    from kvstore.partition import entry as entries
+    from kvstore.partition.state import entry as entries
 
     row: dict[str, Any] = {"entry": entry, "copies": [name for name, payload in copies.items() if payload is not None]}
     payload = next((payload for payload in copies.values() if payload is not None), None)

@@ -170,7 +170,7 @@ def _hand_over(node: str, where: Where, timeout_s: float, *, may_be_down: bool) 
     from kvstore.cli.cluster import Tools, with_tools
     from kvstore.errors import ConfigError, NoSuchNode
     from kvstore.meta import paths
-    from kvstore.server.members import Member
+    from kvstore.server.routing.topology import Member
     from kvstore.types import ServerId
 
     async def address(tools: Tools) -> str:

@@ -16,9 +16,9 @@ from kvstore.cli.ring import read_ring
 from kvstore.env.clock import SystemClock
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
 from kvstore.meta import paths
-from kvstore.partition.claim import Claims
-from kvstore.partition.election import LeaderRecord
-from kvstore.partition.jury import Trusted
+from kvstore.partition.election.election import LeaderRecord
+from kvstore.partition.election.jury import Trusted
+from kvstore.partition.election.leader_znode import Claims
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
 
@@ -84,7 +84,7 @@ def pins(
 
     Pins of jobs end by themselves at their deadline; those without one end with the session that made them.
     """
-    from kvstore.client.pinned import PinStatus, list_pins
+    from kvstore.client.pinned.pins import PinStatus, list_pins
 
     def row(pin: PinStatus) -> dict[str, Any]:
         left_s = max(0, round(pin.deadline_ms / 1000 - SystemClock().wall_ms() / 1000)) if pin.deadline_ms else None
@@ -109,9 +109,9 @@ def unpin(
     json: Json = False,
 ) -> None:
     """Give back a pin that a job has left behind. A job that still reads by it fails."""
-    from kvstore.client import pinned
+    from kvstore.client.pinned import pins as pinned_pins
 
-    done = pinned.unpin(config_of(data_dir, zookeeper, server, TIMEOUT_S), pin)
+    done = pinned_pins.unpin(config_of(data_dir, zookeeper, server, TIMEOUT_S), pin)
     print(as_json({"pin": pin, "partitions": done}) if json else f"{pin} is given back in {', '.join(done) or 'none'}")
 
 

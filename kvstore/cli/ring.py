@@ -13,7 +13,7 @@ from kvstore.cli.ring_changes import read_loads, register_changes
 from kvstore.cli.ring_views import loads_document
 from kvstore.errors import ConfigError, NoSuchNode, StoreError
 from kvstore.meta import paths
-from kvstore.partition.claim import Claims
+from kvstore.partition.election.leader_znode import Claims
 from kvstore.ring import Ring, decode, token_of
 from kvstore.types import PartitionId, ServerId
 

@@ -20,7 +20,7 @@ from kvstore.cli.snapshot_options import UpTo
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, StoreError, Unavailable
 
 if TYPE_CHECKING:
-    from kvstore.client.config import ClientConfig
+    from kvstore.client.core.config import ClientConfig
     from kvstore.spark.snapshots.chains import Cut
     from kvstore.spark.snapshots.compare import Differences
     from kvstore.spark.snapshots.manifest import Manifest

@@ -16,7 +16,7 @@ from kvstore.cli.endpoints import Server, config_of
 
 if TYPE_CHECKING:
     from kvstore.client import Change
-    from kvstore.client.config import ClientConfig
+    from kvstore.client.core.config import ClientConfig
 
 OLDEST = "oldest"
 TIMEOUT_S = 60.0

@@ -1,14 +1,14 @@
 """The client library: AsyncClient for asyncio, Client for everything else."""
 
-from kvstore.client.batch import Batch
-from kvstore.client.client import AsyncClient
-from kvstore.client.config import ClientConfig
+from kvstore.client.aio.client import AsyncClient
+from kvstore.client.aio.watch import AsyncWatch
+from kvstore.client.blocking.client import Client
+from kvstore.client.blocking.watch import Watch
+from kvstore.client.core.batch import Batch
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
+from kvstore.client.core.watching import Change
 from kvstore.client.feed import FeedReader, PartitionFeed
-from kvstore.client.sync import Client
-from kvstore.client.values import Item, Level, Meta, Replaced, Token
-from kvstore.client.watch import AsyncWatch
-from kvstore.client.watch_sync import Watch
-from kvstore.client.watching import Change
 
 __all__ = [
     "AsyncClient",

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.conveyor import Conveyor
-from kvstore.client.operation import DELETE, PUT, Operation
-from kvstore.client.operations import check
+from kvstore.client.aio.engine import Conveyor
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.operation import DELETE, PUT, Operation
+from kvstore.client.core.operations import check
 from kvstore.env import Task
-from kvstore.env.caller import caller_env
+from kvstore.env.library_env import caller_env
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto import kv_pb2

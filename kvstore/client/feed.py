@@ -15,9 +15,9 @@ from typing import Any, NamedTuple, Self
 import grpc
 
 from kvstore.backoff import delays
-from kvstore.client.config import ClientConfig, parse_url
-from kvstore.client.watching import POSITION_MAX, checked_positions, is_count
-from kvstore.env.caller import caller_env
+from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
+from kvstore.env.library_env import caller_env
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.channels import open_channel

@@ -35,7 +35,7 @@ from kvstore.errors import ConfigError, Unavailable
 from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
-from kvstore.server import founding
+from kvstore.server.control import bootstrap
 from kvstore.types import PartitionId, ServerId
 
 START_TIMEOUT_S = 60
@@ -272,7 +272,7 @@ class LocalCluster:
 async def _found(cluster: ClusterFile) -> Ring:
     store = await ZooKeeperStore.connect(cluster.zookeeper)
     try:
-        return await founding.found(
+        return await bootstrap.found(
             store,
             {ServerId(node.id): "" for node in cluster.nodes},
             partitions=cluster.partitions,

@@ -10,28 +10,30 @@ from typing import Any
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, MetadataError, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
 from kvstore.meta.store import MetadataStore
-from kvstore.partition import pinning, queries, snapshots
-from kvstore.partition.absences import Absences
-from kvstore.partition.answers import Soon, TurnAway
-from kvstore.partition.carried import Means
-from kvstore.partition.claim import Claims
-from kvstore.partition.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
+from kvstore.partition import pinning
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.engine import Engine
-from kvstore.partition.handover import Turns
-from kvstore.partition.leader import Leader
-from kvstore.partition.move_records import Founded
-from kvstore.partition.mover import Mover
+from kvstore.partition.election import snapshots
+from kvstore.partition.election.absences import Absences
+from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.replica import Replica
+from kvstore.partition.election.tail import Tail
+from kvstore.partition.election.trials import CHECKS, Trials
+from kvstore.partition.election.upkeep import Upkeep, flush
+from kvstore.partition.leading import queries
+from kvstore.partition.leading.answers import Soon, TurnAway
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.moves.import_driver import Means
+from kvstore.partition.moves.mover import Mover
+from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
-from kvstore.partition.replica import Replica
-from kvstore.partition.scope import ELSEWHERE, KEYLESS, bound, scope
-from kvstore.partition.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
-from kvstore.partition.state import State
-from kvstore.partition.tail import Tail
-from kvstore.partition.tokens import NOTHING, Tokens, spans_of
-from kvstore.partition.trials import CHECKS, Trials
-from kvstore.partition.upkeep import Upkeep, flush
+from kvstore.partition.state.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
+from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.move_records import Founded
+from kvstore.partition.state.scope import ELSEWHERE, KEYLESS, bound, scope
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
 from kvstore.ring import Rings
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists

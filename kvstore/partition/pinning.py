@@ -12,13 +12,13 @@ import msgspec
 
 from kvstore.env import Env
 from kvstore.errors import InvalidRequest, LedgerError, MetadataError, NoSuchPin, NotLeader, Unavailable
-from kvstore.partition import pinned_scan
-from kvstore.partition.engine import ViewClosed
-from kvstore.partition.held import Held
-from kvstore.partition.leader import Leader
-from kvstore.partition.marks import Mark
-from kvstore.partition.state import State
-from kvstore.partition.tokens import Span
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.state import pinned_scan
+from kvstore.partition.state.engine import ViewClosed
+from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.pinned_views import Held
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span
 from kvstore.types import PartitionId, Position
 from kvstore.wal.pins import Pins
 

@@ -44,7 +44,7 @@ class _CodeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Code.ValueType],
     COUNT: _Code.ValueType  # 12
 
 class Code(_Code, metaclass=_CodeEnumTypeWrapper):
-    """The numbers are those of kvstore/partition/commands.py."""
+    """The numbers are those of kvstore/partition/state/commands.py."""
 
 CODE_UNSPECIFIED: Code.ValueType  # 0
 GET: Code.ValueType  # 1

@@ -22,27 +22,27 @@ from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.store import MetadataStore, SessionState
-from kvstore.partition.entry import is_release
-from kvstore.partition.state import State
+from kvstore.partition.state.entry import is_release
+from kvstore.partition.state.state import State
 from kvstore.ring import PartitionState
 from kvstore.server.config import NodeConfig, Role
-from kvstore.server.dating import DATES, Dating, JudgedClock
-from kvstore.server.feed_end import latest_of
-from kvstore.server.feeds import Feeds
-from kvstore.server.heat import Load
+from kvstore.server.control.dating import DATES, Dating, JudgedClock
+from kvstore.server.control.load import Load
+from kvstore.server.control.load_sampler import LOADS, Taps, loads_of_cluster
+from kvstore.server.control.progress import MOVES, Copied, Progress
+from kvstore.server.control.steward import Steward
+from kvstore.server.feed.end import latest_of
+from kvstore.server.feed.feeds import Feeds
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
-from kvstore.server.members import ClusterTopology, Member
-from kvstore.server.membership import Membership
-from kvstore.server.peer import PeerLinks
-from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Credentials
-from kvstore.server.peer_server import Handler, PeerServer
-from kvstore.server.progress import MOVES, Copied, Progress
-from kvstore.server.resp import RespServer
-from kvstore.server.resp_session import Facts
-from kvstore.server.rings import RingStore
+from kvstore.server.peer.links import PeerLinks
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Credentials
+from kvstore.server.peer.server import Handler, PeerServer
+from kvstore.server.redis.door import RespServer
+from kvstore.server.redis.session import Facts
 from kvstore.server.routing.dispatch import Dispatcher
-from kvstore.server.steward import Steward
-from kvstore.server.taps import LOADS, Taps, loads_of_cluster
+from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.ring_store import RingStore
+from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.types import BookieId, PartitionId, ServerId
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice

@@ -22,8 +22,8 @@ from threading import Thread
 from kvstore.env.ports import Disk
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.engine import Engine
-from kvstore.partition.engine_rocks import EngineDamaged, RocksEngine
+from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.engine_rocks import EngineDamaged, RocksEngine
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from kvstore.errors import Corrupted, MetadataError, StoreError
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.engine import Engine
-from kvstore.partition.handover import Turns
+from kvstore.partition.election.handover import Turns
 from kvstore.partition.partition import Partition
 from kvstore.partition.ports import Peers
-from kvstore.partition.state import State
+from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.state import State
 from kvstore.ring import Rings, codec
-from kvstore.server.membership import Membership
 from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.membership import Membership
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.ports import Logs
 

@@ -27,9 +27,9 @@ from kvstore.meta.zookeeper import ZooKeeperStore
 from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
-from kvstore.server.grpc_door import GrpcDoor
-from kvstore.server.http import HttpDoor
-from kvstore.server.last_snapshot import LastSnapshot
+from kvstore.server.grpc.door import GrpcDoor
+from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.last_snapshot import LastSnapshot
 from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)

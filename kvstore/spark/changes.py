@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from kvstore.client.pinned_arrow import SCHEMA as PINNED
-from kvstore.client.pinned_arrow import times_of
+from kvstore.client.pinned.arrow import SCHEMA as PINNED
+from kvstore.client.pinned.arrow import times_of
 from kvstore.proto import feed_pb2
 
 KINDS: dict[int, str] = {

@@ -9,10 +9,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.sync import Client
+from kvstore.client.blocking.client import Client
+from kvstore.client.core.config import ClientConfig
 from kvstore.errors import ConfigError, MetadataError, NoSuchNode, StoreError, Unavailable
-from kvstore.server.addresses import addresses
+from kvstore.server.routing.addresses import addresses
 from kvstore.spark.options import Cluster, client_config, cluster_of
 
 FIND_S = 8.0

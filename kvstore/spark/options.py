@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.places import fault_of

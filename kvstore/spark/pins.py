@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from uuid import uuid4
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.pinned import PinnedStore, pin_store, renew_pin, unpin
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.pinned.pins import PinnedStore, pin_store, renew_pin, unpin
 from kvstore.errors import NoSuchPin, StoreError
 from kvstore.spark.cluster import find
 from kvstore.spark.splits import encode

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSourceReader, InputPartition
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.pinned import PinnedStore
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.pinned.pins import PinnedStore
 from kvstore.errors import NoSuchPin
 from kvstore.spark.options import ReadOptions
 from kvstore.spark.pins import explained, kept_alive, renew_or_explain
@@ -53,8 +53,8 @@ class PinnedReader(DataSourceReader):
 
     def _batches(self, piece: Piece) -> Iterator[RecordBatch]:
         # gRPC must begin behind the fork that made this process.
-        from kvstore.client.pinned_arrow import batch_of
-        from kvstore.client.pinned_read import read_pinned
+        from kvstore.client.pinned.arrow import batch_of
+        from kvstore.client.pinned.read import read_pinned
 
         options = self._options
         pages = read_pinned(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.pinned import PinnedStore
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.pinned.pins import PinnedStore
 from kvstore.errors import ConfigError, Overloaded, StoreError
 from kvstore.spark import columns, pins
 from kvstore.spark.cluster import find

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvstore.client.pinned import PinnedPartition, PinnedStore, Split
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.ring.hashing import token_of

@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
 from kvstore.env.clock import SystemClock
 from kvstore.errors import PositionTrimmed, StoreError, Unavailable

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.errors import OutcomeUnknown, StoreError, Unavailable
 from kvstore.spark.columns import Plan
 from kvstore.spark.options import OnConflict, WriteOptions

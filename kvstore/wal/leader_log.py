@@ -29,7 +29,7 @@ from kvstore.errors import (
 from kvstore.meta.store import MetadataStore
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
 from kvstore.wal.config import LogConfig
-from kvstore.wal.copier import Copier
+from kvstore.wal.copies.copier import Copier
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
 from kvstore.wal.ledger_list import NEVER, LedgerList

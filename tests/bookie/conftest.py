@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.bookie.support import FAST
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 
 @pytest.fixture

@@ -12,25 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.bookie import (
-    admission,
-    checkpoints,
-    fencing,
-    identity,
-    inventory,
-    journal,
-    reader,
-    reclaim,
-    replay,
-    scan,
-    segment,
-    turns,
-)
+from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, reader, reclaim, replay, turns
 from kvstore.bookie import service as service_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.fencing import Verdict
-from kvstore.bookie.record import Kind
-from kvstore.bookie.room import Use
+from kvstore.bookie.journal import journal, scan, segment
+from kvstore.bookie.journal.record import Kind
+from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
 from kvstore.proto.bookkeeper import Status
 

@@ -13,7 +13,7 @@ from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Answer
 from kvstore.proto.frames import FrameReader
 from tests.bookie.support import Metadata, Shelf, tiny
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 ADDRESS = "b1:3181"
 

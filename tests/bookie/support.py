@@ -13,8 +13,8 @@ from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import BookieId, DigestType, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
-from tests.sim.disk import DiskConfig, SimDisk
-from tests.sim.env import SimWorld
+from tests.sim.world.disk import DiskConfig, SimDisk
+from tests.sim.world.env import SimWorld
 
 ME = BookieId("b1-aaaa")
 OTHERS = (BookieId("b2-bbbb"), BookieId("b3-cccc"))

@@ -11,7 +11,7 @@ import pytest
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.support import Shelf, metadata, run
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 L = 7
 

@@ -11,7 +11,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.proto.digest import EntryDigest, master_key
 from kvstore.types import DigestType, EntryId, LedgerId
 from tests.bookie.support import KEY, Shelf, lac_packet, metadata, packet, run
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 L = LedgerId(7)
 

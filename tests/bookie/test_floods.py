@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.bookie import crowd
+from kvstore.bookie import connection_limits
 from kvstore.bookie.admission import AT_ONCE_MAX
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.sparing import BURST, SparingLog
@@ -18,8 +18,8 @@ from kvstore.proto.bookkeeper import Status
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import KEY, ME, Metadata, packet
 from tests.bookie.test_version_two import batch
-from tests.sim.env import SimWorld
-from tests.sim.pause import pause
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
 
 L = 7
 NAMED = wire.bookie_context(ME)
@@ -93,12 +93,12 @@ def test_batches_that_become_ready_for_who_does_not_read_are_refused_when_they_a
         peer.transport.pause_reading()
         await pause(3)
         (connection,) = [each for each in served.service.connections if each.unread_bytes]
-        assert 0 < connection.unread_bytes <= crowd.UNREAD_SURE_BYTES + 200_000
+        assert 0 < connection.unread_bytes <= connection_limits.UNREAD_SURE_BYTES + 200_000
         peer.transport.resume_reading()
         codes = [int.from_bytes(answer[4:8], "big") for answer in await peer.answers(200)]
         assert set(codes) == {0, 106}
 
-    monkeypatch.setattr(crowd, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
     serve(world, scenario)
 
 
@@ -192,8 +192,8 @@ def test_who_polls_much_gives_way_when_all_together_poll_too_much(
         assert refused == 80
         assert served.service.polls == 0
 
-    monkeypatch.setattr(crowd, "POLLS_TOGETHER", 100)
-    monkeypatch.setattr(crowd, "POLLS_SURE", 10)
+    monkeypatch.setattr(connection_limits, "POLLS_TOGETHER", 100)
+    monkeypatch.setattr(connection_limits, "POLLS_SURE", 10)
     serve(world, scenario)
 
 

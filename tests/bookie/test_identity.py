@@ -10,9 +10,9 @@ from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie, decode_cookie
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from tests.bookie.support import crash, run, tiny
-from tests.sim.disk import SimDisk
-from tests.sim.env import SimWorld
-from tests.sim.oplog import OpLog, crash_images
+from tests.sim.world.disk import SimDisk
+from tests.sim.world.env import SimWorld
+from tests.sim.world.oplog import OpLog, crash_images
 
 CLUSTER = "8d5e2f52-93a6-4d6c-9a2e-0f5d8a1c3b47"
 

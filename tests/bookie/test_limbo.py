@@ -9,7 +9,7 @@ from kvstore.bookie.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 L = LedgerId(7)
 LAST = 4

@@ -17,8 +17,8 @@ from kvstore.meta.registration import Bookies, RegistrationClient
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
 from tests.bookie.support import KEY, crash, packet, run, tiny
-from tests.sim.env import NodeCrashed, SimWorld
-from tests.sim.pause import pause
+from tests.sim.world.env import NodeCrashed, SimWorld
+from tests.sim.world.pause import pause
 
 L = LedgerId(7)
 

@@ -17,8 +17,8 @@ from tests.bookie.support import (
     run,
     tiny,
 )
-from tests.sim.env import SimWorld
-from tests.sim.pause import pause
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
 
 L = 7
 

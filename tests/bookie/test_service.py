@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvstore.bookie import crowd
+from kvstore.bookie import connection_limits
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import Operation, Status
@@ -14,8 +14,8 @@ from kvstore.types import EntryId, LedgerId, LedgerState
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import DIGEST, KEY, ME, OTHERS, Metadata, Shelf, lac_packet, metadata, packet
 from tests.proto.golden import recorded
-from tests.sim.env import SimWorld
-from tests.sim.pause import pause
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
 
 L = 7
 NAMED = wire.bookie_context(ME)
@@ -298,12 +298,12 @@ def test_what_becomes_ready_for_who_does_not_read_is_refused_when_it_is_too_much
         await writer.ask(wire.encode_add(1, L, 1, KEY, packet(L, 1, lac=0)))
         await pause(1)
         (connection,) = [each for each in served.service.connections if each.unread_bytes]
-        assert 0 < connection.unread_bytes <= crowd.UNREAD_SURE_BYTES + 200_000
+        assert 0 < connection.unread_bytes <= connection_limits.UNREAD_SURE_BYTES + 200_000
         peer.transport.resume_reading()
         statuses = [wire.decode_response(payload).status for payload in await peer.answers(100)]
         assert set(statuses) == {Status.OK, Status.TOO_MANY_REQUESTS}
 
-    monkeypatch.setattr(crowd, "UNREAD_TOGETHER_BYTES", 1 << 20)
+    monkeypatch.setattr(connection_limits, "UNREAD_TOGETHER_BYTES", 1 << 20)
     serve(world, scenario)
 
 

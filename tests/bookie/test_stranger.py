@@ -15,7 +15,7 @@ from kvstore.types import LedgerState
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import KEY, ME, Metadata, lac_packet, metadata, packet
 from tests.bookie.test_version_two import ADD, FENCE, RECOVERY, ask, frame, number, read
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 L = 7
 PASSWORD = b"what the cluster's secret gives"

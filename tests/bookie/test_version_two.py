@@ -8,7 +8,7 @@ from kvstore.types import BookieId
 from tests.bookie.peer import Peer, Served, serve
 from tests.bookie.support import KEY, OTHERS, Metadata, metadata, packet
 from tests.proto.golden import recorded
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 L = 7
 FENCE, RECOVERY = 1, 2

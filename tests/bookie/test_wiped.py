@@ -14,8 +14,8 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.types import BookieId, LedgerState
 from tests.bookie.peer import Peer
 from tests.bookie.support import KEY, metadata, packet, tiny
-from tests.sim.env import SimWorld
-from tests.sim.pause import pause
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
 
 L = 7
 ADDRESS = "b1:3181"

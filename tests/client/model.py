@@ -13,7 +13,7 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
-from kvstore.partition.commands import Code, Flag, Op, Record, RequestId, Sink
+from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Sink
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId

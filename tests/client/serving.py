@@ -14,7 +14,7 @@ from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
 from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
-from kvstore.server.kv import KV
+from kvstore.server.grpc.kv import KV
 from kvstore.types import ServerId
 from tests.client.model import Endpoint, ModelCluster
 from tests.waiting import PATIENCE_S

@@ -3,15 +3,15 @@
 from collections import deque
 from typing import Any
 
-from kvstore.client import operations
-from kvstore.client.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, cut, frame_of, settled
-from kvstore.client.operation import Numbering, Operation
-from kvstore.client.values import Item, Level
+from kvstore.client.core import operations
+from kvstore.client.core.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, cut, frame_of, settled
+from kvstore.client.core.operation import Numbering, Operation
+from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed, Overloaded, StoreError
-from kvstore.partition.commands import Code, Flag, Record, RequestId
+from kvstore.partition.state.commands import Code, Flag, Record, RequestId
 from kvstore.proto import kv_pb2
-from kvstore.server.answers import Outbox
-from kvstore.server.frames import ops_of
+from kvstore.server.grpc.decode import ops_of
+from kvstore.server.grpc.encode import Outbox
 
 ONE, TWO = Numbering(b"1" * 16), Numbering(b"2" * 16)
 

@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
-from kvstore.client import blocking, operations
-from kvstore.client.blocking import BlockingLink, Waiter
-from kvstore.client.operation import Numbering, Operation
+from kvstore.client.blocking import link as blocking_link
+from kvstore.client.blocking.link import BlockingLink, Waiter
+from kvstore.client.core import operations
+from kvstore.client.core.operation import Numbering, Operation
 from kvstore.env.clock import SystemClock
 from kvstore.errors import Unavailable
 from kvstore.limits import CLIENT_BYTES
@@ -105,7 +106,7 @@ def test_the_baton_is_not_passed_to_a_caller_who_was_interrupted_while_it_waited
             raise KeyboardInterrupt
 
     def another_comes(frame: kv_pb2.Frame) -> kv_pb2.Answers:
-        monkeypatch.setattr(blocking, "Waiter", Interrupted)
+        monkeypatch.setattr(blocking_link, "Waiter", Interrupted)
         with pytest.raises(KeyboardInterrupt):
             link.run(read(), 1)
         monkeypatch.undo()

@@ -8,9 +8,9 @@ import pytest
 from sortedcontainers import SortedDict
 
 from kvstore.client.bulk import BACKLOG_BATCHES, Loader, Row
-from kvstore.client.config import parse_url
+from kvstore.client.core.config import parse_url
 from kvstore.errors import InvalidRequest, Moved, OutcomeUnknown, StoreError, Unavailable
-from kvstore.partition.commands import Code, Op
+from kvstore.partition.state.commands import Code, Op
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.client.model import ModelCluster

@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from kvstore.client import calls, operations
-from kvstore.client.calls import Nobody, failed_for_good, is_hint, lost, pauses, too_late
-from kvstore.client.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, Numbering, Operation
+from kvstore.client.core import operations, retries
+from kvstore.client.core.operation import IN_FLIGHT_BYTES_MAX, IN_FLIGHT_MAX, SEEN_STEP_MS, Numbering, Operation
+from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, lost, pauses, too_late
 from kvstore.errors import (
     ConditionFailed,
     Corrupted,
@@ -164,7 +164,7 @@ def test_a_first_attempt_that_came_too_late_gets_another_id_and_time() -> None:
 
 def test_another_id_is_given_only_a_few_times() -> None:
     operation = a_put()
-    operation.attempts = calls.RENUMBER_MAX
+    operation.attempts = retries.RENUMBER_MAX
     assert isinstance(failed_for_good(operation, RequestExpired("old")), RequestExpired)
 
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from kvstore.client import AsyncClient, Client
-from loadtest.drill_load import Load
+from loadtest.drills.load import Load
 from tests.cluster.harness import Cluster, running_cluster
-from tests.sim.linearizable import check
+from tests.sim.judges.linearizable import check
 from tests.waiting import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

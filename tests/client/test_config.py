@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, parse_url
 
 
 def test_a_url_names_endpoints_and_times() -> None:

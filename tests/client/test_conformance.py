@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from kvstore.client import AsyncClient, Batch, ClientConfig, Item, Level
-from kvstore.client.config import parse_url
+from kvstore.client.core.config import parse_url
 from kvstore.errors import ConditionFailed, InvalidRequest, Unavailable
 from tests.client.faces import FACES, Face
 from tests.client.model import ModelCluster

@@ -8,10 +8,10 @@ from random import Random
 
 import pytest
 
-from kvstore.client.pinned_arrow import batch_of, batches_of
-from kvstore.client.pinned_read import Page
-from kvstore.partition.operations import EXPIRES_MS_MAX
-from kvstore.partition.rows import data_key, encode_record
+from kvstore.client.pinned.arrow import batch_of, batches_of
+from kvstore.client.pinned.read import Page
+from kvstore.partition.state.operations import EXPIRES_MS_MAX
+from kvstore.partition.state.rows import data_key, encode_record
 from kvstore.proto import pinned_page
 
 NOW_MS = 1_700_000_000_000

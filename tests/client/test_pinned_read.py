@@ -11,8 +11,8 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.client.pinned import PinnedPartition, PinnedStore, Split, pin_store, turned
-from kvstore.client.pinned_read import read_pinned
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split, pin_store, turned
+from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import (
     InvalidRequest,
     NoSuchPin,
@@ -22,7 +22,7 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.partition import rows
+from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.rpc.status import DETAILS_KEY, details_of
 from kvstore.types import EntryId, LedgerId, Position

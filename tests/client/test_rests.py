@@ -1,6 +1,6 @@
 """An address rests for longer with each connection that breaks, and not at all once there is one."""
 
-from kvstore.client.rests import MAX_S, MIN_S, Rests
+from kvstore.client.core.address_backoff import MAX_S, MIN_S, Rests
 
 
 def test_an_unknown_address_does_not_rest() -> None:

@@ -9,9 +9,9 @@ import pytest
 from sortedcontainers import SortedDict
 
 from kvstore.client import AsyncClient, Level
-from kvstore.client.config import parse_url
-from kvstore.client.conveyor import Conveyor
-from kvstore.client.values import RING
+from kvstore.client.aio.engine import Conveyor
+from kvstore.client.core.config import parse_url
+from kvstore.client.core.values import RING
 from kvstore.errors import (
     ConditionFailed,
     NotLeader,
@@ -21,7 +21,7 @@ from kvstore.errors import (
     StoreError,
     Unavailable,
 )
-from kvstore.partition.commands import Code, Op
+from kvstore.partition.state.commands import Code, Op
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 from tests.client.faces import FACES, Face

@@ -2,9 +2,9 @@
 
 import pytest
 
-from kvstore.client.operations import get
-from kvstore.client.routing import Routing
-from kvstore.client.values import Level
+from kvstore.client.core.operations import get
+from kvstore.client.core.routing import Routing
+from kvstore.client.core.values import Level
 from kvstore.errors import ConditionFailed, Moved, NotLeader
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS, token_of

@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from kvstore.client.scanning import PAGE_KEYS, Merge, scan_bounds
+from kvstore.client.core.scanning import PAGE_KEYS, Merge, scan_bounds
 from kvstore.errors import InvalidRequest
 
 

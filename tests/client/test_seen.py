@@ -2,9 +2,9 @@
 
 from random import Random
 
-from kvstore.client.operation import SEEN_STEP_MS
-from kvstore.client.seen import Seen
-from kvstore.client.values import RING
+from kvstore.client.core.operation import SEEN_STEP_MS
+from kvstore.client.core.session import Seen
+from kvstore.client.core.values import RING
 from kvstore.proto import kv_pb2
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import grpc
 import pytest
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.watch import AsyncWatch
-from kvstore.client.watch_sync import Watch
-from kvstore.client.watching import Reading, Watched
-from kvstore.env.caller import caller_env
+from kvstore.client.aio.watch import AsyncWatch
+from kvstore.client.blocking.watch import Watch
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
+from kvstore.env.library_env import caller_env
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from tests.waiting import PATIENCE_S
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.values import Item
-from kvstore.client.watching import Reading, Watched, is_final
+from kvstore.client.core.values import Item
+from kvstore.client.core.watching import Reading, Watched, is_final
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, PositionTrimmed, Unavailable
 from kvstore.proto import kv_pb2
 

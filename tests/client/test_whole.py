@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.client.routing import PartitionRoute, Routing
-from kvstore.client.values import Item, Level
-from kvstore.client.whole import Count, Scan
+from kvstore.client.core.fanout import Count, Scan
+from kvstore.client.core.routing import PartitionRoute, Routing
+from kvstore.client.core.values import Item, Level
 from kvstore.errors import Moved
 
 MOVED = Moved("", 0)

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.partition import rows
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.engine_rocks import RocksEngine
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine_rocks import RocksEngine
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from kvstore.client import AsyncClient
-from loadtest.drill_stage import Report
-from loadtest.ring_load import RingLoad
-from loadtest.ring_stage import PROBLEMS, RingStage
+from loadtest.drills.ring_load import RingLoad
+from loadtest.drills.ring_stage import PROBLEMS, RingStage
+from loadtest.drills.stage import Report
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until
 

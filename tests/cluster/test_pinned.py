@@ -16,9 +16,9 @@ import orjson
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.pinned import PinnedStore, PinStatus, Split, list_pins, pin_store, renew_pin, unpin
-from kvstore.client.pinned_arrow import batch_of
-from kvstore.client.pinned_read import read_pinned
+from kvstore.client.pinned.arrow import batch_of
+from kvstore.client.pinned.pins import PinnedStore, PinStatus, Split, list_pins, pin_store, renew_pin, unpin
+from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import InvalidRequest, NoSuchPin, Refused, StoreError
 from tests.cluster.harness import Cluster, running_cluster
 

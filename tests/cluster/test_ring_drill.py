@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadtest.drill_stage import Report
+from loadtest.drills.ring_stage import RingStage
+from loadtest.drills.stage import Report
 from loadtest.ring_drill import Course, grow, kills
-from loadtest.ring_stage import RingStage
 from tests.cluster.harness import Cluster, running_cluster
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]

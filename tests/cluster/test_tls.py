@@ -23,8 +23,8 @@ from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import StoreError
 from kvstore.meta.layout import LayoutStore
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.server.peer_frames import FrameError
-from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Caller, Credentials
+from kvstore.server.peer.frames import FrameError
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
 from kvstore.types import ServerId
 from tests.cluster.harness import Cluster, running_cluster
 

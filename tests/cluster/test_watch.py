@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from kvstore.client import Client, FeedReader
-from kvstore.client.watching import Change
+from kvstore.client.core.watching import Change
 from kvstore.errors import OutcomeUnknown, StoreError
 from tests.cluster.harness import Cluster, running_cluster
 from tests.waiting import wait_until_blocking

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvloop
 
-from tests.sim.env import SimWorld
+from tests.sim.world.env import SimWorld
 
 Work = Callable[[], Coroutine[Any, Any, None]]
 

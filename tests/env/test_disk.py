@@ -21,7 +21,7 @@ from kvstore.env.syncs import Done, Syncs, ThreadSyncs
 from kvstore.env.uring import RingSyncs
 from kvstore.errors import ConfigError
 from tests.env.runners import LOOPS, Work
-from tests.sim.disk import SimDisk
+from tests.sim.world.disk import SimDisk
 from tests.waiting import PATIENCE_S
 
 

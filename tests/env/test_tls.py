@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kvstore import config as toml
-from kvstore.client.config import parse_url
+from kvstore.client.core.config import parse_url
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.server.config import NodeConfig

@@ -14,8 +14,8 @@ import pytest
 from kvstore.env import Stream, Transport
 from kvstore.env.transport import TcpTransport, join_address, split_address
 from tests.env.runners import on_asyncio, on_uvloop
-from tests.sim.env import SimWorld
-from tests.sim.network import NetworkConfig
+from tests.sim.world.env import SimWorld
+from tests.sim.world.network import NetworkConfig
 
 Scenario = Callable[["Place"], Coroutine[Any, Any, None]]
 DEADLINE_S = 60

@@ -11,8 +11,8 @@ from typing import Any, Protocol, TypeVar
 from kvstore.errors import MetadataError, MetadataUnknown
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Change, MetadataStore, SessionState, Stat
-from tests.sim.metadata import MetadataConfig, SimMetadata
-from tests.sim.metadata_client import SimStore
+from tests.sim.world.metadata import MetadataConfig, SimMetadata
+from tests.sim.world.metadata_client import SimStore
 from tests.waiting import PATIENCE_S
 
 T = TypeVar("T")

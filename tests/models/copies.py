@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import TypeVar
 
-from kvstore.partition.jury import NO_ORIGINS, Origins, Verdict, is_borne_out, judge
+from kvstore.partition.election.jury import NO_ORIGINS, Origins, Verdict, is_borne_out, judge
 from kvstore.types import Seq, ServerId
 from tests.models.search import Broken
 

@@ -2,13 +2,24 @@
 
 from random import Random
 
-from kvstore.partition import rows
-from kvstore.partition.commands import Record, RequestId
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.dedup import key_hash
-from kvstore.partition.engine import Engine
-from kvstore.partition.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Kind, Requests, control
-from kvstore.partition.state import State
+from kvstore.partition.state import rows
+from kvstore.partition.state.commands import Record, RequestId
+from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.entry import (
+    CREATE,
+    DELETE,
+    EXPIRES,
+    NOTE,
+    OVERWRITE,
+    REPLACES,
+    Entry,
+    Kind,
+    Requests,
+    control,
+)
+from kvstore.partition.state.retry_table import key_hash
+from kvstore.partition.state.state import State
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 

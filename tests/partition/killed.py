@@ -6,8 +6,8 @@ It writes a line for each sequence that it has made durable.
 import asyncio
 import sys
 
-from kvstore.partition.engine_rocks import RocksEngine
-from kvstore.partition.state import State
+from kvstore.partition.state.engine_rocks import RocksEngine
+from kvstore.partition.state.state import State
 from tests.partition.effects import Writer, state_over
 
 KEYS = 300

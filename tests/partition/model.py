@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
-from kvstore.partition.commands import Code, Flag, Op, Record, RequestId
+from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId
 from kvstore.ring.hashing import token_of
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from kvstore.partition.engine_memory import MemoryEngine
+from kvstore.partition.state.engine_memory import MemoryEngine
 from tests.partition.effects import Writer, all_records, check_indexes, state_over
 from tests.partition.killed import KEYS, open_engine
 

@@ -4,10 +4,10 @@ from random import Random
 
 import pytest
 
-from kvstore.client.pinned_arrow import COLUMNS, batch_of
-from kvstore.client.pinned_read import Page
+from kvstore.client.pinned.arrow import COLUMNS, batch_of
+from kvstore.client.pinned.read import Page
 from kvstore.errors import Corrupted
-from kvstore.partition import rows
+from kvstore.partition.state import rows
 from kvstore.proto import data_pb2, pinned_page
 from kvstore.proto.pinned_page import Row
 

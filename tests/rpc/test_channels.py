@@ -8,7 +8,7 @@ from kvstore.rpc.channels import (
     server_options,
     timeout_s,
 )
-from kvstore.server.answers import MESSAGE_BYTES, RESULT_BYTES_MAX
+from kvstore.server.grpc.encode import MESSAGE_BYTES, RESULT_BYTES_MAX
 
 CLIENT, SERVER = dict(channel_options()), dict(server_options())
 

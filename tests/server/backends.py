@@ -11,13 +11,13 @@ from typing import Any
 from kvstore.env.ports import Env
 from kvstore.env.real import real_env
 from kvstore.errors import NotLeader, StoreError
-from kvstore.partition.commands import Code, Op, Sink
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.engine_memory import MemoryEngine
-from kvstore.partition.leader import Leader
-from kvstore.partition.state import State
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.state import State
 from kvstore.ring.builder import new_ring
-from kvstore.server.members import ClusterTopology
+from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
 from tests.waiting import PATIENCE_S

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.server import feeds, peer, peer_link, ring_admin
+from kvstore.server.feed import feeds
+from kvstore.server.grpc import ring_admin
+from kvstore.server.peer import link, links
 from kvstore.server.routing import redirects, router
 from tests.waiting import PATIENCE_S
 
@@ -14,9 +16,9 @@ from tests.waiting import PATIENCE_S
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(router, "WAIT_S", PATIENCE_S)
     monkeypatch.setattr(redirects, "WAIT_S", PATIENCE_S)
-    monkeypatch.setattr(peer, "CONNECT_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", PATIENCE_S)
-    monkeypatch.setattr(peer_link, "SILENCE_S", PATIENCE_S)
+    monkeypatch.setattr(links, "CONNECT_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(link, "OPERATION_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(link, "SILENCE_S", PATIENCE_S)
     monkeypatch.setattr(feeds, "OPEN_S", PATIENCE_S)
     for limit in ("ASK_S", "ASK_FOR_STATUS_S"):
         monkeypatch.setattr(ring_admin, limit, PATIENCE_S)

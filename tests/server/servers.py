@@ -15,20 +15,20 @@ from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election import LeaderRecord
+from kvstore.partition.election.election import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring
 from kvstore.server.config import Limits
-from kvstore.server.members import Member
-from kvstore.server.membership import Membership
-from kvstore.server.peer import PeerLinks
-from kvstore.server.peer_proof import NONCE_BYTES, PURPOSE, Caller, Credentials
-from kvstore.server.peer_server import PeerServer
-from kvstore.server.resp import RespServer
+from kvstore.server.peer.links import PeerLinks
+from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Caller, Credentials
+from kvstore.server.peer.server import PeerServer
+from kvstore.server.redis.door import RespServer
 from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.topology import Member
 from kvstore.types import PartitionId, ServerId
 from tests.server.backends import Collector, LedPartition
-from tests.server.redis_door import Raw
+from tests.server.redis.door import Raw
 from tests.waiting import wait_until
 
 

@@ -15,7 +15,7 @@ import pytest
 from kvstore.env.disk import DirectoryDisk
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.engine import Engine
+from kvstore.partition.state.engine import Engine
 from kvstore.server import engines
 from kvstore.server.engines import Engines
 from kvstore.types import PartitionId

@@ -9,13 +9,13 @@ from random import Random
 from typing import Any, Protocol
 
 from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, Retryable, StoreError, Unavailable
-from kvstore.partition.commands import Code, Op, RequestId
+from kvstore.partition.state.commands import Code, Op, RequestId
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
-from tests.sim.loop import Process
-from tests.sim.network import SimNetwork
-from tests.sim.operations import WRITES, Operation, Recorder, Status
-from tests.sim.probes import declare, probe
+from tests.sim.judges.operations import WRITES, Operation, Recorder, Status
+from tests.sim.judges.probes import declare, probe
+from tests.sim.world.loop import Process
+from tests.sim.world.network import SimNetwork
 
 declare("client.unknown", "client.retried_after_unknown", "client.answer_of_a_late_attempt", "client.abandoned")
 

@@ -9,16 +9,16 @@ from typing import Any
 
 from kvstore.env import Task
 from kvstore.env.nursery import TaskNursery
-from kvstore.server.founding import found
+from kvstore.server.control.bootstrap import found
 from kvstore.types import PartitionId
 from tests.sim.clients import Doors
-from tests.sim.env import SimWorld
-from tests.sim.knobs import Knobs
-from tests.sim.logbook import Logbook
-from tests.sim.metadata import MetadataConfig, SimMetadata
+from tests.sim.judges.logbook import Logbook
+from tests.sim.judges.operations import Recorder
+from tests.sim.judges.rules import Listed, MetadataRules
 from tests.sim.nodes import Node
-from tests.sim.operations import Recorder
-from tests.sim.rules import Listed, MetadataRules
+from tests.sim.strikes.knobs import Knobs
+from tests.sim.world.env import SimWorld
+from tests.sim.world.metadata import MetadataConfig, SimMetadata
 
 
 class RuleBroken(AssertionError):

@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from multiprocessing import get_context
 
-from tests.sim.faults import FAULTS
-from tests.sim.operations import Status
+from tests.sim.judges.operations import Status
 from tests.sim.run import run
+from tests.sim.strikes.faults import FAULTS
 
 SEEDS_PER_TASK = 5
 TASKS_AHEAD = 4

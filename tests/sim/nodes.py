@@ -23,12 +23,12 @@ from kvstore.server.config import NodeConfig
 from kvstore.server.routing.events import Command, Event
 from kvstore.server.routing.router import Router
 from kvstore.types import PartitionId, ServerId
-from tests.sim.disk import SimDisk
-from tests.sim.engines import Engines
-from tests.sim.env import SimWorld
-from tests.sim.knobs import Knobs
-from tests.sim.loop import Process
-from tests.sim.probes import declare, probe
+from tests.sim.judges.probes import declare, probe
+from tests.sim.strikes.knobs import Knobs
+from tests.sim.world.disk import SimDisk
+from tests.sim.world.engines import Engines
+from tests.sim.world.env import SimWorld
+from tests.sim.world.loop import Process
 
 declare("node.start_failed")
 

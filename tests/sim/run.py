@@ -17,19 +17,19 @@ from dataclasses import dataclass, field
 from time import process_time
 from typing import Any
 
-from kvstore.partition import commands
-from tests.sim import checks, probes
+from kvstore.partition.state import commands
 from tests.sim.clients import Identity, Worker
+from tests.sim.clocks.lodgers import Lodgers
 from tests.sim.cluster import Cluster
-from tests.sim.env import SimWorld
-from tests.sim.faults import FAULTS, Chaos
-from tests.sim.knobs import Knobs, draw, hinted
-from tests.sim.lodgers import Lodgers
+from tests.sim.judges import checks, probes
+from tests.sim.judges.operations import Status
+from tests.sim.judges.roads import ROADS, counting
 from tests.sim.nodes import small_journals
-from tests.sim.operations import Status
-from tests.sim.roads import ROADS, counting
+from tests.sim.strikes.faults import FAULTS, Chaos
+from tests.sim.strikes.knobs import Knobs, draw, hinted
 from tests.sim.watching import watching
 from tests.sim.workloads import Workload
+from tests.sim.world.env import SimWorld
 
 UP_S_MAX = 30.0
 CALM_S = 1.0

@@ -7,10 +7,10 @@ import asyncio
 import pytest
 
 from kvstore.meta.store import MetadataStore
-from kvstore.partition import absences, retention
+from kvstore.partition.election import absences, retention
 from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
-from tests.sim.scenarios import P, Stage, knobs, play
+from tests.sim.stories.scenarios import P, Stage, knobs, play
 
 pytestmark = pytest.mark.sim
 

@@ -10,10 +10,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.sim import probes
-from tests.sim.faults import FAULTS
-from tests.sim.roads import ROADS
+from tests.sim.judges import probes
+from tests.sim.judges.roads import ROADS
 from tests.sim.run import Outcome, play, run
+from tests.sim.strikes.faults import FAULTS
 
 pytestmark = pytest.mark.sim
 

@@ -18,19 +18,19 @@ import pytest
 
 from kvstore.errors import Retryable
 from kvstore.meta import paths
-from kvstore.partition import commands
-from kvstore.partition.commands import Level
-from kvstore.partition.election import Published
+from kvstore.partition.election.election import Published
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Level
 from kvstore.types import Seq
-from tests.sim import moves
-from tests.sim.inode import DROP_ALL
-from tests.sim.moves import Users, World, at_each_step, first_range, keys_in
-from tests.sim.moves_accidents import Accident, asker, crash
+from tests.sim.judges.operations import Status
+from tests.sim.moving import moves
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in
+from tests.sim.moving.moves_accidents import Accident, asker, crash
+from tests.sim.moving.test_moves import TWO
 from tests.sim.nodes import Node
-from tests.sim.operations import Status
 from tests.sim.run import all_serve
-from tests.sim.scenarios import P, Stage, knobs, play
-from tests.sim.test_moves import TWO
+from tests.sim.stories.scenarios import P, Stage, knobs, play
+from tests.sim.world.inode import DROP_ALL
 
 pytestmark = pytest.mark.sim
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.partition.commands import put
+from kvstore.partition.state.commands import put
 from kvstore.types import PartitionId
-from tests.sim.engines import SimEngine
+from tests.sim.judges.operations import Status
 from tests.sim.nodes import Node
-from tests.sim.operations import Status
-from tests.sim.scenarios import P, Stage, knobs, play
+from tests.sim.stories.scenarios import P, Stage, knobs, play
+from tests.sim.world.engines import SimEngine
 
 pytestmark = pytest.mark.sim
 

@@ -12,15 +12,15 @@ import pytest
 
 from kvstore.errors import Unavailable
 from kvstore.meta import paths
-from kvstore.partition.election import INCUMBENT_GRACE_S, LeaderRecord
-from kvstore.partition.handover import TAKE_S
-from kvstore.partition.leader import Leader
-from kvstore.partition.replica import Replica
+from kvstore.partition.election.election import INCUMBENT_GRACE_S, LeaderRecord
+from kvstore.partition.election.handover import TAKE_S
+from kvstore.partition.election.replica import Replica
+from kvstore.partition.leading.leader import Leader
 from kvstore.types import ServerId
-from tests.sim.knobs import Knobs
+from tests.sim.judges.operations import Status
 from tests.sim.nodes import Node
-from tests.sim.operations import Status
-from tests.sim.scenarios import P, Stage, Stepped, knobs, play
+from tests.sim.stories.scenarios import P, Stage, Stepped, knobs, play
+from tests.sim.strikes.knobs import Knobs
 
 pytestmark = pytest.mark.sim
 

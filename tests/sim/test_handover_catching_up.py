@@ -10,8 +10,8 @@ import pytest
 from kvstore.errors import BookieError
 from kvstore.types import BookieId
 from kvstore.wal.ports import ReadAnswer
-from tests.sim.bench import B2, Bench, run
-from tests.sim.logs import NEVER, Writer, numbers, opened, read_all
+from tests.sim.ledgers_and_logs.bench import B2, Bench, run
+from tests.sim.ledgers_and_logs.logs import NEVER, Writer, numbers, opened, read_all
 
 pytestmark = pytest.mark.sim
 

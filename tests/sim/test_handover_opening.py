@@ -9,10 +9,10 @@ import pytest
 
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
-from kvstore.partition.claim import Claims
-from kvstore.partition.election import LeaderRecord
-from kvstore.partition.leader import Leader
-from tests.sim.scenarios import P, Stage, knobs, play
+from kvstore.partition.election.election import LeaderRecord
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.leading.leader import Leader
+from tests.sim.stories.scenarios import P, Stage, knobs, play
 from tests.sim.test_handover import handing_back, led_by_another, led_by_preferred, write
 
 pytestmark = pytest.mark.sim

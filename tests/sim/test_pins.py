@@ -13,26 +13,27 @@ import pytest
 
 from kvstore.env import Task
 from kvstore.errors import MetadataError, NoSuchPin, OutcomeUnknown, Retryable, StoreError
-from kvstore.partition import pinning, rows
-from kvstore.partition.engine_memory import MemoryEngine
-from kvstore.partition.state import State
-from kvstore.partition.tokens import Span
+from kvstore.partition import pinning
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span
 from kvstore.proto import data_pb2
 from kvstore.proto.pinned_page import lengths_of
 from kvstore.ring import PartitionState
 from kvstore.ring.cover import flaw
 from kvstore.ring.hashing import TOKENS
 from kvstore.server import app
-from kvstore.server.data import Data
-from kvstore.server.pins import PinKeeper
+from kvstore.server.control.pins import PinKeeper
+from kvstore.server.grpc.data import Data
 from kvstore.types import EntryId, LedgerId, PartitionId, Position
 from kvstore.wal.ports import LogEntry
 from tests.sim.cluster import Cluster
-from tests.sim.faults import FAULTS, Chaos
-from tests.sim.knobs import Knobs, draw
-from tests.sim.moves import Users, World, play
+from tests.sim.judges.probes import declare, hits, probe
+from tests.sim.moving.moves import Users, World, play
 from tests.sim.nodes import Node
-from tests.sim.probes import declare, hits, probe
+from tests.sim.strikes.faults import FAULTS, Chaos
+from tests.sim.strikes.knobs import Knobs, draw
 
 declare("pins.pinned", "pins.read_twice", "pins.not_kept")
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.partition import commands
+from kvstore.partition.state import commands
 from kvstore.types import PartitionId
 from kvstore.wal.log import PartitionLogs
 from tests.sim.clients import Identity, Worker
-from tests.sim.moves import Users, World, play
+from tests.sim.judges.operations import Status
+from tests.sim.moving.moves import Users, World, play
+from tests.sim.moving.test_moves import TWO
 from tests.sim.nodes import Node
-from tests.sim.operations import Status
 from tests.sim.run import Only
-from tests.sim.test_moves import TWO
 
 pytestmark = pytest.mark.sim
 

@@ -12,12 +12,12 @@ from kvstore.errors import NotEnoughBookies, StoreError, Unavailable
 from kvstore.meta.cookie_store import CookieStore
 from kvstore.meta.cookies import Cookie
 from kvstore.meta.layout import LayoutStore
-from kvstore.partition.replica import Replica
+from kvstore.partition.election.replica import Replica
 from kvstore.types import BookieId, PartitionId, Position, Seq
-from tests.partition import leading
-from tests.sim.env import SimWorld
-from tests.sim.ledgers import LedgerCluster, Writer
-from tests.sim.metadata import MetadataConfig, SimMetadata
+from tests.partition import one_partition
+from tests.sim.ledgers_and_logs.ledgers import LedgerCluster, Writer
+from tests.sim.world.env import SimWorld
+from tests.sim.world.metadata import MetadataConfig, SimMetadata
 
 pytestmark = pytest.mark.sim
 
@@ -77,14 +77,14 @@ def test_the_owner_is_woken_however_little_time_is_left() -> None:
 
 
 @pytest.fixture
-def partition() -> Iterator[leading.Partition]:
-    made = leading.Partition()
+def partition() -> Iterator[one_partition.Partition]:
+    made = one_partition.Partition()
     yield made
-    leading.MADE.clear()
+    one_partition.MADE.clear()
     made.loop.close()
 
 
-def test_a_leader_that_is_asked_to_stop_before_it_serves_never_serves(partition: leading.Partition) -> None:
+def test_a_leader_that_is_asked_to_stop_before_it_serves_never_serves(partition: one_partition.Partition) -> None:
     """It logged its release record, then its epoch start was acknowledged and it served, and what it acknowledged while
     the ledger was being closed was lost."""
     started = partition.loop.create_task(partition.leader.start())

@@ -9,12 +9,12 @@ from dataclasses import replace
 import pytest
 
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.target import Step
-from tests.sim.faults import Chaos
-from tests.sim.knobs import Knobs
-from tests.sim.moves import Users, World, at_each_step, first_range, keys_in, play
-from tests.sim.moves_accidents import Accident, crash
-from tests.sim.test_moves_chaos import drawn
+from kvstore.partition.moves.import_steps import Step
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.moves_accidents import Accident, crash
+from tests.sim.moving.test_moves_chaos import drawn
+from tests.sim.strikes.faults import Chaos
+from tests.sim.strikes.knobs import Knobs
 from tests.sim.watchers import Watcher
 
 pytestmark = pytest.mark.sim

@@ -19,7 +19,7 @@ from itertools import accumulate
 from math import inf
 from typing import NamedTuple
 
-from tests.sim.history import History, Kind, Operation, Result, Value
+from tests.sim.judges.history import History, Kind, Operation, Result, Value
 
 Log = Mapping[int, tuple[bytes, Value]]
 """What each version wrote: (key, what the key held from then on)."""

@@ -9,15 +9,15 @@ from collections import Counter, deque
 from random import Random
 from typing import Any
 
-from kvstore.client.watching import Change, Reading, Watched, is_final
+from kvstore.client.core.watching import Change, Reading, Watched, is_final
 from kvstore.errors import ConditionFailed, StoreError
-from kvstore.partition.commands import Code
+from kvstore.partition.state.commands import Code
 from kvstore.proto import kv_pb2
-from kvstore.server.watch import send_watch
+from kvstore.server.feed.watch import send_watch
 from tests.sim.cluster import Cluster
+from tests.sim.judges.operations import Operation, Status
+from tests.sim.judges.probes import declare, probe
 from tests.sim.nodes import Node
-from tests.sim.operations import Operation, Status
-from tests.sim.probes import declare, probe
 
 declare("watch.went_on_elsewhere", "watch.node_died")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from kvstore.partition.entry import Entry
-from kvstore.partition.state import State
+from kvstore.partition.state.entry import Entry
+from kvstore.partition.state.state import State
 from kvstore.types import Position
 from kvstore.wal.writer import Append, Command, Confirm, Event, LedgerWriter, Stored
-from tests.sim.logbook import Logbook
-from tests.sim.loop import current_node
-from tests.sim.rules import MetadataRules
+from tests.sim.judges.logbook import Logbook
+from tests.sim.judges.rules import MetadataRules
+from tests.sim.world.loop import current_node
 
 
 @contextmanager

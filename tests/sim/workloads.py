@@ -1,5 +1,5 @@
 """What the users of a simulated cluster do. Each workload is a few workers that run until they are told to stop; what
-their histories must show is checked by tests/sim/checks.py.
+their histories must show is checked by tests/sim/judges/checks.py.
 
 Values are unique, so that each read names the write it saw.
 """
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from kvstore.partition import commands
-from kvstore.partition.commands import Flag, Level
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Flag, Level
 from tests.sim.clients import Identity, Population, Worker
-from tests.sim.operations import Operation, Status
+from tests.sim.judges.operations import Operation, Status
 
 ACCOUNTS = 4
 DEPOSIT = 100
@@ -34,7 +34,7 @@ class Load:
     banks: int = 2
     readers: int = 2
     lodgers: int = 1
-    """Users whose keys have a time to live: tests/sim/lodgers.py."""
+    """Users whose keys have a time to live: tests/sim/clocks/lodgers.py."""
     pause_s: float = 0.03
     """Mean time a worker thinks between two operations."""
     value_bytes: int = 40
@@ -54,7 +54,7 @@ class Workload:
         self._add(load.readers, "reader", self._reader)
 
     def lodgers(self) -> list[Worker]:
-        """Users for tests/sim/lodgers.py."""
+        """Users for tests/sim/clocks/lodgers.py."""
         random = [Random(self._random.getrandbits(64)) for _ in range(self._load.lodgers)]
         return [Worker(self._cluster, f"lodger{n}", each, Identity(each)) for n, each in enumerate(random)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import TracebackType
 from typing import Self
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 
 CONFIG = ClientConfig(endpoints=("127.0.0.1:1",))
 

@@ -11,8 +11,8 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat
 from kvstore.meta.zookeeper import ZooKeeperStore
-from kvstore.server.addresses import addresses
-from kvstore.server.members import Member
+from kvstore.server.routing.addresses import addresses
+from kvstore.server.routing.topology import Member
 from kvstore.spark.cluster import find
 
 

@@ -5,8 +5,8 @@ import time
 
 import pytest
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.pinned import PinnedStore
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.pinned.pins import PinnedStore
 from kvstore.errors import NoSuchPin, Unavailable
 from kvstore.spark import pins
 from kvstore.spark.options import read_options

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.pinned import list_pins, unpin
+from kvstore.client.pinned.pins import list_pins, unpin
 from kvstore.spark.pins import hold
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import command, die, fill, interrupted, killer, pairs, read

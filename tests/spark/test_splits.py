@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.pinned import PinnedPartition, PinnedStore
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore
 from kvstore.errors import ConfigError
 from kvstore.ring.hashing import TOKENS, token_of
 from kvstore.spark import splits

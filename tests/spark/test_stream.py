@@ -12,7 +12,7 @@ import pytest
 from examples.analytics import hottest, sizes, value_sizes
 from kvstore.client import Client
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import list_pins, unpin
+from kvstore.client.pinned.pins import list_pins, unpin
 from tests.cluster.harness import Cluster
 from tests.spark.jobs import command, fill
 from tests.waiting import wait_until_blocking

@@ -7,7 +7,7 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
 from kvstore.spark import offsets
 from kvstore.spark.columns import CHANGES, COLUMNS

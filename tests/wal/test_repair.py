@@ -7,7 +7,7 @@ from typing import Any, cast
 from kvstore.env.nursery import TaskNursery
 from kvstore.proto.availability import HeldEntries
 from kvstore.types import BookieId, EntryId, LedgerMetadata
-from kvstore.wal.copying import Copying
+from kvstore.wal.copies.copying import Copying
 from kvstore.wal.repair import SLICE, Missing, bookies_of, missing_copies
 from tests.wal.ledgers import B1, B2, B3, B4, e, ledger
 

@@ -10,15 +10,15 @@ from typing import assert_never
 
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
-from kvstore.partition.answers import Soon
-from kvstore.partition.commands import LEVEL_AT, Op, Sink
+from kvstore.partition.leading.answers import Soon
+from kvstore.partition.state.commands import LEVEL_AT, Op, Sink
 from kvstore.server.config import Limits
-from kvstore.server.members import ClusterTopology
-from kvstore.server.membership import Membership
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.membership import Membership
 from kvstore.server.routing.ports import Links, LocalReplica
 from kvstore.server.routing.router import FOLLOWER_LEVELS, Router
+from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 LOOK_AGAIN_S = 0.02

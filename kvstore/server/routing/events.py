@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from kvstore.errors import Moved, NotLeader, StoreError
-from kvstore.partition.commands import Op, Sink
-from kvstore.server.members import ClusterTopology
+from kvstore.partition.state.commands import Op, Sink
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink
+from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 # ── events ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader
-from kvstore.partition.commands import Code, Op, Sink
-from kvstore.partition.operations import size_of
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.operations import size_of
 from kvstore.types import PartitionId
 
 KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvstore.partition.commands import Op, Sink
+from kvstore.partition.state.commands import Op, Sink
 from kvstore.types import PartitionId, ServerId
 
 
@@ -22,7 +22,7 @@ class LocalReplica(Protocol):
 
 
 class Links(Protocol):
-    """Links to other servers: kvstore.server.peer.PeerLinks."""
+    """Links to other servers: kvstore.server.peer.links.PeerLinks."""
 
     def connect(self, server: ServerId) -> None:
         """Open a link to the server, if there is none and an address is known."""

@@ -11,7 +11,7 @@ from bisect import insort
 from collections.abc import Callable, Iterable
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
-from kvstore.partition.commands import Op, Result, Sink
+from kvstore.partition.state.commands import Op, Result, Sink
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import UNORDERED, Pending, keys_of, written_bytes
 from kvstore.server.routing.waiting_lines import by_order

@@ -37,8 +37,7 @@ from functools import partial
 from typing import assert_never
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.commands import LEVEL_AT, Code, Level, Op, Sink
-from kvstore.server.members import ClusterTopology
+from kvstore.partition.state.commands import LEVEL_AT, Code, Level, Op, Sink
 from kvstore.server.routing.events import (
     Closing,
     Command,
@@ -65,6 +64,7 @@ from kvstore.server.routing.events import (
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import KEYLESS, READS, UNORDERED, PeerSink, Pending, check_one_partition, keys_of
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
+from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.waiting_lines import WaitingLines
 from kvstore.server.routing.ways import Ways
 from kvstore.types import PartitionId, ServerId

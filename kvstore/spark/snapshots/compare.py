@@ -13,11 +13,11 @@ from uuid import uuid4
 
 from pyspark.sql import functions as F
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import PinnedStore, Split, pin_store
-from kvstore.client.pinned_arrow import batch_of
-from kvstore.client.pinned_read import read_pinned
+from kvstore.client.pinned.arrow import batch_of
+from kvstore.client.pinned.pins import PinnedStore, Split, pin_store
+from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import InvalidRequest, PositionTrimmed
 from kvstore.spark.pins import kept_alive, release
 from kvstore.spark.snapshots.chains import Cut

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from kvstore import errors
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import renew_pin
+from kvstore.client.pinned.pins import renew_pin
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError
 from kvstore.spark.cluster import time_of
 from kvstore.spark.snapshots.manifest import DataFile, Kind, Manifest

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from uuid import uuid4
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader, PartitionFeed
-from kvstore.client.pinned import PinnedPartition, PinnedStore, pin_store, unpin
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, pin_store, unpin
 from kvstore.errors import InvalidRequest, PositionTrimmed, StoreError, Unavailable
 from kvstore.spark.snapshots.manifest import Kind, Manifest, Place
 from kvstore.spark.snapshots.work import Piece, Plan

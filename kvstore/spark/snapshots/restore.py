@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.sync import Client
+from kvstore.client.blocking.client import Client
+from kvstore.client.core.config import ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, StoreError
 from kvstore.spark.snapshots.chains import Cut
 from kvstore.spark.snapshots.create import Progress, failure_of

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from kvstore.client.pinned_arrow import SCHEMA, TIMESTAMP, times_of
+from kvstore.client.pinned.arrow import SCHEMA, TIMESTAMP, times_of
 from kvstore.errors import Corrupted
 from kvstore.spark.snapshots.manifest import DataFile
 

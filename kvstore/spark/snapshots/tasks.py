@@ -14,11 +14,11 @@ from uuid import uuid4
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import Split
-from kvstore.client.pinned_arrow import batches_of
-from kvstore.client.pinned_read import read_pinned
+from kvstore.client.pinned.arrow import batches_of
+from kvstore.client.pinned.pins import Split
+from kvstore.client.pinned.read import read_pinned
 from kvstore.errors import Unavailable
 from kvstore.proto import feed_pb2
 from kvstore.spark.snapshots.manifest import DataFile, Kind

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.server.refusals import Refusals
+from kvstore.server.peer.refusals import Refusals
 from kvstore.server.routing import redirects, waiting_lines
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.router import Router

@@ -13,18 +13,18 @@ from random import Random
 from typing import Any, assert_never
 
 from kvstore.errors import Moved, NotLeader, StoreError
-from kvstore.partition import commands
-from kvstore.partition.commands import Op, Sink
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.builder import new_ring
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
-from kvstore.server.members import ClusterTopology
-from kvstore.server.refusals import Refusals
+from kvstore.server.peer.refusals import Refusals
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import PeerSink
 from kvstore.server.routing.router import Router
+from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import PartitionId, ServerId
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")

@@ -15,9 +15,9 @@ import psutil
 import pyarrow as pa
 
 from kvstore.client import Client
-from kvstore.client.config import ClientConfig, parse_url
-from kvstore.client.pinned import list_pins
-from kvstore.client.pinned_arrow import SCHEMA
+from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.client.pinned.arrow import SCHEMA
+from kvstore.client.pinned.pins import list_pins
 from kvstore.spark.snapshots import chains, compare, tasks, verify
 from kvstore.spark.snapshots.create import create
 from kvstore.spark.snapshots.manifest import Manifest

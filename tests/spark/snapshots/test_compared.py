@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.config import ClientConfig
-from kvstore.client.pinned import PinnedStore
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.pinned.pins import PinnedStore
 from kvstore.spark import pins
 from kvstore.spark.snapshots import compare
 

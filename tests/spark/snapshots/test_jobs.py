@@ -18,8 +18,8 @@ import pytest
 
 from kvstore.client import Client
 from kvstore.client.feed import FeedReader
-from kvstore.client.pinned import list_pins, unpin
-from kvstore.client.pinned_arrow import SCHEMA
+from kvstore.client.pinned.arrow import SCHEMA
+from kvstore.client.pinned.pins import list_pins, unpin
 from kvstore.errors import NoSuchPin, StoreError
 from kvstore.spark.snapshots import compare, tasks
 from kvstore.spark.snapshots import create as jobs

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.errors import InvalidRequest, NoSuchPin, PositionTrimmed, StoreError, Unavailable
 from kvstore.spark.snapshots import create, planning
 from kvstore.spark.snapshots.manifest import Kind

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.client.feed import PartitionFeed
-from kvstore.client.pinned import PinnedPartition, PinnedStore, Split
+from kvstore.client.pinned.pins import PinnedPartition, PinnedStore, Split
 from kvstore.errors import InvalidRequest, Unavailable
 from kvstore.spark.snapshots import planning, tasks
 from kvstore.spark.snapshots.manifest import Kind, Manifest, tiling_problem_or_none

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kvstore.client import Client
-from kvstore.client.config import ClientConfig, parse_url
+from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.errors import InvalidRequest
 from kvstore.spark.snapshots import chains, compare
 from kvstore.spark.snapshots.chains import Cut

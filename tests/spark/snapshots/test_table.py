@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvstore.client.pinned_arrow import SCHEMA
+from kvstore.client.pinned.arrow import SCHEMA
 from kvstore.errors import Corrupted
-from kvstore.partition.operations import EXPIRES_MS_MAX
+from kvstore.partition.state.operations import EXPIRES_MS_MAX
 from kvstore.spark.snapshots import table
 from kvstore.spark.snapshots.table import TableWriter, columns_of, read_table, sha256_of
 

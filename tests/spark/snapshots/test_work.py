@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from kvstore.client.config import ClientConfig
+from kvstore.client.core.config import ClientConfig
 from kvstore.errors import ConfigError, Corrupted, InvalidRequest, Unavailable
 from kvstore.spark.snapshots import store as stores
 from kvstore.spark.snapshots import tasks

@@ -1,0 +1,403 @@
+"""The journal, which is the entry log too: each byte is written once. Group commit, one sync per group.
+
+Records gather in the open group while the previous group is being synced. When that is done the open group is written
+and synced, and so on: one sync is in flight at a time, and nothing is reported before the sync that covers it. A sync
+that fails ends the process: what the disk holds is then unknown, and a second sync would not tell.
+
+Segments are made one ahead. Without a segment ahead the journal is full: what is left of the present one is for what
+room.py says (docs/protocol.md, B9); storage.py refuses ordinary adds then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from errno import EDQUOT, EIO, ENOSPC
+from struct import pack
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.journal.group import Group
+from kvstore.bookie.journal.record import (
+    FILE_HEADER_SIZE,
+    GROUP_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    FileHeader,
+    GroupHeader,
+    Kind,
+    encode_group_header,
+    encode_record_head,
+)
+from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, leaves, start_bytes
+from kvstore.bookie.journal.segment import OpenFiles, Segment
+from kvstore.bookie.statistics import Statistics
+from kvstore.env.ports import Env
+
+log = logging.getLogger(__name__)
+
+CERTIFY_S = 0.05
+"""Idle time after which the last group is certified as synced: damage to it later is not taken for a torn tail."""
+RETRY_S = 1.0
+"""Between attempts to make the next segment, or to write, on a full disk."""
+
+
+class Journal:
+    """Appends records and reports groups as synced, in order."""
+
+    open_group: Group
+    """The group that the next record joins, unless it begins a segment."""
+    _seed: int
+    _limit: int
+
+    def __init__(
+        self,
+        env: Env,
+        config: BookieConfig,
+        segments: dict[int, Segment],
+        open_files: OpenFiles,
+        statistics: Statistics,
+        *,
+        on_synced: Callable[[Group], None],
+        on_full: Callable[[bool], None],
+        on_rolled: Callable[[Segment], None],
+    ) -> None:
+        self._env = env
+        self._loop = asyncio.get_running_loop()
+        self._config = config
+        self._segments = segments
+        """The segments that there are; those which this journal begins are added."""
+        self._open_files = open_files
+        self._statistics = statistics
+        self._on_synced = on_synced
+        self._on_full = on_full
+        self._on_rolled = on_rolled
+        self._queue: deque[Group] = deque()
+        self._spare: Segment | None = None
+        self._next_file = 1
+        self._syncing: Group | None = None
+        self._sync_began = 0.0
+        self._synced_file = 0
+        self._synced_to = 0
+        self._is_certified = True
+        self._is_scheduled = False
+        self._is_blocked = False
+        self._lacks_room = False
+        self._timers: dict[str, asyncio.TimerHandle] = {}
+        self._is_stopped = False
+        self.synced_group = 0
+        """Every group up to this one is on the disk."""
+
+    def open(self, *, file: int, group: int, synced: tuple[int, int], is_limbo: bool, room: int, size: int) -> None:
+        """Begin segment `file`, of `size` bytes and with `room` at least, with group `group`.
+
+        `synced`: the segment and the offset where the journal's former part ends. `is_limbo`: records of that part may
+        be missing. Raises OSError if there is no room.
+        """
+        self._next_file = file
+        self._synced_file, self._synced_to = synced
+        self.synced_group = group - 1
+        room += _overhead(len(self._segments) + 1)  # of a second group that names the segments
+        self._begin(self._create(room, size), group, is_limbo=is_limbo)
+        self.make_spare()
+
+    # Appending
+
+    @property
+    def is_full(self) -> bool:
+        """Only the reserve is left, or not even that."""
+        return self._spare is None or self._is_blocked
+
+    # docs/protocol.md B9
+    @property
+    def room(self) -> int:
+        """Bytes left in the present segment."""
+        return self._limit - self.open_group.end
+
+    @property
+    def synced_file(self) -> int:
+        """The segment of the last synced group. Those before it are full, and `on_rolled` was told so."""
+        return self._synced_file
+
+    def has_room(self, use: Use, size: int) -> bool:
+        """Whether records of so many bytes may be appended now (docs/protocol.md, B20). For facts always: if there is
+        none in the end, `append` says so."""
+        if not self.is_full or use is Use.FACT:
+            return True
+        is_left = self.room - size >= leaves(use, self._config.segment_bytes)
+        return use is not Use.ADD and (is_left or self._may_take(size, use))
+
+    def _may_take(self, size: int, use: Use) -> bool:
+        """Whether a small segment for a record of so many bytes may be made of the reserve; half of that is for facts
+        alone."""
+        config, start = self._config, start_bytes(self._config.segment_bytes)
+        stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)
+        return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
+
+    def _piece_bytes(self, size: int, use: Use) -> int:
+        """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so
+        that there are few of them."""
+        needed, usual = size + _overhead(len(self._segments) + 2), kept_bytes(self._config.segment_bytes)
+        return max(needed, min(usual, self._free_bytes() // 2) if use is Use.FACT else usual)
+
+    def _free_bytes(self) -> int:
+        return self._env.disk.free_bytes(self._config.journal_dir)
+
+    def append(
+        self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
+    ) -> int:
+        """Add a record to the open group and return its offset. Not `urgent`: it waits CERTIFY_S for company. Whether
+        there is room for this use is to be asked before, by `has_room`.
+
+        Raises JournalFull.
+        """
+        group = self.open_group
+        end = group.end + RECORD_HEADER_SIZE + len(body)
+        if end > self._limit:
+            group = self._roll(RECORD_HEADER_SIZE + len(body), use)
+            end = group.end + RECORD_HEADER_SIZE + len(body)
+        offset = group.end
+        group.buffers.append(encode_record_head(kind, flags, ledger, entry, body, seed=self._seed, offset=offset))
+        group.buffers.append(body)
+        group.end = end
+        if not self._is_scheduled and self._syncing is None:
+            self._schedule(urgent)
+        return offset
+
+    def after(self, group: int, done: Callable[[], None], *, urgent: bool = True) -> None:
+        """Call `done` once `group`, which must have been begun, is on the disk; at once if it is."""
+        if group <= self.synced_group:
+            done()
+            return
+        if urgent and not self._is_scheduled and self._syncing is None:
+            self._schedule(True)
+        for each in (self._syncing, *self._queue, self.open_group):
+            if each is not None and each.number == group:
+                each.after.append(done)
+                return
+        raise AssertionError(f"group {group} was never begun")
+
+    def barrier(self, done: Callable[[], None]) -> None:
+        """Call `done` once everything appended so far is on the disk; at once if it is."""
+        if self.open_group.buffers:
+            self.after(self.open_group.number, done)
+        elif self._queue:
+            self._queue[-1].after.append(done)
+        elif self._syncing is not None:
+            self._syncing.after.append(done)
+        else:
+            done()
+
+    def _schedule(self, urgent: bool) -> None:
+        if urgent:
+            self._is_scheduled = True
+            self._loop.call_soon(self._flush)
+        elif "linger" not in self._timers:
+            self._later("linger", CERTIFY_S, self._flush)
+
+    def _later(self, name: str, delay_s: float, call: Callable[[], None]) -> None:
+        def fire() -> None:
+            del self._timers[name]
+            call()
+
+        if name not in self._timers and not self._is_stopped:
+            self._timers[name] = self._loop.call_later(delay_s, fire)
+
+    # Groups
+
+    # docs/protocol.md B1
+    def _flush(self) -> None:
+        self._is_scheduled = False
+        if self._syncing is not None or self._is_stopped:
+            return
+        group = self._queue[0] if self._queue else self.open_group
+        if not group.buffers or not group.segment.is_ready or (group.next is not None and not group.next.is_ready):
+            return  # nothing to do, or a segment's header is being synced, which ends in another flush
+        header = GroupHeader(
+            group.segment.file,
+            group.end - group.start - GROUP_HEADER_SIZE,
+            group.number,
+            self._synced_file,
+            self._synced_to,
+        )
+        try:
+            head = encode_group_header(header, group.segment.salt, group.start)
+            group.segment.handle.pwrite(group.start, b"".join((head, *group.buffers)))
+        except OSError as error:
+            self._write_failed(error)
+            return
+        if self._is_blocked:
+            self._is_blocked = False
+            self._on_full(self.is_full)
+        if self._queue:
+            self._queue.popleft()
+        else:
+            self.open_group = Group(group.number + 1, group.segment, group.end)
+        self._syncing = group
+        self._sync_began = self._env.clock.now()
+        try:
+            group.segment.handle.submit_sync(self._on_sync)
+        except OSError as error:
+            self._sync_failed(error)
+
+    def _write_failed(self, error: OSError) -> None:
+        """Nothing was reported yet, so a full disk costs only time: the group waits for room."""
+        if error.errno not in (ENOSPC, EDQUOT):
+            self._die(f"journal write failed: {error}")
+            return
+        self._is_blocked = True
+        self._on_full(True)
+        self._later("retry", RETRY_S, self._flush)
+
+    # docs/protocol.md L12
+    def _on_sync(self, error: OSError | None) -> None:
+        group, self._syncing = self._syncing, None
+        if self._is_stopped or group is None:
+            return
+        if error is not None:
+            self._sync_failed(error)
+            return
+        statistics = self._statistics
+        statistics.syncs += 1
+        statistics.synced_bytes += group.end - group.start
+        statistics.group_records.add(len(group.buffers) >> 1)
+        statistics.sync_s.add(self._env.clock.now() - self._sync_began)
+        self.synced_group = group.number
+        self._synced_file, self._synced_to = group.segment.file, group.end
+        group.segment.end = group.end
+        self._is_certified = False
+        self._flush()  # the next sync runs while this group's senders are told
+        self._on_synced(group)
+        for done in group.after:
+            try:
+                done()
+            except Exception:  # a fault of one client's must not keep the others from their answers
+                log.exception("group=%d whoever waited for it failed", group.number)
+        if group.next is not None:
+            self._on_rolled(group.segment)
+        elif self._spare is not None:
+            self._spare.fill(2 * group.end, self._sync_failed)
+        if self._syncing is None:
+            self._later("certify", CERTIFY_S, self.certify)
+
+    def certify(self) -> None:
+        """Say in the journal that its last group is synced. That needs no sync itself: it only repeats what is true."""
+        group = self.open_group
+        if self._is_certified or self._syncing is not None or group.buffers or self._is_stopped or self._queue:
+            return
+        if group.end + GROUP_HEADER_SIZE > self._limit:
+            return
+        header = GroupHeader(group.segment.file, 0, group.number, self._synced_file, self._synced_to)
+        try:
+            group.segment.handle.pwrite(group.start, encode_group_header(header, group.segment.salt, group.start))
+        except OSError as error:
+            log.warning("journal segment=%d cannot be certified: %s", group.segment.file, error)
+            return
+        self.open_group = Group(group.number + 1, group.segment, group.end)
+        self._is_certified = True
+
+    def _sync_failed(self, error: OSError) -> None:
+        if not self._is_stopped:
+            self._die(f"journal sync failed: {error}")
+
+    def _die(self, reason: str) -> None:
+        self.stop()
+        self._env.fatal(reason)
+
+    # Segments
+
+    def _begin(self, segment: Segment, number: int, *, is_limbo: bool = False) -> None:
+        """Make `segment`, which was the spare, the one that is written to.
+
+        LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
+        """
+        self.open_group = Group(number, segment, FILE_HEADER_SIZE)
+        self._seed = segment.seed
+        # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.
+        self._limit = segment.capacity - GROUP_HEADER_SIZE - RECORD_HEADER_SIZE
+        self._spare = None
+        self._segments[segment.file] = segment
+        if is_limbo:
+            self.append(Kind.LIMBO, 0, -1, -1, b"", use=Use.FACT)
+        self.note_files()
+
+    def note_files(self) -> None:
+        """Say in the journal which segments there are."""
+        files = sorted(self._segments)
+        self.append(Kind.FILES, 0, -1, -1, pack(f">{len(files)}I", *files), use=Use.FACT)
+
+    def _roll(self, size: int, use: Use) -> Group:
+        """Go on in the segment ahead. Raises JournalFull."""
+        spare = self._spare
+        needed = _overhead(len(self._segments) + 1) + size
+        if spare is None and not self._may_take(size, use):
+            raise JournalFull
+        try:
+            if spare is None:
+                spare = self._create(0, self._piece_bytes(size, use))
+            elif needed > spare.capacity:
+                spare.handle.allocate(needed)
+                spare.capacity = needed
+        except OSError as error:
+            raise JournalFull from error
+        last = self.open_group
+        head = encode_record_head(Kind.NEXT, 0, -1, spare.file, b"", seed=self._seed, offset=last.end)
+        last.buffers += (head, b"")
+        last.end += RECORD_HEADER_SIZE
+        last.next = spare
+        self._queue.append(last)
+        self._begin(spare, last.number + 1)
+        self.make_spare()
+        return self.open_group
+
+    def make_spare(self) -> None:
+        """Make the segment ahead if there is none, now or, on a full disk, as soon as there is room."""
+        if self._spare is not None or self._is_stopped:
+            return
+        try:
+            if self._free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
+                raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
+            self._spare = self._create(0, self._config.segment_bytes)
+        except OSError as error:
+            if error.errno == EIO:
+                self._die(f"journal segment={self._next_file} cannot be made: {error}")
+                return
+            if not self._lacks_room:
+                log.warning("no room for journal segment=%d, waiting for it: %s", self._next_file, error)
+            self._lacks_room = True
+            self._on_full(True)
+            self._later("spare", RETRY_S, self.make_spare)
+            return
+        self._lacks_room = False
+        self._on_full(self.is_full)
+
+    def _create(self, room: int, size: int) -> Segment:
+        salt = self._env.random.getrandbits(64) | 1
+        capacity = max(size, _overhead(len(self._segments) + 2) + room)
+        header, disk = FileHeader(self._next_file, salt), self._env.disk
+        segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
+        try:
+            segment.create(self._on_ready)
+        except OSError:
+            segment.remove()
+            raise
+        self._next_file += 1
+        return segment
+
+    def _on_ready(self, error: OSError | None) -> None:
+        if error is not None:
+            self._sync_failed(error)
+        else:
+            self._flush()
+
+    def stop(self) -> None:
+        """Write nothing more. What was not reported as synced may or may not be there."""
+        self._is_stopped = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+
+
+def _overhead(files: int) -> int:
+    """Bytes of a segment that are not for the record that begins it."""
+    return FILE_HEADER_SIZE + 2 * GROUP_HEADER_SIZE + 3 * RECORD_HEADER_SIZE + 4 * files

@@ -1,0 +1,118 @@
+"""Reads the records back from a segment's bytes, and tells a torn tail from damage. Decides only.
+
+A group's header says up to where syncs had completed when it was written. A bad record below the highest such offset
+was on the disk once: that is damage, to be reported and never read as the end. A bad record at or above it, and all
+after it, was never reported to anybody: that is the torn tail, and dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvstore.bookie.journal.record import (
+    FILE_HEADER_SIZE,
+    GROUP_HEADER_SIZE,
+    RECORD_HEADER_SIZE,
+    GroupHeader,
+    Kind,
+    RecordHead,
+    decode_group_header,
+    decode_record_head,
+    group_marker,
+    is_body_good,
+    seed_of,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A record with a good head."""
+
+    offset: int
+    head: RecordHead
+    body: bytes
+    is_good: bool
+    """False: an entry whose packet is damaged, although it had been synced."""
+
+
+@dataclass(slots=True)
+class Scan:
+    """What a segment's bytes say."""
+
+    records: list[Found] = field(default_factory=list)
+    damage: list[tuple[int, int]] = field(default_factory=list)
+    """Stretches of synced bytes in which records cannot be told any more."""
+    end: int = FILE_HEADER_SIZE
+    """Where the log ends."""
+    synced_to: int = FILE_HEADER_SIZE
+    """Everything below was synced for sure. What stands from here to `end` was written, and may be synced or not."""
+    last_group: int = 0
+
+
+def group_headers(data: bytes, salt: int) -> dict[int, GroupHeader]:
+    """Every valid group header in a segment's bytes, by offset."""
+    marker, found, at = group_marker(salt), {}, data.find(group_marker(salt), FILE_HEADER_SIZE)
+    while at >= 0:
+        header = decode_group_header(data, at, salt, at)
+        if header is not None:
+            found[at] = header
+        at = data.find(marker, at + 1)
+    return found
+
+
+def certified(headers: Mapping[int, GroupHeader], file: int) -> int:
+    """Up to where segment `file` was synced, as the headers in it say."""
+    return max((header.synced_to for header in headers.values() if header.synced_file == file), default=0)
+
+
+def scan(data: bytes, file: int, salt: int, *, known_end: int | None = None, synced_to: int = 0) -> Scan:
+    """Read segment `file`.
+
+    `known_end`: where it ends as the segment after it says; what follows was given up. `synced_to`: up to where it was
+    synced, if other segments know more than this one.
+    """
+    headers = group_headers(data, salt)
+    if known_end is not None:
+        headers = {at: header for at, header in headers.items() if at < known_end}
+    result = Scan(synced_to=known_end or max(FILE_HEADER_SIZE, certified(headers, file), synced_to))
+    result.last_group = max((header.number for header in headers.values()), default=0)
+    at = FILE_HEADER_SIZE
+    while at < result.synced_to or at in headers:
+        header = headers.get(at)
+        if header is None:
+            at = _skip(result, at, min((other for other in headers if other > at), default=result.synced_to))
+            continue
+        end = at + GROUP_HEADER_SIZE + header.size
+        stopped = _records(result, data, at + GROUP_HEADER_SIZE, end, seed_of(salt))
+        if stopped < end and stopped >= result.synced_to:
+            at = stopped
+            break
+        at = end if stopped == end else _skip(result, stopped, end)
+    result.end = at
+    return result
+
+
+def _skip(result: Scan, start: int, stop: int) -> int:
+    """Note damage and go on behind it; never behind the end that is known."""
+    result.damage.append((start, stop))
+    return stop
+
+
+def _records(result: Scan, data: bytes, at: int, end: int, seed: int) -> int:
+    """Collect the records of one group; returns where they stop being readable."""
+    while at < end:
+        head = decode_record_head(data, at, seed=seed, offset=at)
+        after = at + RECORD_HEADER_SIZE + (head.size if head is not None else 0)
+        if head is None or after > end:
+            return at
+        body = data[at + RECORD_HEADER_SIZE : after]
+        is_good = is_body_good(head, body)
+        if not is_good and at >= result.synced_to:
+            return at
+        if is_good or head.kind == Kind.ADD:
+            result.records.append(Found(at, head, body, is_good))
+        else:
+            result.damage.append((at, after))
+        at = after
+    return at

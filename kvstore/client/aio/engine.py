@@ -1,0 +1,278 @@
+"""Brings operations to whoever can do them, over as many attempts as it takes: what AsyncClient's methods share."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from kvstore.client.aio.link import LATE, Link, State
+from kvstore.client.aio.links import Links
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.fanout import Answers
+from kvstore.client.core.operation import Operation
+from kvstore.client.core.operations import decode
+from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
+from kvstore.client.core.session import Seen
+from kvstore.env.events import wait_within
+from kvstore.env.library_env import CallerEnv
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
+from kvstore.proto import kv_pb2
+
+logger = logging.getLogger(__name__)
+TICK_S = 0.02
+FOLLOW_WAIT_MS = 10_000
+MANY_MAX = 512
+"""How many operations of one get_many or put_many are under way at a time."""
+
+
+class Conveyor:
+    """One client's state. Everything happens on the event loop on which it was opened."""
+
+    def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
+        self.env = env
+        self._config = config
+        self.seen = Seen(env.random)
+        self.routing = self.seen.routing
+        self.links = Links(
+            env, config, self.routing, changed=self._on_change, heard=self._on_answers, tokens=self.seen.tokens
+        )
+        self._room: deque[asyncio.Future[None]] = deque()
+        self._changed = asyncio.Event()
+        """Set, and replaced, when there may be another way to go."""
+        self._refreshing: set[str] = set()
+        self._counts: Counter[str] = Counter()
+        self._closed = False
+
+    async def open(self) -> None:
+        """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
+        deadline = self.env.clock.now() + self._config.timeout_s
+        waits = pauses(self.env.random)
+        failure: Unavailable = Nobody()
+        while not self.routing.is_known:
+            found = await self._ask_anybody()
+            if found is not None:
+                failure = failure if isinstance(found, Nobody) else found
+                left = deadline - self.env.clock.now()
+                if left <= 0:
+                    raise Unavailable(str(failure))
+                await asyncio.sleep(min(next(waits), left))
+        self.env.nursery.spawn(self._tick(), name="deadlines")
+        self.env.nursery.spawn(self._follow(), name="topology")
+
+    async def close(self) -> None:
+        self._closed = True
+        self.links.close()
+        await self.env.nursery.close()
+
+    def time_ms(self) -> int:
+        return self.seen.time_ms
+
+    def statistics(self) -> dict[str, float]:
+        links = self.links.all()
+        return {
+            **self._counts,
+            "links_up": sum(link.state is State.UP for link in links),
+            "link_breaks": self.links.breaks,
+            "operations_under_way": sum(link.owed for link in links),
+            "ring_version": self.routing.ring_version,
+        }
+
+    # ── one operation ──
+
+    async def run(self, operation: Operation, timeout_s: float | None) -> Any:
+        """The operation's result. Raises StoreError."""
+        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        operation.deadline = self.env.clock.now() + timeout_s
+        if not operation.partition:
+            operation.partition = self.routing.partition_of(operation.key)
+        numbering = self.seen.numbering(operation.partition)
+        while not numbering.has_room():
+            await self._wait_room(operation, timeout_s)
+        numbering.begin(operation)
+        try:
+            answer = await self._attempt(operation)
+            if isinstance(answer, StoreError):
+                answer = await self._insist(operation, answer, timeout_s)
+            return decode(operation, answer)
+        finally:
+            numbering.end(operation)
+            if self._room:
+                self._give_room()
+
+    async def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+        """The results in order, MANY_MAX operations under way at a time. The first error is raised after all ended."""
+        results: list[Any] = [None] * len(wanted)
+        places = iter(range(len(wanted)))
+        mine = TaskNursery("many")  # the client's would cancel them when it closes, and their outcomes with them
+        workers = [
+            mine.spawn(self._work(wanted, results, places, timeout_s), name="worker")
+            for _ in range(min(MANY_MAX, len(wanted)))
+        ]
+        try:
+            for worker in workers:
+                await worker
+        finally:
+            await mine.close()
+        for result in results:
+            if isinstance(result, StoreError):
+                raise result
+        return results
+
+    async def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+        """The same of a call on all partitions, which begins again when a range has moved."""
+        try:
+            return await self.run_all(wanted, timeout_s)
+        except Moved as moved:
+            return moved
+
+    async def _work(
+        self, wanted: Sequence[Operation], results: list[Any], places: Iterator[int], timeout_s: float | None
+    ) -> None:
+        for place in places:
+            try:
+                results[place] = await self.run(wanted[place], timeout_s)
+            except StoreError as error:
+                results[place] = error
+
+    def _attempt(self, operation: Operation) -> asyncio.Future[Any]:
+        """Send the operation off. Its future gets an answer or a StoreError."""
+        waiter = operation.waiter = asyncio.get_running_loop().create_future()
+        operation.is_sent = False
+        self.routing.strengthen(operation)
+        if operation.is_read and operation.level:
+            link = self.links.choose(operation)
+        else:
+            link = self.links.leader(operation.partition) or self.links.choose(operation)
+        if link is None or self._closed:
+            waiter.set_result(Unavailable("the client is closed") if self._closed else Nobody())
+        else:
+            link.send(operation)
+        return waiter
+
+    async def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
+        """Try again until there is an answer that is no error, or an error that is final. Raises it."""
+        waits = pauses(self.env.random)
+        last: StoreError | None = None
+        while True:
+            self._counts[f"failed_{type(error).__name__}"] += 1
+            left = operation.deadline - self.env.clock.now()
+            final = None if error is LATE else failed_for_good(operation, error)
+            if final is not None or self._closed:
+                raise final or too_late(operation, error, timeout_s)
+            if error is LATE or left <= 0:
+                raise too_late(operation, last if error is LATE else error, timeout_s)
+            last = error
+            self._learn_from(operation, error)
+            await self._wait_change(0.0 if is_hint(error) else min(next(waits), left))
+            operation.attempts += 1
+            self._counts["retries"] += 1
+            self.routing.redirect(operation)
+            answer = await self._attempt(operation)
+            if not isinstance(answer, StoreError):
+                return answer
+            error = answer
+
+    def _learn_from(self, operation: Operation, error: StoreError) -> None:
+        if self.routing.learn_from(error):
+            self.links.forget_routes()
+        if isinstance(error, NotLeader | Moved):
+            self._refresh()
+
+    async def _wait_change(self, pause_s: float) -> None:
+        """Return after the pause, or as soon as there may be another way to go."""
+        if pause_s > 0:
+            await wait_within(self._changed, pause_s)
+
+    # ── room ──
+
+    async def _wait_room(self, operation: Operation, timeout_s: float) -> None:
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._room.append(waiter)
+        try:
+            async with asyncio.timeout(operation.deadline - self.env.clock.now()):
+                await waiter
+        except TimeoutError:
+            raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s") from None
+
+    def _give_room(self) -> None:
+        waiting, self._room = self._room, deque()
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    # ── what is heard ──
+
+    def _on_answers(self, answers: kv_pb2.Answers) -> None:
+        if self.seen.hear(answers):
+            self._refresh()
+
+    def _on_change(self) -> None:
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    def _learn(self, message: kv_pb2.TopologyResponse) -> None:
+        if self.seen.learn(message):
+            self.links.forget_routes()
+            self._on_change()
+
+    # ── the topology, followed ──
+
+    async def _follow(self) -> None:
+        """Wait at some server for each change of the topology."""
+        while True:
+            link = next((each for each in self.links.all() if each.state is State.UP), None)
+            if link is None:
+                await self._ask_anybody()
+                await asyncio.sleep(TICK_S)
+                continue
+            try:
+                self._learn(
+                    await link.topology(
+                        known=link.known, wait_ms=FOLLOW_WAIT_MS, timeout_s=self._config.connect_timeout_s
+                    )
+                )
+            except Unavailable:
+                await asyncio.sleep(TICK_S)
+
+    async def _ask_anybody(self) -> Unavailable | None:
+        """Learn from the first that answers; or why nobody did."""
+        failure: Unavailable = Nobody()
+        for address in self.links.addresses():
+            link = self.links.open(address)
+            if link is None:
+                continue
+            try:
+                await link.wait_up()
+                message = await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s)
+            except Unavailable as error:
+                failure = error
+                continue
+            self._learn(message)
+            return None
+        return failure
+
+    def _refresh(self) -> None:
+        """Ask every server that is connected for its topology, each once at a time."""
+        for link in self.links.all():
+            if link.state is State.UP and link.address not in self._refreshing:
+                self._refreshing.add(link.address)
+                self.env.nursery.spawn(self._refresh_from(link), name="refresh")
+
+    async def _refresh_from(self, link: Link) -> None:
+        try:
+            self._learn(await link.topology(known=0, wait_ms=0, timeout_s=self._config.connect_timeout_s))
+        except Unavailable as error:
+            logger.debug("no topology address=%s why=%s", link.address, error)
+        finally:
+            self._refreshing.discard(link.address)
+
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self.env.clock.now()
+            for link in self.links.all():
+                link.tick(now)

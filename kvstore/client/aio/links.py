@@ -1,0 +1,108 @@
+"""The client's connections: which there are, which may be used, and which one an operation takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from kvstore.client.aio.link import Link, State
+from kvstore.client.core.address_backoff import Rests
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.operation import Operation
+from kvstore.client.core.routing import Routing
+from kvstore.client.core.values import Level
+from kvstore.env.library_env import CallerEnv
+from kvstore.proto import kv_pb2
+
+
+class Links:
+    """At most one link per address. A broken one is replaced when somebody needs it, after a rest."""
+
+    def __init__(
+        self,
+        env: CallerEnv,
+        config: ClientConfig,
+        routing: Routing,
+        *,
+        changed: Callable[[], None],
+        heard: Callable[[kv_pb2.Answers], None],
+        tokens: dict[str, int],
+    ) -> None:
+        self._env, self._config, self._routing = env, config, routing
+        self._changed, self._heard, self._tokens = changed, heard, tokens
+        self._links: dict[str, Link] = {}
+        self._rests = Rests()
+        self._direct: dict[str, Link] = {}
+        """Partition → the link to its leader, while that is up."""
+        self._favourite = env.random.randrange(1 << 16)
+        self.breaks = 0
+        self._closed = False
+
+    def leader(self, partition: str) -> Link | None:
+        """The link to the partition's leader, if it is up: the fast way."""
+        return self._direct.get(partition)
+
+    def forget_routes(self) -> None:
+        """What is known of the leaders has changed."""
+        self._direct.clear()
+
+    def choose(self, operation: Operation) -> Link | None:
+        """A link for an operation: to whom it should go if that link is up, else to anybody, who forwards it.
+
+        A link that is not up is connected meanwhile. None: nobody can be reached now.
+        """
+        connecting = None
+        for address in self._candidates(operation):
+            link = self.open(address)
+            if link is None:
+                continue
+            if link.state is State.UP:
+                self._remember(operation, address, link)
+                return link
+            connecting = connecting or link
+        return connecting
+
+    def open(self, address: str) -> Link | None:
+        """The link to an address, connecting or up; None while the address is left alone."""
+        link = self._links.get(address)
+        if link is not None:
+            return link
+        if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
+            return None
+        link = Link(
+            address, self._env, self._config, self._routing, self._tokens, changed=self._on_change, heard=self._heard
+        )
+        self._links[address] = link
+        return link
+
+    def all(self) -> list[Link]:
+        return [link for _, link in sorted(self._links.items())]
+
+    def addresses(self) -> list[str]:
+        """Everybody known, the configured ones first."""
+        return self._routing.everybody(self._config.endpoints)
+
+    def close(self) -> None:
+        self._closed = True
+        for link in self.all():
+            link.fall("the client is closed")
+
+    def _candidates(self, operation: Operation) -> Iterator[str]:
+        may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
+        return self._routing.candidates(
+            operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
+        )
+
+    def _remember(self, operation: Operation, address: str, link: Link) -> None:
+        if address == self._routing.leader_of(operation.partition):
+            self._direct[operation.partition] = link
+
+    def _on_change(self, link: Link) -> None:
+        self._direct.clear()
+        if link.state is State.DOWN:
+            self.breaks += 1
+            if self._links.get(link.address) is link:
+                del self._links[link.address]
+            self._rests.broke(link.address, self._env.clock.now())
+        else:
+            self._rests.held(link.address)
+        self._changed()

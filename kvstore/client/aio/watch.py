@@ -1,0 +1,130 @@
+"""A watch on asyncio: `async for change in client.watch(prefix=b"user/")`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Self
+
+import grpc
+
+from kvstore.backoff import delays
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.watching import Change, Reading, is_final
+from kvstore.env.events import is_cancelled
+from kvstore.env.library_env import CallerEnv
+from kvstore.errors import StoreError, Unavailable
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import open_aio_channel
+from kvstore.rpc.status import from_rpc_error
+
+
+class AsyncWatch:
+    """Goes on by itself after errors, at another server if need be, without a gap and without repeating anything; and,
+    over another connection, after a caller who was cancelled while it waited for the next change.
+    Raises PositionTrimmed if it was away for longer than the log is kept, and Unavailable if no server watches for
+    `timeout_s` (of the client); it can be iterated again after that."""
+
+    def __init__(
+        self, env: CallerEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
+    ) -> None:
+        self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
+        self._channel: grpc.aio.Channel | None = None
+        self._call: grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse] | None = None
+        self._turns = self._servers()
+        self._closed = False
+        self.connections = 0
+
+    @property
+    def position(self) -> Mapping[str, int]:
+        """Where a later watch of the same keys goes on (`after`): behind all changes that were given out. Empty before
+        `ready`."""
+        return dict(self._reading.position)
+
+    async def ready(self) -> Self:
+        """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        while not self._reading.is_ready and not self._closed:
+            await self._hear()
+        return self
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Change:
+        while not self._reading.has_more:
+            if self._closed:
+                raise StopAsyncIteration
+            await self._hear()
+        return self._reading.give()
+
+    async def close(self) -> None:
+        """End the watch. `position` stays."""
+        self._closed = True
+        await self._hang_up()
+
+    async def __aenter__(self) -> Self:
+        return await self.ready()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _hear(self) -> None:
+        """The next message, over as many servers as it takes."""
+        deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
+        pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
+        failure: StoreError = Unavailable("no server watches")
+        while not self._closed:
+            try:
+                message = await self._next_message()
+            except StoreError as error:
+                failure = error
+                await self._hang_up()
+            else:
+                return self._reading.take(message)
+            if is_final(failure):
+                raise failure
+            now = self._env.clock.now()
+            deadline = now + self._config.timeout_s if deadline is None else deadline
+            if now >= deadline:
+                raise Unavailable(f"no server watches: {failure}") from failure
+            await asyncio.sleep(next(pauses))
+
+    async def _next_message(self) -> kv_pb2.WatchResponse:
+        first = self._call is None
+        call = self._call or await self._dial()
+        patience_s = 2 * self._config.silence_s + self._config.timeout_s if first else self._reading.watched.patience_s
+        try:
+            async with asyncio.timeout(patience_s):
+                message = await call.read()
+        except TimeoutError:
+            raise Unavailable("the server has fallen silent") from None
+        except grpc.RpcError as error:
+            raise from_rpc_error(error) from None
+        except asyncio.CancelledError:
+            if self._closed and not is_cancelled():
+                raise Unavailable("the watch is closed") from None
+            await self._hang_up()  # gRPC has ended the call together with the wait for it
+            raise
+        if not isinstance(message, kv_pb2.WatchResponse):
+            raise Unavailable("the server has ended the watch")
+        return message
+
+    async def _dial(self) -> grpc.aio.UnaryStreamCall[kv_pb2.WatchRequest, kv_pb2.WatchResponse]:
+        self._channel = open_aio_channel(next(self._turns), self._config.tls)
+        self._call = kv_pb2_grpc.KVStub(self._channel).Watch(self._reading.request())
+        self.connections += 1
+        assert self._call is not None
+        return self._call
+
+    async def _hang_up(self) -> None:
+        channel, self._channel, self._call = self._channel, None, None
+        if channel is not None:
+            await channel.close()
+
+    def _servers(self) -> Iterator[str]:
+        """Whom to ask, for ever."""
+        while True:
+            yield from self._addresses()

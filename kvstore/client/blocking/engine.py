@@ -1,0 +1,288 @@
+"""Brings operations to whoever can do them, over as many attempts as it takes: what Client's methods share."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from typing import Any
+
+from kvstore.client.blocking.link import BlockingLink
+from kvstore.client.core.address_backoff import Rests
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.fanout import Answers
+from kvstore.client.core.operation import Operation
+from kvstore.client.core.operations import decode
+from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
+from kvstore.client.core.session import Seen
+from kvstore.client.core.values import Level, Token
+from kvstore.env.library_env import CallerEnv
+from kvstore.errors import InvalidRequest, Moved, StoreError, Unavailable
+from kvstore.proto import kv_pb2
+
+REREAD_S = 10.0
+"""How often the topology is read again without need."""
+CHUNK = 500
+"""Operations of one caller in one go."""
+
+
+class Messenger:
+    """One client's state, for any number of threads."""
+
+    def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
+        self.env = env
+        self._config = config
+        self.seen = Seen(env.random)
+        self.routing = self.seen.routing
+        self._lock = threading.Lock()
+        """Of everything here; never held while anything waits."""
+        self._room = threading.Condition(self._lock)
+        self._links: dict[str, BlockingLink] = {}
+        self._rests = Rests()
+        self._counts: Counter[str] = Counter()
+        self._read_at = 0.0
+        self._is_reading = False
+        self._favourite = env.random.randrange(1 << 16)
+        self._closing = threading.Event()
+
+    @property
+    def is_closed(self) -> bool:
+        return self._closing.is_set()
+
+    def open(self) -> None:
+        """Learn the topology from the first endpoint that gives one. Raises Unavailable."""
+        deadline = self.env.clock.now() + self._config.timeout_s
+        waits = pauses(self.env.random)
+        failure: Unavailable = Nobody()
+        while (found := self._read_topology()) is not None:
+            failure = failure if isinstance(found, Nobody) else found
+            left = deadline - self.env.clock.now()
+            if left <= 0:
+                raise Unavailable(str(failure))
+            self._pause(min(next(waits), left))
+
+    def close(self) -> None:
+        with self._lock:
+            self._closing.set()
+            links, self._links = list(self._links.values()), {}
+            self._room.notify_all()
+        for link in links:
+            link.close()
+
+    def time_ms(self) -> int:
+        with self._lock:
+            return self.seen.time_ms
+
+    def absorb(self, token: Token) -> None:
+        with self._lock:
+            self.seen.absorb(token)
+
+    def statistics(self) -> dict[str, float]:
+        with self._lock:
+            frames = sum(link.frames for link in self._links.values())
+            return {
+                **self._counts,
+                "links": len(self._links),
+                "frames": frames,
+                "ring_version": self.routing.ring_version,
+            }
+
+    # ── one operation ──
+
+    def run(self, operation: Operation, timeout_s: float | None) -> Any:
+        """The operation's result. Raises StoreError."""
+        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        self._begin(operation, timeout_s, may_wait=True)
+        try:
+            answer = self._attempt(operation)
+            if isinstance(answer, StoreError):
+                answer = self._insist(operation, answer, timeout_s)
+            return decode(operation, answer)
+        finally:
+            self._end([operation])
+
+    def run_all(self, wanted: Sequence[Operation], timeout_s: float | None) -> list[Any]:
+        """The results in order. The first error is raised after all have ended."""
+        timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
+        results: list[Any] = []
+        left = iter(wanted)
+        while chunk := list(islice(left, CHUNK)):
+            while chunk:
+                # Only the first may wait for room: one that waits while it keeps room of others could wait for ever.
+                begun = [chunk.pop(0)]
+                self._begin(begun[0], timeout_s, may_wait=True)
+                while chunk and self._begin(chunk[0], timeout_s, may_wait=False):
+                    begun.append(chunk.pop(0))
+                try:
+                    results.extend(self._run_begun(begun, timeout_s))
+                finally:
+                    self._end(begun)
+        for result in results:
+            if isinstance(result, StoreError):
+                raise result
+        return results
+
+    def run_whole(self, wanted: Sequence[Operation], timeout_s: float | None) -> Answers:
+        """The same of a call on all partitions, which begins again when a range has moved."""
+        try:
+            return self.run_all(wanted, timeout_s)
+        except Moved as moved:
+            return moved
+
+    def _run_begun(self, operations: list[Operation], timeout_s: float) -> Iterator[Any]:
+        frames: dict[int, tuple[BlockingLink, list[Operation]]] = {}
+        for operation in operations:
+            link = self._choose(operation)
+            if link is not None:
+                frames.setdefault(id(link), (link, []))[1].append(operation)
+        sent = [(link, link.start_frames(group, self.routing.ring_version)) for link, group in frames.values()]
+        for link, calls in sent:
+            for call in calls:
+                self._hear(link, link.collect(call))
+        for operation in operations:
+            answer = operation.waiter.answer if operation.waiter else Nobody()
+            try:
+                if isinstance(answer, StoreError):
+                    answer = self._insist(operation, answer, timeout_s)
+                yield decode(operation, answer)
+            except StoreError as error:
+                yield error
+
+    def _attempt(self, operation: Operation) -> Any:
+        """The answer, or a StoreError."""
+        operation.is_sent = False
+        link = self._choose(operation)
+        if link is None:
+            return Unavailable("the client is closed") if self.is_closed else Nobody()
+        answer, received = link.run(operation, self.routing.ring_version)
+        self._hear(link, received)
+        return answer
+
+    def _insist(self, operation: Operation, error: StoreError, timeout_s: float) -> Any:
+        """Try again until there is an answer that is no error, or an error that is final. Raises it."""
+        waits = pauses(self.env.random)
+        while True:
+            left = operation.deadline - self.env.clock.now()
+            with self._lock:
+                self._counts[f"failed_{type(error).__name__}"] += 1
+                final = failed_for_good(operation, error)
+                self.routing.learn_from(error)
+            if final is not None:
+                raise final
+            if left <= 0 or self.is_closed:
+                raise too_late(operation, error, timeout_s)
+            if not is_hint(error):
+                self._pause(min(next(waits), left))
+                self._read_topology()
+            operation.attempts += 1
+            with self._lock:
+                self._counts["retries"] += 1
+                self.routing.redirect(operation)
+            answer = self._attempt(operation)
+            if not isinstance(answer, StoreError):
+                return answer
+            error = answer
+
+    # ── room ──
+
+    def _begin(self, operation: Operation, timeout_s: float, *, may_wait: bool) -> bool:
+        """Take an operation in. False if there is no room and it may not wait. Raises Unavailable."""
+        now = self.env.clock.now()
+        operation.deadline = now + timeout_s
+        if now - self._read_at > REREAD_S:
+            self._read_topology()
+        with self._room:
+            if self.is_closed:
+                raise InvalidRequest("the client is closed")
+            if not operation.partition:
+                operation.partition = self.routing.partition_of(operation.key)
+            numbering = self.seen.numbering(operation.partition)
+            while not numbering.has_room():
+                left = operation.deadline - self.env.clock.now()
+                if not may_wait:
+                    return False
+                if left <= 0 or not self._room.wait(left):
+                    raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s")
+            numbering.begin(operation)
+            return True
+
+    def _end(self, operations: Sequence[Operation]) -> None:
+        with self._room:
+            for operation in operations:
+                operation.numbering.end(operation)
+            self._room.notify_all()
+
+    # ── where to ──
+
+    def _choose(self, operation: Operation) -> BlockingLink | None:
+        """The link to whom the operation should go, else to anybody who is not left alone just now."""
+        with self._lock:
+            self.routing.strengthen(operation)
+            may_follow = operation.is_read and operation.level in (Level.SESSION, Level.STALE)
+            candidates = self.routing.candidates(
+                operation.partition, self._config.endpoints, follow=may_follow, turn=self._favourite
+            )
+            found = (self._open(address) for address in candidates)
+            return next((link for link in found if link is not None), None)
+
+    def _open(self, address: str) -> BlockingLink | None:
+        link = self._links.get(address)
+        if link is not None:
+            return link
+        if self.is_closed or self._rests.is_left_alone(address, self.env.clock.now()):
+            return None
+        attempt_s = 2 * self._config.silence_s
+        config, clock = self._config, self.env.clock
+        link = BlockingLink(address, clock, attempt_s, self.seen.tokens, self._lock, config.tls)
+        self._links[address] = link
+        return link
+
+    def _hear(self, link: BlockingLink, received: Sequence[kv_pb2.Answers]) -> None:
+        """Take in what came with answers; let a broken link go."""
+        with self._lock:
+            for answers in received:
+                if self.seen.hear(answers):
+                    self._read_at = 0.0
+            if received:
+                self._rests.held(link.address)
+            if not link.is_broken or self._links.get(link.address) is not link:
+                return
+            del self._links[link.address]
+            self._rests.broke(link.address, self.env.clock.now())
+            self._counts["link_breaks"] += 1
+        link.close_when_idle()
+
+    def _read_topology(self) -> Unavailable | None:
+        """Learn from the first server that answers, unless another caller does so just now; or why nobody did."""
+        with self._lock:
+            if self._is_reading and self.routing.is_known:
+                return None
+            self._is_reading = True
+            addresses = self.routing.everybody(self._config.endpoints)
+        try:
+            failure: Unavailable = Nobody()
+            for address in addresses:
+                with self._lock:
+                    link = self._open(address)
+                if link is None:
+                    continue
+                try:
+                    message = link.topology(self._config.connect_timeout_s)
+                except Unavailable as error:
+                    failure = error
+                    link.is_broken = True
+                    self._hear(link, ())
+                    continue
+                with self._lock:
+                    self.seen.learn(message)
+                    self._read_at = self.env.clock.now()
+                return None
+            return failure
+        finally:
+            self._is_reading = False
+
+    def _pause(self, seconds: float) -> None:
+        """Sleep, but not beyond a close."""
+        if seconds > 0:
+            self._closing.wait(seconds)

@@ -1,0 +1,114 @@
+"""A blocking watch: `for change in client.watch(prefix=b"user/")`. Starts no thread; works under gevent."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Self
+
+import grpc
+
+from kvstore.backoff import delays
+from kvstore.client.core.config import ClientConfig
+from kvstore.client.core.watching import Change, Reading, is_final
+from kvstore.env.library_env import CallerEnv
+from kvstore.errors import StoreError, Unavailable
+from kvstore.proto import kv_pb2_grpc
+from kvstore.rpc.channels import open_channel
+from kvstore.rpc.status import from_rpc_error
+
+
+class Watch:
+    """As AsyncWatch, for one thread. Another one may `close` it, which ends the iteration. A server that hangs is
+    noticed by gRPC's keepalive, in 15 s."""
+
+    def __init__(
+        self, env: CallerEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
+    ) -> None:
+        self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
+        self._channel: grpc.Channel | None = None
+        self._call: Any = None
+        self._turns = self._servers()
+        self._closing = threading.Event()
+        self.connections = 0
+
+    @property
+    def position(self) -> Mapping[str, int]:
+        """Where a later watch of the same keys goes on (`after`): behind all changes that were given out. Empty before
+        `ready`."""
+        return dict(self._reading.position)
+
+    def ready(self) -> Self:
+        """Return once a server watches: nothing that is written from now on is missed. Raises as iterating does."""
+        while not self._reading.is_ready and not self._closing.is_set():
+            self._hear()
+        return self
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Change:
+        while not self._reading.has_more:
+            if self._closing.is_set():
+                raise StopIteration
+            self._hear()
+        return self._reading.give()
+
+    def close(self) -> None:
+        """End the watch. `position` stays."""
+        self._closing.set()
+        self._hang_up()
+
+    def __enter__(self) -> Self:
+        return self.ready()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _hear(self) -> None:
+        """The next message, over as many servers as it takes."""
+        deadline = None if self._call is not None else self._env.clock.now() + self._config.timeout_s
+        pauses = delays(self._env.random, first_s=0.02, cap_s=0.5)
+        failure: StoreError = Unavailable("no server watches")
+        while not self._closing.is_set():
+            try:
+                message = next(self._call or self._dial())
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+            except (StopIteration, ValueError):  # the stream has ended; ValueError: the channel was closed meanwhile
+                failure = Unavailable("the server has ended the watch")
+            else:
+                return self._reading.take(message)
+            self._hang_up()
+            if self._closing.is_set():
+                return
+            if is_final(failure):
+                raise failure
+            now = self._env.clock.now()
+            deadline = now + self._config.timeout_s if deadline is None else deadline
+            if now >= deadline:
+                raise Unavailable(f"no server watches: {failure}") from failure
+            self._closing.wait(next(pauses))
+
+    def _dial(self) -> Any:
+        # Nobody can close the channel before there is a call: making a stub of a closed one is a crash of the process.
+        channel = open_channel(next(self._turns), self._config.tls)
+        call = kv_pb2_grpc.KVStub(channel).Watch(self._reading.request())
+        self._channel, self._call = channel, call
+        self.connections += 1
+        if self._closing.is_set():
+            channel.close()  # who closed the watch may have come before this one was there
+        return call
+
+    def _hang_up(self) -> None:
+        channel, self._channel, self._call = self._channel, None, None
+        if channel is not None:
+            channel.close()
+
+    def _servers(self) -> Iterator[str]:
+        """Whom to ask, for ever."""
+        while True:
+            yield from self._addresses()

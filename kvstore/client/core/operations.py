@@ -1,0 +1,199 @@
+"""The operations of the clients: built, checked, and their answers understood. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvstore.client.core.operation import DELETE, GET, META, PUT, Operation
+from kvstore.client.core.values import Item, Level, Meta, Replaced
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.proto import kv_pb2
+from kvstore.rpc.status import restore
+
+TTL_S_MAX = 1 << 52
+"""In milliseconds it fits; 142 million years."""
+
+
+# ── what is asked ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+    check(key)
+    return Operation(GET, key, level=level)
+
+
+def meta(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
+    check(key)
+    return Operation(META, key, level=level)
+
+
+def put(
+    key: bytes,
+    value: bytes,
+    *,
+    ttl_s: float | None = None,
+    if_absent: bool = False,
+    if_present: bool = False,
+    if_version: int | None = None,
+    keep_ttl: bool = False,
+    return_old: bool = False,
+) -> Operation:
+    check(key, value)
+    flags = kv_pb2.IF_ABSENT * if_absent | kv_pb2.IF_PRESENT * if_present | kv_pb2.KEEP_TTL * keep_ttl
+    flags |= kv_pb2.RETURN_OLD * return_old
+    return Operation(PUT, key, value, options_or_none(flags, ttl_s=ttl_s, if_version=if_version))
+
+
+def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
+    check(key)
+    return Operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
+
+
+def increment(key: bytes, delta: int = 1) -> Operation:
+    check(key)
+    if not -(1 << 63) <= delta < 1 << 63:
+        raise InvalidRequest(f"want a delta of 64 bits, got {delta}")
+    return Operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
+
+
+def append(key: bytes, suffix: bytes) -> Operation:
+    check(key, suffix)
+    return Operation(kv_pb2.APPEND, key, suffix)
+
+
+def expire(key: bytes, ttl_s: float | None) -> Operation:
+    """None: the key shall never expire."""
+    check(key)
+    return Operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
+
+
+def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, keys_only: bool = False) -> Operation:
+    """A page of one partition."""
+    if limit < 0:
+        raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
+    options = kv_pb2.Options(limit=limit, flags=kv_pb2.KEYS_ONLY * keys_only)
+    operation = Operation(kv_pb2.SCAN, start, end, options, level)
+    operation.partition = partition
+    return operation
+
+
+def count(partition: str, level: int) -> Operation:
+    operation = Operation(kv_pb2.COUNT, b"", level=level)
+    operation.partition = partition
+    return operation
+
+
+def batch(operations: Sequence[Operation]) -> Operation:
+    """All or nothing. Raises InvalidRequest if there is none or they are too large together."""
+    if not operations:
+        raise InvalidRequest("want at least one operation in a batch")
+    size = sum(len(each.key) + len(each.value) for each in operations)
+    if size > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes in a batch, got {size}")
+    parts = [
+        kv_pb2.Operation(code=each.code, key=each.key, value=each.value, options=each.options)  # type: ignore[arg-type]
+        for each in operations
+    ]
+    whole = Operation(kv_pb2.BATCH, operations[0].key, options=kv_pb2.Options(operations=parts))
+    whole.size = size + 32 * len(operations)
+    return whole
+
+
+def names_its_partition(operation: Operation) -> bool:
+    """Whether the operation is for one partition whatever its key."""
+    return operation.code in (kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT)
+
+
+def options_or_none(flags: int, *, ttl_s: float | None = None, if_version: int | None = None) -> kv_pb2.Options | None:
+    """None when there is nothing to say, which is cheap."""
+    if not flags and ttl_s is None and if_version is None:
+        return None
+    options = kv_pb2.Options()
+    if ttl_s is not None:
+        if not 0 < ttl_s < TTL_S_MAX:
+            raise InvalidRequest(f"want a time to live of more than 0 s and less than {TTL_S_MAX} s, got {ttl_s}")
+        options.expires_ms = max(1, round(ttl_s * 1000))
+        flags |= kv_pb2.RELATIVE_TTL
+    if if_version is not None:
+        if not 0 <= if_version < 1 << 63:
+            raise InvalidRequest(f"want a version of 0 to {(1 << 63) - 1}, got {if_version}")
+        options.version = if_version
+        flags |= kv_pb2.IF_VERSION
+    options.flags = flags
+    return options
+
+
+def check(key: bytes, value: bytes = b"") -> None:
+    """Raises InvalidRequest for a key or value that no server would take."""
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+
+
+# ── what is answered ─────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode(operation: Operation, answer: Any) -> Any:
+    """The result of an operation: `answer` is a number, an Item, None, or a Result message."""
+    if answer.__class__ is not kv_pb2.Result:
+        return answer
+    return _DECODE[operation.code](answer)
+
+
+def decode_batch(operations: Sequence[Operation], answer: kv_pb2.Result) -> list[Any]:
+    """The results of a batch's operations, in order."""
+    return [_decode_part(each, part) for each, part in zip(operations, answer.results, strict=True)]
+
+
+def _decode_part(operation: Operation, part: kv_pb2.Result) -> Any:
+    if part.HasField("failure"):
+        return restore(part.failure.reason, part.failure.message, part.failure.metadata)
+    if operation.options is not None and operation.options.flags & kv_pb2.RETURN_OLD:
+        return _DECODE[operation.code](part)
+    if operation.code in (PUT, DELETE):
+        return part.version
+    return _DECODE[operation.code](part)
+
+
+def item_or_none(message: Any) -> Item | None:
+    """The item of a message that may have a record."""
+    return item_of(message.record) if message.HasField("record") else None
+
+
+def item_of(record: kv_pb2.Record) -> Item:
+    return Item(record.value, record.version, record.created, record.written_ms, record.expires_ms)
+
+
+def _meta_or_none(answer: kv_pb2.Result) -> Meta | None:
+    if not answer.HasField("record"):
+        return None
+    record = answer.record
+    return Meta(answer.integer, record.version, record.created, record.written_ms, record.expires_ms)
+
+
+def _page(answer: kv_pb2.Result) -> tuple[list[tuple[bytes, Item]], bytes | None]:
+    items = list(zip(answer.keys, map(item_of, answer.records), strict=True))
+    return items, answer.next if answer.HasField("next") else None
+
+
+_DECODE: dict[int, Callable[[kv_pb2.Result], Any]] = {
+    GET: item_or_none,
+    META: _meta_or_none,
+    PUT: lambda answer: Replaced(bool(answer.integer), answer.version, item_or_none(answer)),
+    DELETE: item_or_none,
+    kv_pb2.INCREMENT: lambda answer: answer.integer,
+    kv_pb2.APPEND: lambda answer: answer.integer,
+    kv_pb2.EXPIRE: lambda answer: bool(answer.integer),
+    kv_pb2.DELETE_RANGE: lambda answer: answer.integer,
+    kv_pb2.COUNT: lambda answer: answer.integer,
+    kv_pb2.BATCH: lambda answer: answer,
+    kv_pb2.SCAN: _page,
+}
+
+
+def failures_of(answers: kv_pb2.Answers) -> list[tuple[StoreError, Sequence[int]]]:
+    """Each error with the numbers of the operations that it ended."""
+    return [(restore(each.reason, each.message, each.metadata), each.numbers) for each in answers.failures]

@@ -1,0 +1,161 @@
+"""Which server to ask for a key, learnt from topologies and from errors. Decides only.
+
+What is known may be wrong at any time: it costs a detour, never a wrong answer, because every server checks for itself.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from kvstore.client.core.operation import Operation
+from kvstore.client.core.operations import names_its_partition
+from kvstore.client.core.values import RING, Level, Token
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import TOKENS, token_of
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+@dataclass(slots=True)
+class PartitionRoute:
+    """What is known of one partition."""
+
+    leader: str = ""
+    """A server id."""
+    epoch: int = 0
+    replicas: tuple[str, ...] = ()
+    hint: str = ""
+    """An address that an error named, until a topology knows better."""
+
+
+@dataclass(slots=True)
+class Routing:
+    """The ring, the leaders and the addresses, as far as this client knows."""
+
+    ring_version: int = 0
+    heard_version: int = 0
+    """The latest that an answer, or the token of another client, has named."""
+    partitions: dict[str, PartitionRoute] = field(default_factory=dict)
+    owners: list[str] = field(default_factory=list)
+    """Those that own something, sorted: who asks all for their part asks these. Others need not have a leader."""
+    addresses: dict[str, str] = field(default_factory=dict)
+    """Server id → where its gRPC listens."""
+    _bounds: list[int] = field(default_factory=list)
+    _owners: list[str] = field(default_factory=list)
+
+    @property
+    def is_known(self) -> bool:
+        return bool(self._bounds)
+
+    def partition_of(self, key: bytes) -> str:
+        """The partition that owns `key`. Not before a topology was learnt."""
+        return self._owners[bisect_left(self._bounds, token_of(key))]
+
+    def redirect(self, operation: Operation) -> None:
+        """Give an operation that goes out again the partition of its key. Raises Moved if it names one that the ring
+        has no more."""
+        if not names_its_partition(operation):
+            operation.partition = self.partition_of(operation.key)
+        elif operation.partition not in self.partitions:
+            raise Moved("", self.ring_version)
+
+    def strengthen(self, operation: Operation) -> None:
+        """A session read is asked of replicas by the ring that the session has heard of. Until that is known here, it
+        goes to the leader as a linearizable one: a replica might understand the token of another partition."""
+        if operation.level == Level.SESSION and self.heard_version > self.ring_version:
+            operation.level = Level.LINEARIZABLE
+
+    def leader_of(self, partition: str) -> str:
+        """Where the partition's leader listens; empty if nobody knows."""
+        route = self.partitions.get(partition)
+        if route is None:
+            return ""
+        return route.hint or self.addresses.get(route.leader, "")
+
+    def replicas_of(self, partition: str) -> list[str]:
+        """Where the partition's replicas listen, in the ring's order."""
+        route = self.partitions.get(partition)
+        found = (self.addresses.get(replica, "") for replica in route.replicas) if route else ()
+        return [address for address in found if address]
+
+    def candidates(self, partition: str, endpoints: Sequence[str], *, follow: bool, turn: int) -> Iterator[str]:
+        """Whom to ask about a partition, best first: its leader (with `follow` any replica), then those who forward."""
+        leader = "" if follow else self.leader_of(partition)
+        if leader:
+            yield leader
+        replicas = self.replicas_of(partition)
+        if replicas:
+            turn %= len(replicas)
+            yield from replicas[turn:]
+            yield from replicas[:turn]
+        yield from self.everybody(endpoints)
+
+    def watchers_of(self, key: bytes | None, rng: Random, endpoints: Sequence[str]) -> list[str]:
+        """Whom to ask for a watch, of a key or of many, best first: replicas of the key's partition read its log at
+        home. Drawn, so that watches spread over the servers."""
+        near = self.replicas_of(self.partition_of(key)) if key is not None and self.is_known else []
+        others = [address for address in self.everybody(endpoints) if address not in near]
+        rng.shuffle(near)
+        rng.shuffle(others)
+        return [*near, *others]
+
+    def everybody(self, endpoints: Sequence[str]) -> list[str]:
+        """All addresses, the configured ones first."""
+        return list(dict.fromkeys((*endpoints, *sorted(self.addresses.values()))))
+
+    def learn(self, message: kv_pb2.TopologyResponse) -> bool:
+        """Take over what is newer in a server's topology. True if an address to ask may have changed."""
+        before = self._leaders()
+        if message.ring_version >= self.ring_version:
+            self._learn_ring(message)
+        self.addresses |= {server.id: server.grpc for server in message.servers if server.grpc}
+        for each in message.partitions:
+            route = self.partitions.get(each.id)
+            if route is None:
+                continue  # a ring older than ours
+            route.replicas = tuple(each.replicas)
+            if each.epoch > route.epoch or (each.epoch == route.epoch and each.leader):
+                route.leader, route.epoch = each.leader, each.epoch
+                route.hint = ""
+        return self._leaders() != before
+
+    def _learn_ring(self, message: kv_pb2.TopologyResponse) -> None:
+        ids = [each.id for each in message.partitions]
+        if message.ring_version == self.ring_version or not message.tokens:
+            return
+        # The range that wraps is listed twice, so that a lookup is one bisection.
+        self._bounds = [*message.tokens, TOKENS]
+        owners = [ids[place] for place in message.owners]
+        self._owners = [*owners, owners[0]]
+        self.owners = sorted(set(owners))
+        self.partitions = {each: self.partitions.get(each) or PartitionRoute() for each in ids}
+        self.ring_version = message.ring_version
+
+    def hear(self, version: int) -> bool:
+        """A ring of this version is there. True if it is not known here."""
+        self.heard_version = max(version, self.heard_version)
+        return version > self.ring_version
+
+    def token(self, tokens: Token) -> dict[str, int]:
+        """How far a session is that has seen `tokens`, as it may be given to another client."""
+        return {**tokens, RING: max(self.ring_version, self.heard_version)}
+
+    def learn_from(self, error: StoreError) -> bool:
+        """Take a hint from an error. True if a topology should be asked for."""
+        match error:
+            case NotLeader(partition=partition, address=address) if partition in self.partitions:
+                route = self.partitions[partition]
+                if address and address != self.leader_of(partition):
+                    route.hint = address
+                return True
+            case Moved(ring_version=version):
+                return version > self.ring_version
+        return False
+
+    def _leaders(self) -> list[str]:
+        return [self.leader_of(partition) for partition in sorted(self.partitions)]

@@ -1,0 +1,70 @@
+"""What one client has seen of the cluster, and the request ids that it has given out. Decides only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.client.core.operation import Numbering
+from kvstore.client.core.routing import Routing
+from kvstore.client.core.values import RING, Token
+from kvstore.limits import CLIENT_BYTES
+from kvstore.proto import kv_pb2
+
+if TYPE_CHECKING:
+    from random import Random
+
+
+class Seen:
+    """Takes in all that servers say beside results: how far partitions are, what time it is there, where they are."""
+
+    def __init__(self, random: Random) -> None:
+        """`random` draws client ids: two clients must never draw the same."""
+        self.routing = Routing()
+        self.tokens: dict[str, int] = {}
+        """The highest sequence seen of each partition."""
+        self._random = random
+        self._numberings: dict[str, Numbering] = {}
+
+    @property
+    def token(self) -> dict[str, int]:
+        """How far this client is, as it may be given to another one."""
+        return self.routing.token(self.tokens)
+
+    def absorb(self, token: Token) -> None:
+        """From now on this client has seen at least as much as the one that gave `token`."""
+        for partition, sequence in sorted(token.items()):
+            if partition == RING:
+                self.routing.hear(sequence)
+            else:
+                self._reach(partition, sequence)
+
+    @property
+    def time_ms(self) -> int:
+        """What time it is in the cluster, in milliseconds since 1970, as servers last told: the earliest of its
+        partitions', since a log may be ahead. Expiries go by it. 0: nobody has told."""
+        told = [self.numbering(each).seen_ms for each in sorted(self.routing.partitions)]
+        return min((each for each in told if each), default=0)
+
+    def numbering(self, partition: str) -> Numbering:
+        """The request ids at a partition."""
+        found = self._numberings.get(partition)
+        if found is None:
+            found = self._numberings[partition] = Numbering(self._random.randbytes(CLIENT_BYTES))
+        return found
+
+    def hear(self, answers: kv_pb2.Answers) -> bool:
+        """Take in what stands beside answers. True if there is a ring that is not known here."""
+        for progress in answers.progress:
+            self._reach(progress.partition, progress.sequence)
+            self.numbering(progress.partition).see(progress.time_ms)
+        return self.routing.hear(answers.ring_version)
+
+    def learn(self, message: kv_pb2.TopologyResponse) -> bool:
+        """Take in a topology. True if an address to ask may have changed."""
+        for partition in message.partitions:
+            if partition.progress.time_ms:
+                self.numbering(partition.id).see(partition.progress.time_ms)
+        return self.routing.learn(message)
+
+    def _reach(self, partition: str, sequence: int) -> None:
+        self.tokens[partition] = max(sequence, self.tokens.get(partition, 0))

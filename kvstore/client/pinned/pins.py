@@ -1,0 +1,242 @@
+"""Reads of the whole store at pinned positions: what a data pipeline plans with, and what its tasks call. Blocking.
+
+    store = pin_store("kv://host:7401", ttl_s=600)
+    for split in store.splits():            # anywhere, any number of times: always the same bytes
+        for page in read_pinned(split):
+            ...
+    unpin("kv://host:7401", store.id)
+
+Plans are frozen values that can be pickled. Nothing here keeps a connection between calls, so a fork does no harm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+
+from kvstore.client.core.config import ClientConfig, parse_url
+from kvstore.env.library_env import caller_env
+from kvstore.env.tls import Tls
+from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.proto import data_pb2, data_pb2_grpc
+from kvstore.ring.cover import flaw
+from kvstore.rpc.channels import open_channel
+from kvstore.rpc.status import from_rpc_error
+from kvstore.types import EntryId, LedgerId, Position
+
+T = TypeVar("T")
+SPLIT_BYTES = 64 << 20
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """A range of tokens of one partition at its pinned position: what one task reads."""
+
+    pin: str
+    partition: str
+    position: Position
+    first: int
+    last: int
+    """Tokens, both included. What the partition does not own of them is not read."""
+    replicas: tuple[str, ...]
+    """Servers that can be asked, `host:port` each, best first."""
+    rows: int
+    bytes: int
+    """About."""
+    tls: Tls | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedPartition:
+    """One partition at its pinned position."""
+
+    partition: str
+    position: Position
+    sequence: int
+    """Of the last mutation up to there."""
+    time_ms: int
+    """Record time there: what expires at it or before is not read."""
+    spans: tuple[tuple[int, int], ...]
+    """What the partition owns there: first and last tokens, both included."""
+    replicas: tuple[str, ...]
+    """`host:port` of those that can be asked, replicas that do not lead first."""
+    rows: int
+    bytes: int
+    """Of keys and values, about."""
+    split_tokens: tuple[int, ...]
+    """The last tokens of all splits but the last."""
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class PinnedStore:
+    """A pin, and what is held by it."""
+
+    id: str
+    deadline_ms: int
+    """Wall clock of the servers; the earliest of all partitions."""
+    ring_version: int
+    partitions: tuple[PinnedPartition, ...]
+    tls: Tls | None = None
+
+    @property
+    def rows(self) -> int:
+        return sum(each.rows for each in self.partitions)
+
+    @property
+    def bytes(self) -> int:
+        return sum(each.bytes for each in self.partitions)
+
+    def splits(self) -> list[Split]:
+        """What is there to be read, in ranges of about equal size: every record is in exactly one of them. Neighbours
+        ask different replicas first."""
+        return [split for each in self.partitions for split in self._splits_of(each)]
+
+    def _splits_of(self, pinned: PinnedPartition) -> list[Split]:
+        if not pinned.spans:
+            return []
+        bounds = [pinned.spans[0][0] - 1, *pinned.split_tokens, pinned.spans[-1][1]]
+        count = len(bounds) - 1
+        return [
+            Split(
+                self.id,
+                pinned.partition,
+                pinned.position,
+                bounds[number] + 1,
+                bounds[number + 1],
+                turned(pinned.replicas, number),
+                pinned.rows // count,
+                pinned.bytes // count,
+                self.tls,
+            )
+            for number in range(count)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class PinStatus:
+    """A pin in one partition."""
+
+    partition: str
+    id: str
+    ledger: int | None
+    """The log is held from this ledger on."""
+    deadline_ms: int
+    """0: as long as the session that made it lives."""
+    position: Position | None
+    """What can be read; None: the pin only holds the log."""
+    servers: tuple[str, ...]
+    """Who keeps that position."""
+
+
+def turned(replicas: tuple[str, ...], number: int) -> tuple[str, ...]:
+    """All but the last, who leads, in turn."""
+    followers = replicas[:-1]
+    if not followers:
+        return replicas
+    at = number % len(followers)
+    return (*followers[at:], *followers[:at], replicas[-1])
+
+
+def pin_store(
+    cluster: str | ClientConfig,
+    *,
+    ttl_s: float,
+    id: str = "",
+    partitions: Sequence[str] = (),
+    split_bytes: int = SPLIT_BYTES,
+    timeout_s: float = TIMEOUT_S,
+) -> PinnedStore:
+    """Pin the store, or some partitions of it, for `ttl_s` seconds. Of all partitions each token is owned by exactly
+    one. With `id` the call can be repeated: it pins anew, and the former positions are gone. Raises StoreError."""
+    config = _config(cluster)
+    # A name that the servers made up would be another one at the next server: a pin too many.
+    name = id or f"pin-{caller_env('kvstore pinned').random.randbytes(8).hex()}"
+    request = data_pb2.PinRequest(
+        id=name, ttl_ms=round(ttl_s * 1000), partitions=partitions, split_bytes=max(0, split_bytes)
+    )
+    answer = _ask(config, timeout_s, lambda stub, left_s: stub.Pin(request, timeout=left_s))
+    pinned = tuple(map(_pinned_of, answer.partitions))
+    if not partitions and (wrong := flaw({each.partition: each.spans for each in pinned})):
+        raise OutcomeUnknown(f"pin {answer.id}: {wrong}")
+    return PinnedStore(answer.id, answer.deadline_ms, answer.ring_version, pinned, config.tls)
+
+
+def renew_pin(
+    cluster: str | ClientConfig, id: str, *, ttl_s: float, partitions: Sequence[str] = (), timeout_s: float = TIMEOUT_S
+) -> int:
+    """Let the pin live for `ttl_s` seconds from now; its new deadline in ms. Raises NoSuchPin if it has ended in one of
+    the partitions, by default all in which it is."""
+    request = data_pb2.RenewRequest(id=id, ttl_ms=round(ttl_s * 1000), partitions=partitions)
+    deadline_ms: int = _ask(
+        _config(cluster), timeout_s, lambda stub, left_s: stub.Renew(request, timeout=left_s)
+    ).deadline_ms
+    return deadline_ms
+
+
+def unpin(cluster: str | ClientConfig, id: str, *, timeout_s: float = TIMEOUT_S) -> list[str]:
+    """Give the pin back; the partitions in which that was done. In others it ends at its deadline."""
+    request = data_pb2.UnpinRequest(id=id)
+    return list(_ask(_config(cluster), timeout_s, lambda stub, left_s: stub.Unpin(request, timeout=left_s)).partitions)
+
+
+def list_pins(cluster: str | ClientConfig, *, timeout_s: float = TIMEOUT_S) -> list[PinStatus]:
+    """All pins of the cluster."""
+    request = data_pb2.PinsRequest()
+    answer = _ask(_config(cluster), timeout_s, lambda stub, left_s: stub.Pins(request, timeout=left_s))
+    return [_status_of(each) for each in answer.pins]
+
+
+# ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def _config(cluster: str | ClientConfig) -> ClientConfig:
+    if isinstance(cluster, ClientConfig):
+        return cluster
+    return parse_url(cluster if "://" in cluster else f"kv://{cluster}")
+
+
+def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
+    """The answer of the first server that gives one. Every call can be repeated. Raises StoreError."""
+    clock = caller_env("kvstore pinned").clock
+    end = clock.now() + timeout_s
+    failure: StoreError = Unavailable("no server can be reached")
+    for place, address in enumerate(config.endpoints):
+        left_s = (end - clock.now()) / (len(config.endpoints) - place)
+        if left_s <= 0:
+            break
+        with open_channel(address, config.tls) as channel:
+            try:
+                return call(data_pb2_grpc.DataStub(channel), left_s)
+            except grpc.RpcError as error:
+                failure = from_rpc_error(error)
+                if not isinstance(failure, Retryable | OutcomeUnknown):
+                    raise failure from None
+    raise failure
+
+
+def _pinned_of(message: data_pb2.PinnedPartition) -> PinnedPartition:
+    return PinnedPartition(
+        message.partition,
+        Position(LedgerId(message.ledger), EntryId(message.entry)),
+        message.sequence,
+        message.time_ms,
+        tuple(zip(message.first_tokens, message.last_tokens, strict=True)),
+        tuple(each.grpc for each in message.replicas),
+        message.rows,
+        message.bytes,
+        tuple(message.split_tokens),
+        message.deadline_ms,
+    )
+
+
+def _status_of(message: data_pb2.PinStatus) -> PinStatus:
+    position = None
+    if message.HasField("position_ledger"):
+        position = Position(LedgerId(message.position_ledger), EntryId(message.position_entry))
+    ledger = message.ledger if message.HasField("ledger") else None
+    return PinStatus(message.partition, message.id, ledger, message.deadline_ms, position, tuple(message.servers))

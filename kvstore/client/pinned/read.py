@@ -1,0 +1,145 @@
+"""Reads one split of a pinned store page by page: goes on at another replica, behind the last page, when one fails."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import grpc
+
+from kvstore.client.core.scanning import scan_bounds
+from kvstore.client.pinned.pins import Split
+from kvstore.env.library_env import caller_env
+from kvstore.errors import NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
+from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
+from kvstore.proto.pinned_page import Columns, Row
+from kvstore.rpc.channels import open_channel, paging
+from kvstore.rpc.status import from_rpc_error
+
+PATIENCE_S = 30.0
+STREAM_S = 30.0
+"""One stream may take so long; a reader that has taken longer over its pages goes on with another one."""
+PAUSE_S = 0.2
+"""Between two rounds through the replicas."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some records in the order of (token, key)."""
+
+    columns: Columns = field(repr=False)
+    last: bytes
+    """Where to go on: give it as `after`."""
+    ends: bool
+    """Nothing follows."""
+
+    @classmethod
+    def of(cls, message: data_pb2.PinnedPage) -> Page:
+        """Raises Corrupted."""
+        return cls(pinned_page.columns_of(message), message.last, message.ends)
+
+    def rows(self) -> Iterator[Row]:
+        """Record by record. For columns: kvstore.client.pinned.arrow."""
+        return pinned_page.rows_of(self.columns)
+
+
+def read_pinned(
+    split: Split,
+    *,
+    start: bytes = b"",
+    end: bytes = b"",
+    prefix: bytes = b"",
+    keys_only: bool = False,
+    after: bytes = b"",
+    page_bytes: int = 0,
+    patience_s: float = PATIENCE_S,
+) -> Iterator[Page]:
+    """The split's records with keys in [start, end), or those that begin with `prefix`; page by page, always the same
+    ones in the same order. `keys_only`: values are empty.
+
+    A replica that fails is replaced by another one. Raises NoSuchPin when none keeps the position any more, and the
+    last one's StoreError when none has given a page for `patience_s`: what was read until then is right, and not all.
+    """
+    start, end = scan_bounds(start, end, prefix)
+    request = data_pb2.ReadPinnedRequest(
+        id=split.pin,
+        partition=split.partition,
+        ledger=split.position.ledger,
+        entry=split.position.entry,
+        first_token=split.first,
+        last_token=split.last,
+        start=start,
+        end=end,
+        after=after,
+        keys_only=keys_only,
+        page_bytes=page_bytes,
+    )
+    return _read(split, request, patience_s)
+
+
+def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) -> Iterator[Page]:
+    clock = caller_env("kvstore pinned").clock
+    attempts = _Attempts(split.replicas)
+    failing_since: float | None = None
+    while True:
+        address = attempts.address
+        try:
+            for page in _stream(address, split, request):
+                failing_since = None
+                attempts.succeeded()
+                request.after = page.last or request.after
+                yield page
+                if page.ends:
+                    return
+            failure: StoreError = Unavailable(f"{address} has ended before the last page")
+        except grpc.RpcError as error:
+            failure = from_rpc_error(error)
+        now = clock.now()
+        failing_since = now if failing_since is None else failing_since
+        if not isinstance(failure, Retryable | OutcomeUnknown):
+            raise failure
+        is_round_over = attempts.failed(failure)
+        if attempts.is_gone or now - failing_since > patience_s:
+            raise failure
+        if is_round_over:
+            threading.Event().wait(PAUSE_S)
+
+
+def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest) -> Iterator[Page]:
+    with open_channel(address, split.tls, paging()) as channel:
+        call = data_pb2_grpc.DataStub(channel).ReadPinned(request, timeout=STREAM_S)
+        try:
+            for message in call:
+                yield Page.of(message)
+        finally:
+            call.cancel()
+
+
+class _Attempts:
+    """Which replica is asked next, and what all of them have said since the last page."""
+
+    def __init__(self, addresses: tuple[str, ...]) -> None:
+        if not addresses:
+            raise NoSuchPin("no replica is known that keeps the pinned position")
+        self._addresses = addresses
+        self._at = 0
+        self._said: dict[str, StoreError] = {}
+
+    @property
+    def address(self) -> str:
+        return self._addresses[self._at]
+
+    @property
+    def is_gone(self) -> bool:
+        """All replicas say that they do not keep the position."""
+        return all(isinstance(self._said.get(each), NoSuchPin) for each in self._addresses)
+
+    def succeeded(self) -> None:
+        self._said.clear()
+
+    def failed(self, failure: StoreError) -> bool:
+        """Go on to the next one; whether all have been asked."""
+        self._said[self.address] = failure
+        self._at = (self._at + 1) % len(self._addresses)
+        return self._at == 0

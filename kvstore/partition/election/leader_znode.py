@@ -1,0 +1,186 @@
+"""A partition's znodes: the leader's, the term that guards it, and what each replica publishes.
+
+`/leader` is an ephemeral, whose own version starts at 0 again each time; so every claim is a multi that bumps `/term`,
+and removing a stale leader checks the term at which it was read. A slow remover can then never remove its successor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+
+from kvstore.env import Nursery
+from kvstore.errors import (
+    MetadataUnknown,
+    NodeExists,
+    NoSuchNode,
+    UndecodableNode,
+    VersionConflict,
+)
+from kvstore.meta import codec, paths
+from kvstore.meta.ephemeral import KeptEphemeral
+from kvstore.meta.store import Change, Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
+from kvstore.partition.election.election import LeaderRecord, Published
+from kvstore.partition.election.jury import Trusted
+from kvstore.types import PartitionId, ServerId
+
+
+class Claims:
+    """Reads and writes one partition's election znodes. All methods raise MetadataUnavailable while there is no
+    connection."""
+
+    def __init__(self, store: MetadataStore, partition: PartitionId, server: ServerId) -> None:
+        self._store = store
+        self.leader_path = paths.partition_leader(partition)
+        self._term = paths.partition_term(partition)
+        self._replicas = paths.partition_replicas(partition)
+        self._trusted = paths.partition_trusted(partition)
+        # Only this server's processes write it, one at a time, so whatever is there was ours.
+        self._published_path = paths.partition_replica(partition, server)
+        self._mine = KeptEphemeral(store, self._published_path, is_our_former=lambda _: True)
+        self._published: Published | None = None
+
+    def start(self, nursery: Nursery) -> None:
+        """Keep what was published in place over lost sessions, until the nursery ends."""
+        self._mine.start(nursery)
+
+    async def prepare(self) -> None:
+        """Create the parents where they are absent."""
+        await ensure_path(self._store, self._term)
+        await ensure_path(self._store, self._replicas)
+
+    def watch_leader(self, changed: Callable[[], None]) -> Watch:
+        """Call `changed` soon after the leader's znode may have changed."""
+        return self._store.watch(self.leader_path, changed)
+
+    async def leader(self) -> LeaderRecord | None:
+        """Who holds the leader's znode; None if nobody."""
+        return (await self.leader_seen(""))[0]
+
+    async def leader_seen(self, nonce: str) -> tuple[LeaderRecord | None, bool]:
+        """The same, and whether it is this process's, known by its nonce, but of a session that is lost."""
+        try:
+            data, stat = await self._store.get(self.leader_path)
+        except NoSuchNode:
+            return None, False
+        try:
+            record = LeaderRecord.decode(data)
+        except UndecodableNode:
+            if stat.owner:
+                raise  # it goes with the session of whoever put it there
+            await self._remove_strange(stat.version)
+            return None, False
+        return record, record.nonce == nonce and self._store.session not in (0, stat.owner)
+
+    async def term(self) -> int:
+        """Version of the term: it rises with each claim."""
+        _, term = await self._store.get(self._term)
+        return term.version
+
+    # docs/protocol.md P24
+    async def claim(self, record: LeaderRecord) -> bool:
+        """Create the leader's znode, or make this process's own one new in the present session. False if another was
+        first. True too if a claim of unknown outcome turns out to be one's own."""
+        return await self._become(record, await self.term(), []) or await self._claim_own(record)
+
+    async def succeed(self, former: LeaderRecord, term: int, record: LeaderRecord) -> bool:
+        """Put `record` in the place of the former leader's, who asked for it at this version of the term. False if
+        anybody has claimed since. Nobody sees a moment without a leader."""
+        return await self._become(record, term, [Delete(self.leader_path, -1)])
+
+    async def release(self, record: LeaderRecord) -> None:
+        """Remove one's own leader znode, if it is there. Another's is left alone."""
+        await self._remove(record)
+
+    async def withdraw(self, record: LeaderRecord) -> None:
+        """The same, and what was published, of a replica that has stopped: also of a claim whose outcome is unknown."""
+        await self._store.sync(self.leader_path)
+        with suppress(NoSuchNode):
+            await self._remove(record)
+        with suppress(NoSuchNode):
+            await self._store.delete(self._published_path, -1)
+
+    async def remove_stale(self, record: LeaderRecord) -> None:
+        """Remove the znode of a leader whose process is gone, unless the znode is no longer that process's."""
+        await self._remove(record)
+
+    async def publish(self, mine: Published, *, always: bool = False) -> None:
+        """Say how far this replica is, if that is news. Raises MetadataError if it could not be written just now."""
+        if always or mine != self._published:
+            self._published = None
+            await self._mine.publish(mine.encode())
+            self._published = mine
+
+    async def published(self) -> dict[ServerId, Published]:
+        """What the replicas that are up say of themselves."""
+        found: dict[ServerId, Published] = {}
+        for name in await self._store.children(self._replicas):
+            try:
+                data, _ = await self._store.get(f"{self._replicas}/{name}")
+                found[ServerId(name)] = Published.decode(data)
+            except (NoSuchNode, UndecodableNode):
+                continue  # it went while we read; or it is of a version that we cannot rank
+        return found
+
+    async def trusted(self) -> Trusted | None:
+        """What an operator has declared right, if anything (docs/protocol.md, P35). Raises MetadataError."""
+        await self._store.sync(self._trusted)
+        try:
+            data, _ = await self._store.get(self._trusted)
+        except NoSuchNode:
+            return None
+        return codec.decode(Trusted, data, what=self._trusted)
+
+    async def trust(self, trusted: Trusted) -> None:
+        """Declare it. Raises MetadataError."""
+        data = codec.encode(trusted)
+        try:
+            await self._store.create(self._trusted, data)
+        except NodeExists:
+            await self._store.set(self._trusted, data, -1)
+
+    async def _claim_own(self, record: LeaderRecord) -> bool:
+        """The znode that is in the way may be one's own: of an earlier session, or from before the lead was offered to
+        another. Bumping the term takes that offer back."""
+        term = await self.term()
+        try:
+            data, _ = await self._store.get(self.leader_path)
+        except NoSuchNode:
+            return False  # whoever had it has given it back: it is read again, and then claimed
+        found = LeaderRecord.decode(data)
+        if (found.server, found.nonce) != (record.server, record.nonce):
+            return False
+        return await self._become(record, term, [Delete(self.leader_path, -1)])
+
+    async def _become(self, record: LeaderRecord, term: int, before: list[Change]) -> bool:
+        change: list[Change] = [SetData(self._term, record.server.encode(), term), *before]
+        try:
+            await self._store.multi([*change, Create(self.leader_path, record.encode(), ephemeral=True)])
+        except (NodeExists, NoSuchNode, VersionConflict):
+            return False
+        except MetadataUnknown:
+            return await self._is_mine(record)
+        return True
+
+    async def _is_mine(self, record: LeaderRecord) -> bool:
+        try:
+            data, stat = await self._store.get(self.leader_path)
+        except NoSuchNode:
+            return False
+        return data == record.encode() and stat.owner == self._store.session
+
+    async def _remove_strange(self, version: int) -> None:
+        """Remove what stands in the leader's place, is nobody's session's and no leader's: nobody could ever claim."""
+        with suppress(NoSuchNode, VersionConflict):
+            await self._store.delete(self.leader_path, version)
+
+    async def _remove(self, record: LeaderRecord) -> None:
+        _, term = await self._store.get(self._term)
+        try:
+            data, _ = await self._store.get(self.leader_path)
+            found = LeaderRecord.decode(data)
+            if (found.server, found.nonce) != (record.server, record.nonce):
+                return
+            await self._store.multi([Check(self._term, term.version), Delete(self.leader_path, -1)])
+        except (NoSuchNode, VersionConflict):
+            return

@@ -1,0 +1,100 @@
+"""What a replica asks of the partition's other replicas, and what it makes of answers that do not come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+
+from kvstore.env import Env
+from kvstore.errors import PeerRefused, StoreError
+from kvstore.partition.election.election import RANK_DELAY_S, Incumbent
+from kvstore.partition.election.handover import PREPARE, PREPARE_S, TAKE, TAKE_S, Prepare, Take
+from kvstore.partition.election.role_events import PeerGone
+from kvstore.partition.ports import Peers
+from kvstore.types import PartitionId, ServerId
+
+HOLD = "hold"
+"""The method: each follower of each partition has one open at its leader all the time."""
+HOLD_S = 4.0
+"""How long a leader holds a follower's question before it answers it: the follower learns of its death from the
+link."""
+
+
+class _Heard(Enum):
+    """What came of asking one of them whether it serves."""
+
+    SERVES = auto()
+    SERVES_NOT = auto()
+    REFUSED = auto()
+    """Its process is gone."""
+    SILENT = auto()
+
+
+class Others:
+    """Asks; every call raises StoreError (PeerRefused: that process is gone) unless it says otherwise."""
+
+    def __init__(
+        self,
+        env: Env,
+        partition: PartitionId,
+        server: ServerId,
+        peers: Peers,
+        replicas: Callable[[], tuple[ServerId, ...]],
+    ) -> None:
+        self._env, self._partition, self._server, self._peers, self._replicas = env, partition, server, peers, replicas
+        self.last_leader: ServerId | None = None
+        """The last one that is known to have led."""
+
+    @property
+    def servers(self) -> list[ServerId]:
+        return [server for server in self._replicas() if server != self._server]
+
+    async def incumbent(self) -> Incumbent:
+        """Whether one of them still serves, or may do so. Raises nothing."""
+        asked = {server: self._env.nursery.spawn(self._ask(server), name="ask serving") for server in self.servers}
+        found = {server: await answer for server, answer in asked.items()}
+        if _Heard.SERVES in found.values():
+            return Incumbent.SERVES
+        is_gone = self.last_leader is not None and found.get(self.last_leader) is _Heard.REFUSED
+        if _Heard.SILENT in found.values() and not is_gone:
+            return Incumbent.SILENT  # the last known leader, or one that has followed it unheard of
+        return Incumbent.GONE
+
+    async def keep_hold(
+        self,
+        leader: Callable[[], ServerId | None],
+        change: Callable[[float], Awaitable[None]],
+        feed: Callable[[PeerGone], None],
+    ) -> None:
+        """Keep a question open at the leader: when its process dies, the link breaks, and the next try is refused."""
+        while True:
+            server = leader()
+            if server is None or server == self._server:
+                await change(HOLD_S)
+                continue
+            try:
+                serves = await self._peers.call(server, self._partition, HOLD, b"", HOLD_S * 2) == b"1"
+            except PeerRefused:
+                feed(PeerGone(server))
+                await asyncio.sleep(RANK_DELAY_S / 2)
+            except StoreError:
+                await asyncio.sleep(RANK_DELAY_S / 10)
+            else:
+                if not serves:
+                    await asyncio.sleep(RANK_DELAY_S)
+
+    async def prepare(self, successor: ServerId, what: Prepare) -> None:
+        await self._peers.call(successor, self._partition, PREPARE, what.encode(), PREPARE_S)
+
+    async def take(self, successor: ServerId, what: Take) -> None:
+        await self._peers.call(successor, self._partition, TAKE, what.encode(), TAKE_S)
+
+    async def _ask(self, server: ServerId) -> _Heard:
+        try:
+            serves = await self._peers.call(server, self._partition, "serving", b"", RANK_DELAY_S) == b"1"
+            return _Heard.SERVES if serves else _Heard.SERVES_NOT
+        except PeerRefused:
+            return _Heard.REFUSED
+        except StoreError:
+            return _Heard.SILENT

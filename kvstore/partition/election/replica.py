@@ -1,0 +1,451 @@
+"""Runs one replica of a partition: performs what role_machine.py decides, and keeps the log and the state in step."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from contextlib import closing
+from typing import assert_never
+
+from kvstore.env import Env, Task
+from kvstore.env.events import end_task, wait_within
+from kvstore.errors import Corrupted, InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election import peer_replicas, role_events
+from kvstore.partition.election.election import RANK_DELAY_S, LeaderRecord, Published, furthest, rank_of
+from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.peer_replicas import HOLD_S, Others
+from kvstore.partition.election.role_events import Command, Event
+from kvstore.partition.election.role_machine import Owner, Role
+from kvstore.partition.election.standing import Standing
+from kvstore.partition.election.tail import Tail
+from kvstore.partition.election.trials import Trials
+from kvstore.partition.leading.answers import Nobody
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.ports import Peers
+from kvstore.partition.state.commands import Level, get
+from kvstore.partition.state.state import State
+from kvstore.types import PartitionId, Seq, ServerId
+from kvstore.wal.ports import LeaderLog, Logs
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 10.0
+"""A watch is only a hint; this often the leader's znode is read without one."""
+PUBLISH_S = 1.0
+VAIN_RANK_MAX = 400
+"""A minute."""
+OPEN_PATIENCE_S = 10.0
+"""A candidate that applies nothing of the log for so long gives the lead back."""
+WAKE_S_MIN = 0.001
+"""No timer is shorter: the time left until a moment may be less than a clock can tell, and time would stand still."""
+PENDING_MAX = 64
+
+
+class Replica:
+    """One replica: follower, candidate, leader. Everything it starts ends with its nursery."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: PartitionConfig,
+        partition: PartitionId,
+        server: ServerId,
+        claims: Claims,
+        logs: Logs,
+        peers: Peers,
+        state: State,
+        tail: Tail,
+        replicas: Callable[[], tuple[ServerId, ...]],
+        on_leader: Callable[[ServerId | None], None],
+        turns: Turns,
+        begin: Callable[[Leader], Awaitable[None]],
+        trials: Trials,
+    ) -> None:
+        self.leader: Leader | None = None
+        self.state, self.tail = state, tail
+        self.failure: StoreError | None = None
+        """Why this replica applies nothing any more; None while it is well."""
+        self.elections = 0
+        self._env, self._config, self._partition, self.server = env, config, partition, server
+        self._claims, self._logs = claims, logs
+        self._others = Others(env, partition, server, peers, replicas)
+        self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
+        self._nonce = env.random.randbytes(8).hex()
+        self._owner = Owner(server, self._nonce)
+        self._trials = trials
+        self._should_be_barred = False
+        trials.on_barred = self._bar_soon
+        self._standing = Standing(
+            env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
+        )
+        self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
+        self._reread = asyncio.Event()
+        self._role_changed = asyncio.Event()
+        """Set once, at the next change; then there is another."""
+        self._yielding = asyncio.Lock()
+        self._changing = asyncio.Lock()
+        """Held while the leader's znode is changed."""
+        self._opening: Task | None = None
+        self._tailing: Task | None = None
+        self._log: LeaderLog | None = None
+        self._claimed = LeaderRecord(server, 0, self._nonce)
+        self._vain_leads = 0
+        """Times in a row that this replica has opened the log and could not lead: it stands later each time
+        (docs/protocol.md, G22)."""
+
+    @property
+    def role(self) -> Role:
+        return self._owner.role
+
+    @property
+    def leader_server(self) -> ServerId | None:
+        return self._owner.leader
+
+    @property
+    def leading_log(self) -> LeaderLog | None:
+        """The log that this replica appends to; None unless it serves."""
+        return self._log if self.serves else None
+
+    @property
+    def serves(self) -> bool:
+        return self.leader is not None and self.leader.serving
+
+    def start(self) -> None:
+        """Begin to tail, to watch the leader's znode, and to stand when there is none."""
+        spawn = self._env.nursery.spawn
+        self._standing.look()
+        self._start_tail()
+        self._claims.start(self._env.nursery)
+        spawn(self._watch_leader(), name=f"{self._partition} leader znode")
+        spawn(self._standing.run(), name=f"{self._partition} date")
+        spawn(self._perform_metadata(), name=f"{self._partition} election")
+        spawn(self._publish(), name=f"{self._partition} publish")
+        spawn(self._trials.run(), name=f"{self._partition} trials")
+        held = self._others.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
+        spawn(held, name=f"{self._partition} hold leader")
+
+    async def stop(self, *, hand_over: bool) -> None:
+        """Stop for good; with `hand_over` a leader first hands over to another replica, or at least drains and releases
+        its lease, so that the next need not wait."""
+        if hand_over:
+            await self._let_go()
+        self._feed(role_events.Stop())
+        if self._log is not None:
+            self._log.close_for_good()
+        async with self._changing:  # a claim under way comes to its end: it would stay for as long as the session
+            try:
+                await self._claims.release(self._claimed)
+            except MetadataError as error:
+                log.info("partition=%s leader znode not given back: %s", self._partition, error)
+
+    async def take_back(self) -> None:
+        """Of one that has stopped. Raises MetadataError."""
+        await self._claims.withdraw(self._claimed)
+
+    async def _let_go(self) -> None:
+        await self.hand_over_to_any()
+        async with self._yielding:  # a hand-over that was begun before drains, and comes to its end
+            try:
+                if self.leader is not None and self.serves:
+                    await self.leader.release()
+            except StoreError as error:
+                log.info("partition=%s was not handed over: %s", self._partition, error)
+
+    async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
+        """Let the replica on `successor`, the process of this nonce, lead instead of this one. Raises StoreError if the
+        lead was kept; what comes after it was released is the business of elections."""
+        await self._others.prepare(successor, Prepare(self.server, nonce, self.state.seq, is_planned))
+        log.info("partition=%s %s is ready to lead", self._partition, successor)
+        await self.yield_lead(successor)
+
+    async def yield_lead(self, successor: ServerId) -> None:
+        """Release the lead and tell `successor`, which is prepared; lead again if it does not take over. Raises
+        StoreError if the lead could not be released: it is kept, unless the log was lost meanwhile."""
+        take = Take(self._claimed, await self._claims.term())
+        async with self._yielding:
+            leader = self.leader
+            if leader is None or not leader.serving:
+                raise Unavailable(f"partition {self._partition}: there is no lead to hand over")
+            try:
+                await leader.release(DRAIN_S)
+            except StoreError:
+                if not self.serves:
+                    self._drop_lead()
+                    self._feed(role_events.Ended())
+                raise
+            self._drop_lead()
+            self._feed(role_events.Yielded(successor))
+            try:
+                await self._others.take(successor, take)
+            except StoreError as error:
+                log.info("partition=%s not taken by %s, leading on: %r", self._partition, successor, error)
+                self._feed(role_events.NotTaken())
+            self._reread.set()
+
+    async def hand_over_to_any(self) -> None:
+        """To the replica that is furthest, or to the next one; it is kept if none takes it."""
+        try:
+            published = await self._claims.published() if self.serves else {}
+        except MetadataError as error:
+            log.info("partition=%s not handed to anybody: %r", self._partition, error)
+            return
+        for server in furthest(published, besides=self.server):
+            if not self.serves:
+                return
+            try:
+                await self.hand_over(server, published[server].nonce, is_planned=False)
+            except StoreError as error:
+                log.info("partition=%s not handed to %s: %r", self._partition, server, error)
+
+    async def answer(self, method: str, body: bytes) -> bytes:
+        """Answer another replica: `serving`: whether this one serves; `hold`: the same, once that changes or HOLD_S is
+        over; what handover.py says."""
+        match method:
+            case "prepare":
+                return await self._prepare(Prepare.decode(body))
+            case "take":
+                return await self._take(Take.decode(body))
+            case peer_replicas.HOLD:
+                if self.serves:
+                    await self._role_change(HOLD_S)
+            case "serving":
+                pass
+            case _:
+                raise InvalidRequest(f"want a method that replicas have, got {method!r}")
+        return b"1" if self.serves else b"0"
+
+    async def _prepare(self, asked: Prepare) -> bytes:
+        """Get ready to lead in a moment. Raises Unavailable if this replica is not the one, or it is not the time."""
+        is_fit = not self._owner.is_barred and self._standing.look()
+        if self.role is not Role.FOLLOWING or not is_fit or asked.nonce != self._nonce:
+            raise Unavailable(f"partition {self._partition}: {self.server} is not ready to lead: {self.role.name}")
+        if asked.is_planned and not self._turns.take(self._env.clock.now()):
+            raise Unavailable(f"{self.server} has a part in another hand-over")
+        try:
+            async with asyncio.timeout(PREPARE_S):
+                await self.tail.wait_seq(asked.seq)
+                await self._logs.prepare(self._partition)
+        except TimeoutError:
+            raise Unavailable(f"{self.server} has not caught up to sequence {asked.seq}") from None
+        return b"1"
+
+    async def _take(self, offer: Take) -> bytes:
+        """Lead; answers once this replica serves. Raises Unavailable if it does not come to that in time."""
+        self._feed(role_events.Offered(offer.record, offer.term))
+        until = self._env.clock.now() + TAKE_S
+        while self.role in (Role.CLAIMING, Role.OPENING) and self._env.clock.now() < until:
+            await self._role_change(TAKE_S)
+        if not self.serves:
+            raise Unavailable(f"partition {self._partition}: {self.server} has not taken the lead: {self.role.name}")
+        return b"1"
+
+    async def _role_change(self, timeout_s: float) -> None:
+        """Return when the role or the leader changes, or in this time."""
+        await wait_within(self._role_changed, timeout_s)
+
+    def _tell_role_change(self) -> None:
+        self._role_changed.set()
+        self._role_changed = asyncio.Event()
+
+    # ── deciding and performing ───────────────────────────────────────────────────────────────────────────────────────
+
+    def _feed(self, event: Event) -> None:
+        before = self._owner.role
+        for command in self._owner.handle(event, self._env.clock.now()):
+            self._perform(command)
+        if self._owner.role is not before:
+            log.info("partition=%s %s -> %s on %s", self._partition, before.name, self._owner.role.name, event)
+            self._tell_role_change()
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case role_events.ReadLeader():
+                self._reread.set()
+            case role_events.WakeAt(at):
+                self._wake_at(at)
+            case role_events.Follow(server):
+                self._others.last_leader = server or self._others.last_leader
+                self._on_leader(server)
+                self._tell_role_change()
+            case role_events.OpenLog():
+                self.elections += 1
+                self._opening = self._env.nursery.spawn(self._open(), name=f"{self._partition} open")
+            case role_events.AbandonOpening():
+                if self._opening is not None:
+                    self._opening.cancel()
+            case role_events.EndLead():
+                if self.leader is not None:
+                    self.leader.stop(NotLeader(self._partition))
+                self._drop_lead()
+            case role_events.Prove():
+                self._prove()
+            case role_events.PublishAndRank():
+                self._env.nursery.spawn(self._rank(), name=f"{self._partition} rank")
+            case role_events.Claim() | role_events.Succeed() | role_events.RemoveStale() | role_events.GiveBack():
+                self._enqueue(command)
+            case _:
+                assert_never(command)
+
+    def _wake_at(self, at: float) -> None:
+        """Tick at that time. The timer's clock may run ahead of ours; then the owner asks again."""
+        delay = max(WAKE_S_MIN, at - self._env.clock.now())
+        asyncio.get_running_loop().call_later(delay, self._feed, role_events.Tick())
+
+    def _enqueue(self, command: Command) -> None:
+        if self._commands.full():
+            self._reread.set()  # nothing is lost: the next reading of the znode decides again
+        else:
+            self._commands.put_nowait(command)
+
+    async def _perform_metadata(self) -> None:
+        """One at a time and in order, so that a claim never overtakes a give-back."""
+        while True:
+            command = await self._commands.get()
+            try:
+                async with self._changing:
+                    if self.role is not Role.STOPPED:
+                        await self._change_metadata(command)
+            except StoreError as error:
+                log.info("partition=%s %s: %r", self._partition, command, error)
+                if isinstance(command, role_events.Claim | role_events.Succeed):
+                    self._feed(role_events.NotClaimed())
+                await asyncio.sleep(RANK_DELAY_S)
+                self._reread.set()
+
+    async def _change_metadata(self, command: Command) -> None:
+        match command:
+            case role_events.Claim():
+                self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
+                won = await self._claims.claim(self._claimed)
+                self._feed(role_events.Claimed() if won else role_events.NotClaimed())
+            case role_events.Succeed(record, term):
+                self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
+                won = await self._claims.succeed(record, term, self._claimed)
+                self._feed(role_events.Claimed() if won else role_events.NotClaimed())
+            case role_events.RemoveStale(record):
+                await self._claims.remove_stale(record)
+                self._reread.set()
+            case role_events.GiveBack():
+                await self._claims.release(self._claimed)
+                self._reread.set()
+
+    # ── the leader's znode and the other replicas ─────────────────────────────────────────────────────────────────────
+
+    async def _watch_leader(self) -> None:
+        prepared = False
+        with closing(self._claims.watch_leader(self._reread.set)):
+            while True:
+                self._reread.clear()
+                try:
+                    if not prepared:
+                        await self._claims.prepare()
+                        prepared = True
+                    self._feed(role_events.LeaderRead(*await self._claims.leader_seen(self._nonce)))
+                except MetadataError as error:
+                    log.debug("partition=%s leader znode not read: %r", self._partition, error)
+                await wait_within(self._reread, REREAD_S)
+
+    async def _publish(self) -> None:
+        while True:
+            try:
+                await self._claims.publish(self._progress)
+            except MetadataError as error:
+                log.debug("partition=%s not published: %r", self._partition, error)
+            await asyncio.sleep(PUBLISH_S)
+
+    @property
+    def _progress(self) -> Published:
+        trial, checks = self._trials.trial, self.state.checks
+        doubt = (trial.since, *list(checks.items())[-1]) if trial.is_barred and checks else None
+        return Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce, doubt)
+
+    async def _rank(self) -> None:
+        incumbent = self._env.nursery.spawn(self._others.incumbent(), name="ask serving")
+        try:
+            await self._claims.publish(self._progress, always=True)
+            rank = rank_of(self.server, await self._claims.published(), self._replicas())
+        except MetadataError as error:
+            log.debug("partition=%s not ranked: %r", self._partition, error)
+            rank = len(self._others.servers)
+        rank += min((1 << self._vain_leads) - 1, VAIN_RANK_MAX)
+        self._feed(role_events.Ranked(rank, await incumbent))
+
+    # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def _start_tail(self) -> None:
+        if self._tailing is None and self.failure is None and self.role is not Role.STOPPED:
+            self._tailing = self._env.nursery.spawn(self._follow_log(), name=f"{self._partition} tail")
+
+    async def _follow_log(self) -> None:
+        try:
+            await self.tail.run()
+        except StoreError as error:
+            self.failure = error
+            log.error("partition=%s this replica stops: %r", self._partition, error)
+            self._feed(role_events.Barred(True))
+            if isinstance(error, Corrupted):
+                await self._until_led_by_another()
+                self._trials.on_outvoted()
+
+    async def _until_led_by_another(self) -> None:
+        """Whoever leads has applied what this replica could not, or is further."""
+        while self._owner.leader in (None, self.server):
+            await self._role_change(REREAD_S)
+
+    def _bar_soon(self, is_barred: bool) -> None:
+        """Not from inside the step that has found it out. What has failed stays barred."""
+        self._should_be_barred = is_barred
+        asyncio.get_running_loop().call_soon(self._bar)
+
+    def _bar(self) -> None:
+        """As it was said last: more than one thing may have been found out within a turn of the event loop."""
+        is_barred = self._should_be_barred or self.failure is not None
+        if is_barred is not self._owner.is_barred:
+            self._feed(role_events.Barred(is_barred))
+
+    async def _stop_tail(self) -> None:
+        tailing, self._tailing = self._tailing, None
+        if tailing is not None:
+            await end_task(tailing)
+
+    async def _open(self) -> None:
+        opened = False
+        try:
+            self._log = await self._logs.open_as_leader(self._partition, self._config.listed_lease_ms, self._next_seq)
+            self._vain_leads += 1  # unless it goes on: the list has one ledger more
+            await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
+            await self._stop_tail()
+            self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
+            await self._begin(leader)
+            opened, self._vain_leads = True, 0
+        except (StoreError, TimeoutError) as error:
+            log.info("partition=%s could not take the lead: %r", self._partition, error)
+        finally:
+            if not opened:
+                self._drop_lead()
+        self._feed(role_events.Opened() if opened else role_events.OpenFailed())
+
+    def _prove(self) -> None:
+        """By a strict read, which is an append: the leader ends if it is fenced. Else another may be about to
+        fence it: look again soon."""
+        if self.leader is not None:
+            self.leader.submit(get(b"-", Level.STRICT), Nobody(), 0)
+        asyncio.get_running_loop().call_later(PUBLISH_S, self._reread.set)
+
+    def _next_seq(self) -> Seq:
+        return Seq(self.state.seq + 1)
+
+    def _ended(self, reason: StoreError) -> None:
+        log.info("partition=%s leads no more: %r", self._partition, reason)
+        if self.role is Role.SERVING:
+            self._drop_lead()
+        self._feed(role_events.Ended())
+
+    def _drop_lead(self) -> None:
+        if self._log is not None:
+            self._log.close_for_good()
+        self.leader = self._log = None
+        self._start_tail()

@@ -1,0 +1,208 @@
+"""What happens to a replica on its way to the lead, and what is to be done about it: the events and commands of
+role_machine.py. Decides only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.partition.election.election import Incumbent, LeaderRecord
+from kvstore.types import ServerId
+
+# ── what happened ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class LeaderRead:
+    """The leader znode as just read; None if there is none."""
+
+    record: LeaderRecord | None
+    is_passing: bool = False
+    """It is of an earlier session of this process, and will vanish with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    rank: int
+    incumbent: Incumbent
+
+
+@dataclass(frozen=True, slots=True)
+class PeerGone:
+    """The leader's machine refuses connections: its process is gone, its session not yet."""
+
+    server: ServerId
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class NotClaimed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """The log is open, the state is caught up, the first record is acknowledged."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenFailed:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """This leadership is over: fenced, or too few bookies for too long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Yielded:
+    """This leader has released its lease for `successor`, which is about to be told."""
+
+    successor: ServerId
+
+
+@dataclass(frozen=True, slots=True)
+class NotTaken:
+    """The successor did not say that it serves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """The leader has released its lease for this replica, and its znode may be replaced while the term stands."""
+
+    record: LeaderRecord
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class Dated:
+    """Whether this server's date is good enough to lead has changed."""
+
+    may_lead: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class Barred:
+    """This replica's state may be damaged, and it must not lead; or that is over."""
+
+    is_barred: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    pass
+
+
+Event = (
+    LeaderRead
+    | Ranked
+    | PeerGone
+    | Claimed
+    | NotClaimed
+    | Opened
+    | OpenFailed
+    | Ended
+    | Yielded
+    | NotTaken
+    | Offered
+    | Dated
+    | Tick
+    | Barred
+    | Stop
+)
+
+# ── what to do about it ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True, slots=True)
+class PublishAndRank:
+    """Publish this replica's sequence now, read the others', ask them whether one still serves, report Ranked."""
+
+
+@dataclass(frozen=True, slots=True)
+class WakeAt:
+    """Report Tick at this time."""
+
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """Create the leader znode, or make this process's own one of its present session; report Claimed or NotClaimed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Succeed:
+    """Put one's own znode in the place of `record` while the term stands; report Claimed or NotClaimed."""
+
+    record: LeaderRecord
+    term: int
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveStale:
+    """Delete the leader znode if it is still this record's."""
+
+    record: LeaderRecord
+
+
+@dataclass(frozen=True, slots=True)
+class GiveBack:
+    """Delete one's own leader znode, if it is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class OpenLog:
+    """Take the log over; report Opened or OpenFailed."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonOpening:
+    pass
+
+
+@dataclass(frozen=True, slots=True)
+class EndLead:
+    """Answer nothing any more: what is under way is of unknown outcome."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prove:
+    """Find out whether this leader is fenced, by an append. One that nobody asks anything would never learn it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadLeader:
+    """Read the leader znode again; report LeaderRead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Clients are to be sent to this server."""
+
+    server: ServerId | None
+
+
+Command = (
+    PublishAndRank
+    | WakeAt
+    | Claim
+    | Succeed
+    | RemoveStale
+    | GiveBack
+    | OpenLog
+    | AbandonOpening
+    | EndLead
+    | Prove
+    | ReadLeader
+    | Follow
+)

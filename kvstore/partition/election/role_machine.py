@@ -1,0 +1,290 @@
+"""One replica's way to the lead and back. Decides only; replica.py performs.
+
+    FOLLOWING ──no leader──> STANDING ──its turn──> CLAIMING ──won──> OPENING ──served its first record──> SERVING
+        ^          ^            │                      │                 │                                    │
+        └──────────┴── another leads / lost the race ──┴── gave it back ─┴────────────── fenced ──────────────┘
+
+    SERVING ──released for a successor──> YIELDING ──its znode is there──> FOLLOWING
+                                             └───it did not take over──> CLAIMING
+
+The znode never stops a leader: one that serves and finds its znode gone claims it again, and one that finds another's
+name there goes on until it is fenced, because until then nobody else can have acknowledged anything (docs/protocol.md,
+Election).
+"""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from math import inf, isinf
+from typing import assert_never
+
+from kvstore.partition.election.election import (
+    ASK_AGAIN_S,
+    INCUMBENT_GRACE_S,
+    OUT_S,
+    RANK_DELAY_S,
+    SILENT_GRACE_S,
+    Incumbent,
+    LeaderRecord,
+)
+from kvstore.partition.election.role_events import (
+    AbandonOpening,
+    Barred,
+    Claim,
+    Claimed,
+    Command,
+    Dated,
+    Ended,
+    EndLead,
+    Event,
+    Follow,
+    GiveBack,
+    LeaderRead,
+    NotClaimed,
+    NotTaken,
+    Offered,
+    Opened,
+    OpenFailed,
+    OpenLog,
+    PeerGone,
+    Prove,
+    PublishAndRank,
+    Ranked,
+    ReadLeader,
+    RemoveStale,
+    Stop,
+    Succeed,
+    Tick,
+    WakeAt,
+    Yielded,
+)
+from kvstore.types import ServerId
+
+
+class Role(Enum):
+    FOLLOWING = auto()
+    STANDING = auto()
+    CLAIMING = auto()
+    OPENING = auto()
+    SERVING = auto()
+    YIELDING = auto()
+    STOPPED = auto()
+
+
+_LEADING = (Role.STANDING, Role.CLAIMING, Role.OPENING, Role.SERVING)
+"""What one that is barred is never found in."""
+_GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SERVES: INCUMBENT_GRACE_S}
+
+
+class Owner:
+    """Turns each event into the commands it calls for. Performs none of them."""
+
+    def __init__(self, me: ServerId, nonce: str) -> None:
+        self.role = Role.FOLLOWING
+        self.leader: ServerId | None = None
+        self.is_barred = False
+        """It may neither lead nor stand (docs/protocol.md, P35)."""
+        self._me, self._nonce = me, nonce
+        self._record: LeaderRecord | None = None
+        """The leader znode that is being followed."""
+        self._gone: LeaderRecord | None = None
+        """The last one whose process is known to be gone."""
+        self._replaces: LeaderRecord | None = None
+        """The leader znode in whose place one's own is being put."""
+        self._graced_from = inf
+        """When an incumbent was first asked since there was last a leader."""
+        self._asks_again = False
+        """It is to be asked once more before this replica claims."""
+        self._may_lead = True
+        """By its server's date."""
+        self._stand_at = 0.0
+        self._out_until = 0.0
+        self._failures = 0
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """The only way in. `now` is the boot-time clock in seconds."""
+        if self.role is Role.STOPPED:
+            return []
+        match event:
+            case LeaderRead(record, is_passing):
+                return self._read(record, is_passing, now)
+            case Ranked(rank, incumbent):
+                return self._ranked(rank, incumbent, now)
+            case PeerGone(server):
+                return self._peer_gone(server)
+            case Tick():
+                return self._tick(now)
+            case Claimed():
+                return self._claimed()
+            case NotClaimed():
+                return self._not_claimed()
+            case Opened():
+                return self._opened()
+            case OpenFailed() | Ended():
+                return self._stand_back(now)
+            case Yielded(successor):
+                return self._yielded(successor)
+            case NotTaken():
+                return self._not_taken()
+            case Offered(record, term):
+                return self._offered(record, term)
+            case Barred() | Dated():
+                return self._bar(event.is_barred, now) if isinstance(event, Barred) else self._dated(event.may_lead)
+            case Stop():
+                return self._stop()
+            case _:
+                assert_never(event)
+
+    def check(self) -> None:
+        """Raise AssertionError unless the invariants hold: one that serves or opens sends clients nowhere else."""
+        assert self.role is not Role.SERVING or self.leader == self._me
+        assert self.role is not Role.YIELDING or self.leader != self._me
+        assert self._failures >= 0
+        assert not (self.is_barred and self.role in _LEADING), f"barred, and {self.role.name}"
+
+    def _read(self, record: LeaderRecord | None, is_passing: bool, now: float) -> list[Command]:
+        if record is None:
+            return self._no_leader(now)
+        if record.nonce == self._nonce:
+            return self._own_read(is_passing)
+        if record.server == self._me:
+            return [RemoveStale(record), ReadLeader()]  # of this server's former process: the directory's lock says so
+        if self.role is Role.SERVING:
+            return [Prove()]
+        if self.role is Role.CLAIMING and record == self._replaces:
+            return []
+        abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
+        self.role = Role.FOLLOWING
+        if record == self._gone:
+            return [*abandoned, RemoveStale(record), ReadLeader()]
+        self._record, self._graced_from = record, inf
+        return abandoned + self._follow(record.server)
+
+    def _own_read(self, is_passing: bool) -> list[Command]:
+        if self.role in (Role.OPENING, Role.SERVING):
+            return [Claim()] if is_passing else []  # before it vanishes: nobody else need see that
+        return [] if self.role in (Role.CLAIMING, Role.YIELDING) else [GiveBack()]
+
+    # docs/protocol.md P23
+    def _no_leader(self, now: float) -> list[Command]:
+        if self.role in (Role.SERVING, Role.OPENING):
+            return [Claim()]  # the session was lost, the lead was not
+        if self.role in (Role.STANDING, Role.CLAIMING):
+            return []
+        commands = self._follow(None)
+        if self.is_barred or not self._may_lead:
+            return commands
+        if now < self._out_until:
+            return [*commands, WakeAt(self._out_until)]
+        self.role = Role.STANDING
+        self._stand_at = inf
+        return [*commands, PublishAndRank()]
+
+    def _ranked(self, rank: int, incumbent: Incumbent, now: float) -> list[Command]:
+        if self.role is not Role.STANDING:
+            return []
+        self._graced_from = min(self._graced_from, now)
+        self._asks_again = now < self._graced_from + _GRACE_S[incumbent]
+        self._stand_at = now + (ASK_AGAIN_S if self._asks_again else rank * RANK_DELAY_S)
+        return [WakeAt(self._stand_at)]
+
+    def _peer_gone(self, server: ServerId) -> list[Command]:
+        if self._record is None or server != self._record.server or self.role is not Role.FOLLOWING:
+            return []
+        self._gone, self._record = self._record, None
+        return [*self._follow(None), ReadLeader()]
+
+    # docs/protocol.md P25
+    def _tick(self, now: float) -> list[Command]:
+        if self.role is Role.STANDING:
+            if now < self._stand_at:  # the timer's clock is not ours: it may run ahead by a little
+                return [] if isinf(self._stand_at) else [WakeAt(self._stand_at)]
+            if self._asks_again:
+                self._stand_at = inf
+                return [PublishAndRank()]
+            self.role, self._replaces = Role.CLAIMING, None
+            return [Claim()]
+        if self.role is Role.FOLLOWING and self.leader is None:
+            return [ReadLeader()]
+        return []
+
+    def _claimed(self) -> list[Command]:
+        if self.role is not Role.CLAIMING:
+            return [] if self.role in (Role.OPENING, Role.SERVING) else [GiveBack()]
+        self.role = Role.OPENING
+        return [OpenLog()]
+
+    def _not_claimed(self) -> list[Command]:
+        if self.role is not Role.CLAIMING:
+            return [ReadLeader()]
+        self.role = Role.FOLLOWING
+        return [*self._follow(None), ReadLeader()]
+
+    def _opened(self) -> list[Command]:
+        if self.role is not Role.OPENING:
+            return []
+        self.role, self._failures, self.leader, self._graced_from = Role.SERVING, 0, self._me, inf
+        return [Follow(self._me)]  # also if clients were sent here before: they can be answered now
+
+    def _yielded(self, successor: ServerId) -> list[Command]:
+        """Clients are sent to the successor at once: it lets them wait until it serves."""
+        if self.role is not Role.SERVING:
+            return []
+        self.role, self._record = Role.YIELDING, None
+        return self._follow(successor)
+
+    def _not_taken(self) -> list[Command]:
+        if self.role is not Role.YIELDING:
+            return []
+        if self.is_barred or not self._may_lead:
+            self.role = Role.FOLLOWING
+            return [GiveBack(), *self._follow(None)]
+        self.role, self._replaces = Role.CLAIMING, None
+        return [*self._follow(None), Claim()]
+
+    def _offered(self, record: LeaderRecord, term: int) -> list[Command]:
+        if self.role not in (Role.FOLLOWING, Role.STANDING) or self.is_barred or not self._may_lead:
+            return []
+        self.role, self._replaces = Role.CLAIMING, record
+        return [*self._follow(self._me), Succeed(record, term)]
+
+    def _dated(self, may_lead: bool) -> list[Command]:
+        """One that has the lead, or is about to, lets it go by itself (docs/protocol.md, P29)."""
+        self._may_lead = may_lead
+        if not may_lead and self.role is Role.STANDING:
+            self.role = Role.FOLLOWING
+        return [ReadLeader()] if may_lead else []
+
+    def _stand_back(self, now: float) -> list[Command]:
+        if self.role not in (Role.OPENING, Role.SERVING):
+            return []
+        served = self.role is Role.SERVING
+        self.role = Role.FOLLOWING
+        self.leader = self._record = None
+        if not served:
+            self._out_until = now + OUT_S[min(self._failures, len(OUT_S) - 1)]
+            self._failures += 1
+        return [GiveBack(), Follow(None), WakeAt(max(now, self._out_until)), ReadLeader()]
+
+    def _bar(self, is_barred: bool, now: float) -> list[Command]:
+        self.is_barred = is_barred
+        if not is_barred:
+            return [ReadLeader()]
+        if self.role is Role.SERVING:
+            return [EndLead(), *self._stand_back(now)]
+        if self.role is Role.OPENING:
+            return [AbandonOpening(), *self._stand_back(now)]
+        if self.role in (Role.STANDING, Role.CLAIMING):  # a claim that is won after this is given back
+            self.role = Role.FOLLOWING
+        return []
+
+    def _stop(self) -> list[Command]:
+        abandoned: list[Command] = [AbandonOpening()] if self.role is Role.OPENING else []
+        self.role = Role.STOPPED
+        return [*abandoned, GiveBack()]
+
+    def _follow(self, server: ServerId | None) -> list[Command]:
+        if server == self.leader:
+            return []
+        self.leader = server
+        return [Follow(server)]

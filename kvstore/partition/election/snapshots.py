@@ -1,0 +1,133 @@
+"""A replica too far behind the log takes its state from another one: asks for an export, imports it, then tails on.
+
+While it does, it publishes a synced sequence of 0, which keeps the leader from trimming what it will need next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+
+import orjson
+
+from kvstore.env import Clock
+from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
+from kvstore.partition.election.election import Published
+from kvstore.partition.ports import Peers
+from kvstore.partition.state.engine import ViewClosed, wait_caught_up
+from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Export, Import
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+CHUNK_BYTES = 256 << 10
+CALL_S = 10.0
+EXPORTS_MAX = 2
+IDLE_S = 60.0
+"""An export that nobody has asked of for so long is closed: it holds space in the engine."""
+BEGIN = "export-begin"
+NEXT = "export-next"
+
+
+class Exports:
+    """Answers replicas that ask for this one's state."""
+
+    def __init__(self, state: State, clock: Clock) -> None:
+        self._state, self._clock = state, clock
+        self._open: dict[str, tuple[Export, float]] = {}
+        self._count = 0
+        self._look: asyncio.TimerHandle | None = None
+        self.served = 0
+
+    def begin(self) -> bytes:
+        """Open an export; its number and where it stands. Raises Overloaded, or Unavailable while there is no state."""
+        self._drop_idle()
+        self._trust()
+        if len(self._open) >= EXPORTS_MAX:
+            raise Overloaded(f"want at most {EXPORTS_MAX} exports at once")
+        self._count += 1
+        number = str(self._count)
+        self._open[number] = (Export(self._state), self._clock.now())
+        if self._look is None:
+            self._look_later()
+        return orjson.dumps({"export": number, "seq": self._state.seq, "origins": sorted(self._state.origins)})
+
+    def next(self, number: str) -> bytes:
+        """The next chunk. Raises InvalidRequest for an export that is not open (any more); Unavailable once this
+        replica may be damaged, because its copy would make two that agree."""
+        self._trust()
+        export, _ = self._open.get(number, (None, 0.0))
+        if export is None:
+            raise InvalidRequest(f"want an open export, got {number!r}: begin again")
+        try:
+            chunk = export.next_chunk(CHUNK_BYTES)
+        except ViewClosed:
+            self._close(number)
+            raise InvalidRequest(
+                f"export {number!r} has ended: this replica's state was replaced; begin again"
+            ) from None
+        assert chunk is not None, "an export that has ended is closed"
+        if export.has_ended:
+            self._close(number)
+            self.served += 1
+        else:
+            self._open[number] = (export, self._clock.now())
+        return chunk
+
+    # docs/protocol.md P5
+    def _trust(self) -> None:
+        if self._state.position is None or self._state.is_suspect:
+            raise Unavailable(f"partition {self._state.partition}: this replica has no state that can be trusted")
+
+    def close(self) -> None:
+        """Close all of them."""
+        if self._look is not None:
+            self._look.cancel()
+        for number in list(self._open):
+            self._close(number)
+
+    def _look_later(self) -> None:
+        self._look = asyncio.get_running_loop().call_later(IDLE_S, self._look_again)
+
+    def _look_again(self) -> None:
+        """Whoever asked may be gone, and nobody else may ever begin."""
+        self._look = None
+        self._drop_idle()
+        if self._open:
+            self._look_later()
+
+    def _drop_idle(self) -> None:
+        for number, (_, asked) in list(self._open.items()):
+            if self._clock.now() - asked > IDLE_S:
+                self._close(number)
+
+    def _close(self, number: str) -> None:
+        export, _ = self._open.pop(number)
+        export.close()
+
+
+def best_sources(
+    me: ServerId, leader: ServerId | None, published: Mapping[ServerId, Published], replicas: tuple[ServerId, ...]
+) -> list[ServerId]:
+    """Whom to ask: those that are furthest first, the leader last, because it has other things to do."""
+    up = [server for server in replicas if server != me and server in published and published[server].seq > 0]
+    return sorted(up, key=lambda server: (server == leader, -published[server].seq, server))
+
+
+async def install(peers: Peers, partition: PartitionId, source: ServerId, state: State) -> None:
+    """Replace `state` by that of the replica on `source`. Raises StoreError; the state is then empty or as it was."""
+    begun = orjson.loads(await peers.call(source, partition, BEGIN, b"", CALL_S))
+    number = str(begun["export"]).encode()
+    origins = frozenset(map(ServerId, begun.get("origins", ()))) | {source}
+    incoming: Import | None = None
+    while chunk := await peers.call(source, partition, NEXT, number, CALL_S):
+        incoming = incoming or Import(state, origins)  # what is here goes only once something comes
+        last = incoming.add(chunk)
+        await asyncio.sleep(0)
+        await wait_caught_up(state.engine)
+        if last:
+            log.info("partition=%s installed the state of %s at seq=%d", partition, source, state.seq)
+            return
+    raise Corrupted(f"partition {partition}: the export of {source} ended without its last chunk")

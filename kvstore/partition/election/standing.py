@@ -1,0 +1,53 @@
+"""Lets a replica lead only while its server's date is good enough, or nobody else leads (docs/protocol.md, P29)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from kvstore.env import Clock
+from kvstore.partition.election.role_events import Dated, Event
+
+LOOK_S = 0.25
+OFFER_AGAIN_S = 1.0
+"""Between two attempts of a leader that is not sure of its date to hand over."""
+UNLED_S = 10.0
+"""Where nobody has led for so long, those whose dates are better cannot: longer than a takeover takes."""
+
+
+class Standing:
+    """Of one replica: `feed` takes what has happened, `is_led` says whether anybody is known to lead, `serves` whether
+    this replica does, `offer` asks others to take the lead."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        feed: Callable[[Event], None],
+        is_led: Callable[[], bool],
+        serves: Callable[[], bool],
+        offer: Callable[[], Awaitable[None]],
+    ) -> None:
+        self._clock, self._feed, self._is_led = clock, feed, is_led
+        self._serves, self._offer = serves, offer
+        self._led_at = clock.now()
+        self._might = True
+
+    def look(self) -> bool:
+        """Whether the replica may lead now; it is told if that has changed."""
+        now = self._clock.now()
+        if self._is_led():
+            self._led_at = now
+        is_unled = now - self._led_at >= UNLED_S
+        may_lead = self._clock.may_lead() or (is_unled and self._clock.has_date())
+        if may_lead is not self._might:
+            self._might = may_lead
+            self._feed(Dated(may_lead))
+        return may_lead
+
+    async def run(self) -> None:
+        """Look now and then; offer the lead to others while it should not be kept."""
+        while True:
+            is_offered = not self.look() and self._serves()
+            if is_offered:
+                await self._offer()
+            await asyncio.sleep(OFFER_AGAIN_S if is_offered else LOOK_S)

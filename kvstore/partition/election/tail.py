@@ -1,0 +1,110 @@
+"""Applies the partition's log to the state while this replica does not lead."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+from kvstore.errors import LedgerError, MetadataError, NoSuchLedger, StoreError
+from kvstore.partition.state.engine import wait_caught_up
+from kvstore.partition.state.state import State
+from kvstore.types import PartitionId, Position, Seq
+from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.ports import LogEntry, Logs
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 1000
+RETRY_S = 0.1
+ROOM_S = 1.0
+"""Between two attempts to write to an engine that found no room."""
+ENTRIES_PER_TURN = 16
+"""Applied before the event loop gets another turn: a few milliseconds at the most."""
+
+
+class Tail:
+    """Reads on from where the state stands, for as long as `run` runs."""
+
+    def __init__(
+        self, partition: PartitionId, state: State, logs: Logs, install_snapshot: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._partition, self._state, self._logs = partition, state, logs
+        self._install_snapshot = install_snapshot
+        self._progress = asyncio.Event()
+        self.entries = 0
+        self.installs = 0
+
+    @property
+    def position(self) -> Position:
+        """The last entry applied, BEGINNING if none."""
+        return self._state.position or BEGINNING
+
+    async def run(self) -> None:
+        """Tail until cancelled. Raises Corrupted when the log does not continue the state: such a replica must not
+        serve; OSError when the engine is of no use any more. A full disk only makes it wait."""
+        while True:
+            try:
+                await self._follow()
+            except OSError as error:
+                if error.errno != errno.ENOSPC:
+                    raise
+                log.warning("partition=%s waits for room: %s", self._partition, error)
+                await asyncio.sleep(ROOM_S)
+
+    async def _follow(self) -> None:
+        """Read on from where the engine stands."""
+        if not self._state.is_whole:
+            await wait_caught_up(self._state.engine)
+            self._state.recover()
+        while True:
+            reader = self._logs.reader(self._partition, self._state.position)
+            try:
+                while True:
+                    await self._apply(await reader.read(POLL_MS))
+            except NoSuchLedger:
+                log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
+                await self._install()
+            except (LedgerError, MetadataError) as error:
+                log.debug("partition=%s tail waits: %s", self._partition, error)
+                await asyncio.sleep(RETRY_S)
+            finally:
+                await reader.close()
+
+    async def wait_applied(self, position: Position, patience_s: float) -> None:
+        """Wait until `position` is applied. Raises TimeoutError when nothing at all was applied for `patience_s`."""
+        while self.position < position:
+            self._progress.clear()
+            async with asyncio.timeout(patience_s):
+                await self._progress.wait()
+
+    async def wait_seq(self, seq: Seq) -> None:
+        """Wait until the mutation of this sequence is applied, and the engine takes more."""
+        await self.reach(seq)
+        await wait_caught_up(self._state.engine)
+
+    async def reach(self, seq: Seq) -> None:
+        """Wait until the mutation of this sequence is applied."""
+        while self._state.seq < seq:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def _apply(self, entries: Sequence[LogEntry]) -> None:
+        for start in range(0, len(entries), ENTRIES_PER_TURN):
+            await wait_caught_up(self._state.engine)
+            for entry in entries[start : start + ENTRIES_PER_TURN]:
+                self._state.apply(entry)
+            self.entries += len(entries[start : start + ENTRIES_PER_TURN])
+            self._progress.set()
+            await asyncio.sleep(0)
+
+    async def _install(self) -> None:
+        try:
+            await self._install_snapshot()
+        except StoreError as error:
+            log.info("partition=%s snapshot not installed: %s", self._partition, error)
+            await asyncio.sleep(1.0)
+        else:
+            self.installs += 1
+            self._progress.set()

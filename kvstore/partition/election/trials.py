@@ -1,0 +1,198 @@
+"""Holds the trial of a replica: asks the others what they have, and does what jury.py decides."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import orjson
+
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import InvalidRequest, MetadataError, StoreError
+from kvstore.partition.election.jury import Checks, Origins, Trial, Trusted, Verdict, is_borne_out, judge
+from kvstore.partition.ports import Peers
+from kvstore.partition.state.rows import NOTHING_HEARD, Heard
+from kvstore.partition.state.state import State
+from kvstore.types import PartitionId, Seq, ServerId
+
+log = logging.getLogger(__name__)
+
+CHECKS = "checks"
+_MEANING = {
+    Verdict.RIGHT: "a majority has the same",
+    Verdict.OUTVOTED: "a majority has the other's, this copy is made anew",
+    Verdict.SPLIT: "there is no majority; `kvstore partition trust` declares one right",
+    Verdict.OPEN: "not enough replicas are up to tell which is right; `kvstore partition trust` declares one right",
+}
+ASK_S = 2.0
+LOOK_S = 1.0
+LOOK_AGAIN_S = 5.0
+"""Once all have said what they have: only an operator changes that."""
+
+
+class Trials:
+    """Of one replica. `on_barred` is told when it must not lead any more, or may again; `on_outvoted` when its copy is
+    damaged and is to be made anew."""
+
+    def __init__(
+        self,
+        env: Env,
+        partition: PartitionId,
+        server: ServerId,
+        peers: Peers,
+        state: State,
+        replicas: Callable[[], tuple[ServerId, ...]],
+        trusted: Callable[[], Awaitable[Trusted | None]],
+    ) -> None:
+        self.trial = Trial()
+        self.held = 0
+        self.on_barred: Callable[[bool], None] = lambda _: None
+        self.on_outvoted: Callable[[], None] = lambda: None
+        self._env, self._partition, self._server, self._peers = env, partition, server, peers
+        self._state, self._replicas, self._trusted = state, replicas, trusted
+        self._wake = asyncio.Event()
+        self._verdict = Verdict.OPEN
+        self._logged = Seq(0), Verdict.RIGHT
+        self._differed = False
+        self._replaced = state.replaced
+        self._origins: dict[ServerId, frozenset[ServerId]] = {}
+        """Of those whose state is a copy, as they said it last."""
+        state.on_doubt = self._doubt
+        state.is_suspect = state.doubt is not None or state.heard.is_barred  # as before a restart, from now on
+
+    @property
+    def why(self) -> str:
+        """Why this replica is barred; empty if it is not."""
+        if not self.trial.is_barred:
+            return ""
+        return f"its state and another replica's differ since sequence {self.trial.since}: {_MEANING[self._verdict]}"
+
+    async def run(self) -> None:
+        """Until cancelled, or this replica is outvoted."""
+        self._resume()
+        if self._state.doubt is not None:
+            self._doubt()
+        while True:
+            await wait_within(self._wake, LOOK_S if self._verdict is not Verdict.SPLIT else LOOK_AGAIN_S)
+            self._wake.clear()
+            is_replaced = self._replaced != self._state.replaced
+            if is_replaced or (self._differed and self._state.doubt is None):
+                self._replaced, self._differed = self._state.replaced, False
+                self.trial.end()  # a later check of the log has agreed, or it was about a state that is gone
+                self._tell()
+            if self.trial.since and await self._hold() is Verdict.OUTVOTED:
+                log.error("partition=%s this replica is outvoted: its copy is made anew", self._partition)
+                self.on_outvoted()
+                return
+            if not self.trial.since and self._state.origins and self._state.checks:
+                await self._bear_out()
+            self._keep()
+
+    def answer(self, server: ServerId, body: bytes) -> bytes:
+        """What another replica asks: this one's checks; it may tell where it differs from its log. One that the ring
+        does not name (any more) has no say."""
+        try:
+            since = Seq(int(orjson.loads(body)["since"]))
+        except (orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            raise InvalidRequest(f"want where a replica differs, got {body[:64]!r}: {error!r}") from None
+        if since and server in self._replicas():
+            if not self.trial.since:  # else the next look comes anyway: two that wake each other would never rest
+                self._wake.set()
+            self.trial.hear(since, self._env.clock.now())
+        return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
+
+    def _resume(self) -> None:
+        """With what was heard before a restart: those who said it may be down now."""
+        heard = self._state.heard
+        if heard.since:
+            self.trial.resume(heard.since, self._env.clock.now(), is_barred=heard.is_barred)
+            self._tell()
+            self._wake.set()
+
+    def _doubt(self) -> None:
+        """The state has just met a check of its log from which it differs."""
+        doubt = self._state.doubt
+        assert doubt is not None
+        if not self._differed:
+            log.error("partition=%s %s", self._partition, doubt)
+        self._differed = True
+        self.trial.doubt(doubt.seq, self._env.clock.now())
+        self._tell()
+        self._wake.set()
+
+    async def _hold(self) -> Verdict:
+        self.held += 1
+        since, doubt = self.trial.since, self._state.doubt
+        differs = doubt is not None
+        checks: dict[ServerId, Checks] = {self._server: dict(self._state.checks)}
+        checks |= await self._ask_all(since if differs else Seq(0))
+        origins = self._known_origins()
+        verdict = judge(self._server, since, self._replicas(), checks, None, origins)
+        if verdict in (Verdict.OPEN, Verdict.SPLIT):
+            verdict = judge(self._server, since, self._replicas(), checks, await self._declared(), origins)
+        if self._state.doubt != doubt:
+            self._wake.set()
+            return Verdict.OPEN  # the log's next check has come meanwhile: this verdict is about the one before it
+        said = {server: found[max(found)] for server, found in checks.items() if found}
+        if (since, verdict) != self._logged:
+            log.warning("partition=%s differs since=%d: %s, %s", self._partition, since, verdict.name, said)
+        self._verdict, self._logged = verdict, (since, verdict)
+        if verdict is Verdict.RIGHT and differs:
+            self._differed = False
+            self._state.acquit()
+        self.trial.decide(verdict, self._env.clock.now(), differs=differs)
+        self._tell()
+        return verdict
+
+    async def _bear_out(self) -> None:
+        """A copy is a witness of its own once replicas of other origins have had the same at a later check."""
+        state, mine = self._state, dict(self._state.checks)
+        last = max(mine)
+        checks: dict[ServerId, Checks] = {self._server: mine}
+        checks |= await self._ask_all(Seq(0))
+        is_same_state = state.checks.get(last) == mine[last]  # a state that replaced it meanwhile has no such check
+        borne_out = is_borne_out(self._server, self._replicas(), checks, self._known_origins())
+        if is_same_state and not self.trial.since and borne_out:
+            state.be_borne_out()
+
+    def _known_origins(self) -> Origins:
+        return self._origins | {self._server: self._state.origins}
+
+    async def _ask_all(self, since: Seq) -> dict[ServerId, Checks]:
+        """All others at once: those that do not answer delay nobody who does."""
+        others = [server for server in self._replicas() if server != self._server]
+        asked = {server: self._env.nursery.spawn(self._ask(server, since), name="ask checks") for server in others}
+        return {server: await answer for server, answer in asked.items()}
+
+    async def _ask(self, server: ServerId, since: Seq) -> Checks:
+        """Nothing, if it does not answer."""
+        body = orjson.dumps({"since": since})
+        try:
+            answer = orjson.loads(await self._peers.call(server, self._partition, CHECKS, body, ASK_S))
+            checks = {Seq(seq): crc for seq, crc in answer["checks"]}
+            self._origins[server] = frozenset(map(ServerId, answer["origins"]))
+            return checks
+        except (StoreError, orjson.JSONDecodeError, KeyError, TypeError, ValueError) as error:
+            log.info("partition=%s %s does not say what it has: %r", self._partition, server, error)
+            return {}
+
+    async def _declared(self) -> Trusted | None:
+        try:
+            return await self._trusted()
+        except MetadataError:
+            return None
+
+    def _tell(self) -> None:
+        self.trial.check()
+        self._state.is_suspect = self.trial.is_barred
+        self._keep()
+        self.on_barred(self.trial.is_barred)
+
+    def _keep(self) -> None:
+        """What was heard outlives a restart, as a difference from the log does, which has a row of its own and ends
+        otherwise."""
+        trial = self.trial
+        is_heard = trial.since > 0 and not self._differed
+        self._state.keep_heard(Heard(trial.since, trial.is_barred) if is_heard else NOTHING_HEARD)

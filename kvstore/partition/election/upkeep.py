@@ -1,0 +1,186 @@
+"""What a replica does on the side: sync its state to disk now and then; as leader trim the log behind all replicas,
+hand the lead back to the one that the ring prefers, so that leaders stay spread over the servers, and to any other one
+while this server's disk is full."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import logging
+import zlib
+from collections.abc import Callable
+from random import Random
+
+from kvstore.env import Env
+from kvstore.errors import MetadataError, StoreError, VersionConflict
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election.absences import Absences
+from kvstore.partition.election.election import Published
+from kvstore.partition.election.handover import Steady, Turns
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.replica import Replica
+from kvstore.partition.election.retention import Retention
+from kvstore.partition.state.state import State
+from kvstore.types import PartitionId, ServerId
+from kvstore.wal.ports import LeaderLog
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""How often a leader looks whether it is the preferred one."""
+BEHIND_LOOKS = 3
+"""A leader whose engine takes no more at so many looks in a row is of no use."""
+LOOKS_MISSED_MAX = 2
+"""A leader that has not looked at its replicas for longer than so many looks take has not seen them away meanwhile."""
+COPIES_MIN = 2
+"""Synced states that must hold what is trimmed from the log, on distinct nodes."""
+
+
+class Upkeep:
+    """Four loops of one replica; they end with the nursery."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: PartitionConfig,
+        partition: PartitionId,
+        server: ServerId,
+        replica: Replica,
+        claims: Claims,
+        replicas: Callable[[], tuple[ServerId, ...]],
+        turns: Turns,
+        absences: Absences,
+    ) -> None:
+        self.flushes = 0
+        self.trimmed = 0
+        self.yielded = 0
+        self._env, self._config, self._partition = env, config, partition
+        self._replica, self._claims, self._replicas, self._turns = replica, claims, replicas, turns
+        self._absences = absences
+        self._retention: Retention | None = None
+        """Of the present lead; None before its first look."""
+        self._looked_at = 0.0
+        # Replicas that were started together would write files, and compact them, all at one moment: no quorum would be
+        # left that does not.
+        self._spread = Random(f"{partition} at {server}")
+
+    def start(self) -> None:
+        self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
+        self._env.nursery.spawn(self._trim_now_and_then(), name=f"{self._partition} trim")
+        self._env.nursery.spawn(self._lead_back_now_and_then(), name=f"{self._partition} lead back")
+
+        self._env.nursery.spawn(self._hand_over_when_stuck(), name=f"{self._partition} disk")
+
+    async def _flush_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.flush_s * (0.5 + self._spread.random()))
+            if self._replica.state.durable_seq < self._replica.state.seq:
+                await flush(self._replica.state)
+                self.flushes += 1
+
+    async def _trim_now_and_then(self) -> None:
+        leading: LeaderLog | None = None
+        while True:
+            await asyncio.sleep(self._config.trim_s)
+            mine = self._replica.leading_log
+            if mine is not leading:
+                leading, self._retention = mine, None
+            if leading is not None:
+                await self._trim(leading)
+
+    async def _lead_back_now_and_then(self) -> None:
+        steady = Steady(self._config.lead_back_s)
+        spread = zlib.crc32(self._partition.encode()) / (1 << 32)
+        look_s = min(LOOK_S, self._config.lead_back_s / 3)
+        while True:
+            await asyncio.sleep(look_s)
+            preferred = self._preferred_other()
+            if preferred is None:
+                steady.reset()
+            elif steady.look(await self._said_by(preferred), self._replica.state.seq, self._now(), spread=spread):
+                await self._hand_over(preferred, steady)
+
+    async def _hand_over_when_stuck(self) -> None:
+        looks = 0
+        while True:
+            await asyncio.sleep(LOOK_S)
+            is_stuck = self._replica.leading_log is not None and self._replica.state.engine.is_behind()
+            looks = looks + 1 if is_stuck else 0
+            if looks >= BEHIND_LOOKS:
+                log.warning("partition=%s this server's disk is full, or too slow: another is to lead", self._partition)
+                await self._replica.hand_over_to_any()
+                looks = 0
+
+    def _preferred_other(self) -> ServerId | None:
+        """Who should lead, if this replica does and should not."""
+        replicas = self._replicas()
+        leads_in_vain = self._replica.leading_log is not None and replicas and replicas[0] != self._replica.server
+        return replicas[0] if leads_in_vain else None
+
+    async def _said_by(self, server: ServerId) -> Published | None:
+        try:
+            return (await self._claims.published()).get(server)
+        except MetadataError:
+            return None
+
+    async def _hand_over(self, preferred: ServerId, steady: Steady) -> None:
+        if not self._turns.take(self._now()):
+            return
+        leading = self._replica.leading_log
+        log.info("partition=%s hands the lead back to %s", self._partition, preferred)
+        try:
+            await self._replica.hand_over(preferred, steady.nonce, is_planned=True)
+            self.yielded += 1
+        except StoreError as error:
+            log.info("partition=%s lead not handed back: %r", self._partition, error)
+        steady.tried(self._now(), released=self._replica.leading_log is not leading)
+
+    def _now(self) -> float:
+        return self._env.clock.now()
+
+    async def _trim(self, leading: LeaderLog) -> None:
+        replicas = self._replicas()
+        try:
+            retention = await self._look(replicas)
+            floor = retention.floor(replicas, min(COPIES_MIN, len(replicas)))
+            if floor and self._replica.leading_log is leading:
+                self.trimmed += await leading.trim(floor, self._config.retention_ms)
+        except StoreError as error:
+            log.info("partition=%s log not trimmed: %r", self._partition, error)
+
+    async def _look(self, replicas: tuple[ServerId, ...]) -> Retention:
+        """Who is away, and for how long, by what this leader and those before it have seen (docs/protocol.md, G20)."""
+        published = await self._claims.published()
+        now = self._now()
+        if self._retention is None:
+            self._retention, self._looked_at = await self._absences.load(), now
+        # A process that stood still, or could not look, has not seen that a replica was away all the time.
+        elapsed_s = min(now - self._looked_at, LOOKS_MISSED_MAX * self._config.trim_s)
+        self._looked_at = now
+        self._retention.look(replicas, {server: said.durable_seq for server, said in published.items()}, elapsed_s)
+        try:
+            await self._absences.save(self._retention.away)
+        except VersionConflict:
+            self._retention = await self._absences.load()  # another leader's count holds
+            self._retention.look(replicas, {server: said.durable_seq for server, said in published.items()}, 0.0)
+        return self._retention
+
+
+async def flush(state: State) -> None:
+    """Sync the state to disk, off the event loop. On a full disk it stays unsynced: the log has all of it. Raises
+    OSError if the engine could not."""
+    done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def flushed(error: OSError | None) -> None:
+        if done.done():
+            return
+        if error is None:
+            done.set_result(None)
+        elif error.errno == errno.ENOSPC:
+            log.warning("partition=%s is not synced: %s", state.partition, error)
+            done.set_result(None)
+        else:
+            done.set_exception(error)
+
+    state.submit_flush(flushed)
+    await done

@@ -1,0 +1,399 @@
+"""A leader's decisions: a batch of operations becomes one entry of effects, and the answers to give once it is
+acknowledged. Decides only.
+
+Operations are evaluated in order, each against the state, the entries in flight over it, and what came before it in
+the batch. All keys of a batch are looked up in one call; a plain put costs no object but a tuple.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.plain_puts import LOOKED_UP_MAX, put_all
+from kvstore.partition.leading.queries import keys_in
+from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
+from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.state import entry as entries
+from kvstore.partition.state.commands import Code, Op, RequestId, Result
+from kvstore.partition.state.draft import Draft
+from kvstore.partition.state.entry import CREATE, OVERWRITE, Entry, Kind, Requests
+from kvstore.partition.state.move_records import KIND_OF, MoveRecord, Own
+from kvstore.partition.state.move_records import encode as encode_record
+from kvstore.partition.state.operations import MUTATIONS, check_request, check_sizes
+from kvstore.partition.state.overlay import UNTOUCHED, Layer, Overlay, Row
+from kvstore.partition.state.results import decode_result, fits, misused
+from kvstore.partition.state.retry_table import PART_OF_A_RANGE, hash_at_hand, touched_tokens
+from kvstore.partition.state.rows import AGED, EXPIRES, data_key, record_of
+from kvstore.partition.state.scope import ELSEWHERE
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import NOTHING, PART, WHOLE
+
+Item = tuple[Op, Any, int]
+"""Operation, sink, token."""
+Reply = tuple[Any, int, Result]
+"""Sink, token, result."""
+
+REAP = 64
+"""(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
+
+_PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
+
+
+class NextEntry(NamedTuple):
+    """An entry that is ready to be sent."""
+
+    entry: Entry
+    payload: bytes
+    data_keys: list[bytes]
+
+
+class Decided:
+    """What became of a batch."""
+
+    __slots__ = ("away", "entry", "frozen", "replies", "rest")
+
+    def __init__(
+        self,
+        entry: NextEntry | None,
+        replies: list[Reply],
+        rest: list[Item],
+        frozen: list[Item],
+        away: list[tuple[Item, Moved]],
+    ) -> None:
+        self.entry = entry
+        """None if nothing changes."""
+        self.replies = replies
+        """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease
+        holds."""
+        self.rest = rest
+        """What goes on in the next batch, before anything else: DELETE_RANGEs, and what had no room in the entry."""
+        self.frozen = frozen
+        """What touches a range that takes no writes just now."""
+        self.away = away
+        """What is another partition's."""
+
+
+class Evaluator:
+    """Knows what the log will say after all entries in flight."""
+
+    def __init__(self, state: State, epoch: int, config: PartitionConfig, custody: Custody) -> None:
+        self.draft: Draft
+        self._custody = custody
+        self._frozen: list[Item] = []
+        self._away: list[tuple[Item, Moved]] = []
+        self._state, self._epoch, self._config = state, epoch, config
+        self._overlay = Overlay()
+        self._next_seq = state.seq + 1
+        self._time_ms = state.record_time_ms
+        self._stored: dict[bytes, bytes | None] = {}
+        self._ranges: set[RangeId] = set()
+        """DELETE_RANGEs that have begun and not ended."""
+        self._unchecked = 0
+
+    # docs/protocol.md P4
+    @property
+    def time_ms(self) -> int:
+        """Record time of the last entry."""
+        return self._time_ms
+
+    def control(self, kind: Kind, date_ms: int) -> NextEntry:
+        """A record that changes no key, as the next entry."""
+        self._time_ms = max(self._time_ms, date_ms)
+        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind)
+        self._overlay.layers.append(Layer())
+        self._check(made, now=kind is Kind.EPOCH_START)
+        return NextEntry(made, made.encode(), [])
+
+    def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
+        """A record about a range of tokens, as the next entry. It counts as sent. Raises Unavailable."""
+        self._custody.send(record)
+        kind = KIND_OF[type(record)]
+        seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
+        self._time_ms = max(self._time_ms, date_ms, time_ms)
+        said = encode_record(record)
+        made = entries.control(self._state.partition, self._epoch, self._next_seq, self._time_ms, kind, said)
+        made.requests = requests
+        self._check(made, now=kind is Kind.EPOCH_START)
+        payload = made.encode()
+        self._next_seq = max(self._next_seq + len(made.keys), seq + 1)
+        self._overlay.layers.append(Layer())
+        return NextEntry(made, payload, [])
+
+    def applied(self) -> None:
+        """The oldest entry in flight is now in the state."""
+        self._overlay.layers.popleft()
+
+    # docs/protocol.md P7
+    def evaluate(self, items: list[Item], date_ms: int) -> Decided:
+        """Decide on `items`, as the next entry."""
+        time_ms = max(self._time_ms, date_ms)
+        draft = self.draft = Draft(self._next_seq, time_ms)
+        replies: list[Reply] = []
+        rest: list[Item] = []
+        self._frozen, self._away = [], []
+        for begin in range(0, len(items), LOOKED_UP_MAX):
+            decided = self._evaluate_some(draft, items[begin : begin + LOOKED_UP_MAX], replies, rest)
+            if draft.bytes >= self._config.entry_bytes_max:
+                rest += items[begin + decided :]
+                break
+        self._stored = {}
+        return Decided(self._finish(draft), replies, rest, self._frozen, self._away)
+
+    def _evaluate_some(self, draft: Draft, items: list[Item], replies: list[Reply], rest: list[Item]) -> int:
+        """Decide on `items` until the entry is full. Returns on how many."""
+        keys = [item[0][1] for item in items]
+        data_keys = list(map(data_key, keys))
+        rows = self._state.engine.multi_get(data_keys)
+        self._stored = dict(zip(keys, rows, strict=True))
+        touched = self._overlay.touched_of(keys)
+        written = draft.layer.rows
+        bytes_max = self._config.entry_bytes_max
+        writable = NOTHING if self._custody.held else self._custody.writable  # NOTHING: each is decided on by itself
+        slices, holds_row = writable.slices, writable.holds_row
+        decided = 0
+        for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
+            decided += 1
+            op, sink, token = item
+            result: Result
+            if (
+                op[0] == _PUT
+                and not (op[3] or op[4])
+                and key not in touched
+                and key not in written
+                and (row is None or row[0] < EXPIRES)
+                and (slices[row_key[1]] == WHOLE or (slices[row_key[1]] == PART and holds_row(row_key)))
+            ):
+                if op[6] is None:
+                    result = self._put(draft, key, row_key, op[2], row)
+                else:
+                    result = self._put_once(draft, key, row_key, op[2], row, op[6])
+                replies.append((sink, token, result))
+                continue
+            result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(item, row_key)
+            if result is not UNTOUCHED:
+                replies.append((sink, token, result))
+            elif self._custody.held:
+                slices = NOTHING.slices
+            if draft.bytes >= bytes_max:
+                break
+        return decided
+
+    def _finish(self, draft: Draft) -> NextEntry | None:
+        """The draft as the next entry, None if it is empty."""
+        if not draft.keys:
+            return None
+        made = draft.entry(self._state.partition, self._epoch)
+        self._check(made, now=False)
+        payload = made.encode()
+        # Nothing above has changed this evaluator: if it fails, the batch has not been.
+        self._time_ms = draft.time_ms
+        self._next_seq += len(draft.keys)
+        self._overlay.layers.append(draft.layer)
+        return NextEntry(made, payload, draft.data_keys)
+
+    def _check(self, entry: Entry, *, now: bool) -> None:
+        """Now and then let an entry say what the state was, so that replicas can compare theirs."""
+        self._unchecked += 1
+        if self._unchecked >= self._config.check_every or now:
+            self._unchecked = 0
+            entry.check_seq, entry.check_crc = self._state.seq, self._state.crc
+
+    # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def live(self, key: bytes) -> Row | None:
+        """The key's record after everything before this operation. If it is past its expiry, its delete is added to
+        the draft first."""
+        row = self._latest(key)
+        if row is not None and 0 < row[4] <= self.draft.time_ms:
+            self.draft.delete(key, row)
+            return None
+        return row
+
+    def _latest(self, key: bytes) -> Row | None:
+        row: Row | None = self.draft.layer.rows.get(key, UNTOUCHED)
+        if row is UNTOUCHED:
+            row = self._overlay.find(key)
+        if row is UNTOUCHED:
+            stored: Any = self._stored.get(key, UNTOUCHED)
+            if stored is UNTOUCHED:
+                stored = self._state.engine.get(data_key(key))
+            row = None if stored is None else record_of(stored)
+        return row
+
+    def _put(self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None) -> Result:
+        """A put without flags, expiry or request id, of a key that nothing in flight touches."""
+        if not 0 < len(key) <= KEY_BYTES_MAX or len(value) > VALUE_BYTES_MAX:
+            return self._refusal(key, value)
+        seq = draft.first_seq + len(draft.keys)
+        if row is None:
+            created = seq
+            draft.kinds.append(CREATE)
+        else:
+            created = int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big")
+            draft.kinds.append(OVERWRITE)
+            draft.ages.append(seq - created)
+        draft.keys.append(key)
+        draft.data_keys.append(row_key)
+        draft.values.append(value)
+        draft.layer.rows[key] = (value, seq, created, draft.time_ms, 0)
+        return seq
+
+    def _put_once(
+        self, draft: Draft, key: bytes, row_key: bytes, value: bytes, row: bytes | None, request: RequestId
+    ) -> Result:
+        """The same with a request id."""
+        hash_of_key = hash_at_hand(key, row_key)
+        try:
+            known = self._known(request, hash_of_key)
+        except StoreError as error:
+            return error
+        if known is not UNTOUCHED:
+            return known if known.__class__ is int else misused(request)
+        result = self._put(draft, key, row_key, value, row)
+        if result.__class__ is int:
+            draft.answer(request, hash_of_key, result)
+        return result
+
+    def _refusal(self, key: bytes, value: bytes) -> StoreError:
+        try:
+            check_sizes(key, value)
+        except StoreError as error:
+            return error
+        raise AssertionError("refused without a reason")
+
+    def _reap(self, keys: list[bytes]) -> None:
+        """Delete those past their expiry. Where nothing may be written the entry's record time says that they are."""
+        may_write = self._custody.may_write
+        for key in keys:
+            if may_write(data_key(key)):
+                self.live(key)
+            elif not self.draft.keys:
+                self.draft.note(key)
+
+    def _is_kept(self, item: Item, keys: list[bytes]) -> bool:
+        """Whether the operation touches only records (`keys`) that are owned and take writes. Else it is put aside."""
+        op, custody = item[0], self._custody
+        if not (custody.is_freezing or custody.held) and all(map(custody.may_write, keys)):
+            return True
+        for each in keys:
+            if not custody.may_read(each):
+                self._away.append((item, custody.moved(each)))
+                return False
+        if not (custody.held.isdisjoint(keys) and all(map(custody.may_write, keys))):
+            if op[0] == _BATCH:  # what comes later on any of its keys waits behind it
+                custody.held.update(keys)
+            self._frozen.append(item)
+            return False
+        return True
+
+    def _decide(self, item: Item, row_key: bytes) -> Result | StoreError:
+        """The result of any operation but DELETE_RANGE, or why it is refused; UNTOUCHED if it is put aside."""
+        op = item[0]
+        if op[0] == REAP:
+            self._reap(op[2])
+            return None
+        request: RequestId | None = op[-1]
+        is_batch = op[0] == _BATCH
+        try:
+            hash_of_key = hash_at_hand(op[1], row_key)
+            if request is not None:
+                known = self._known(request, hash_of_key)
+                if known is not UNTOUCHED:
+                    return known if fits(op, known) else misused(request)
+            row_keys = [data_key(each[1]) for each in op[2]] if is_batch else [row_key]
+            if not self._is_kept(item, row_keys):
+                return UNTOUCHED
+            before = self.draft.last_seq
+            result = put_all(self.draft, op[2], row_keys, self._state.engine, self._overlay) if is_batch else None
+            if result is None:
+                result = MUTATIONS[op[0]](self, op)
+            if request is not None:
+                if self.draft.last_seq == before:
+                    self.draft.note(op[1])  # or a late duplicate could still change something
+                self.draft.answer(request, hash_of_key, result, touched_tokens(row_keys) if is_batch else b"")
+        except StoreError as error:
+            return error
+        return result
+
+    def _known(self, request: RequestId, hash_of_key: int) -> Result:
+        """The result of a request that is remembered or in flight, else UNTOUCHED. Raises Refused, Overloaded."""
+        draft = self.draft
+        check_request(request)
+        client, sequence, _, _ = request
+        acknowledged = draft.layer.first_unacked.get(client)
+        if acknowledged is not None:
+            result = draft.layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
+            if result is not UNTOUCHED:
+                return result
+            if sequence < acknowledged:
+                raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+        result = self._overlay.find_request(request, hash_of_key)
+        if result is not UNTOUCHED:
+            return result
+        remembered = self._state.retries.find(request, hash_of_key, draft.time_ms)
+        if remembered is None:
+            self._state.retries.admit(request, draft.time_ms, *self._overlay.results_under_way(client, draft.layer))
+            return UNTOUCHED
+        return remembered if isinstance(remembered, int) else decode_result(remembered)
+
+    def _delete_range(self, op: Op, item: Item, rest: list[Item]) -> Result | StoreError:
+        """How many keys were deleted; UNTOUCHED if the operation goes on in the next batch. Keys go one by one, as
+        effects: a range of many is not atomic, and its request id stands with its last key."""
+        _, start, end, request, *so_far = op
+        count, hash_of_key, assigned = so_far or (
+            0,
+            hash_at_hand(start, data_key(start)),
+            getattr(op, "assigned", None),
+        )
+        try:
+            known = UNTOUCHED if request is None or so_far else self._known_range(request, hash_of_key)
+        except StoreError as error:
+            return error
+        if known is not UNTOUCHED:
+            return known if fits(op, known) else misused(request)
+        custody = self._custody
+        if custody.is_freezing:
+            self._frozen.append(item)
+            return UNTOUCHED
+        if assigned is not None and not custody.readable.covers_all(assigned):
+            if so_far:
+                return ELSEWHERE
+            self._away.append((item, ELSEWHERE))
+            return UNTOUCHED
+        tokens = assigned or custody.writable
+        keys, following = cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens))
+        self._look_up(keys)
+        changed = self._changed_between(start, following or end or None)
+        for key in sorted(set(keys) | {key for key, row in changed.items() if row is not None}):
+            row = self.live(key)
+            if row is not None:
+                self.draft.delete(key, row)
+                count += 1
+        if following is not None:
+            sink = item[1] if so_far else RangeSink(item[1], self._ranges, request, hash_of_key)
+            rest.append(((op[0], following, end, request, count, hash_of_key, assigned), sink, item[2]))
+            return UNTOUCHED
+        if request is not None:
+            self.draft.note(start)
+            self.draft.answer(request, hash_of_key, count, PART_OF_A_RANGE)
+        return count
+
+    def _known_range(self, request: RequestId, hash_of_key: int) -> Result:
+        """As `_known`. Raises Overloaded while the same request is under way: the one that ends later could delete
+        what its client wrote after the other had ended."""
+        if (request[0], request[1], hash_of_key) in self._ranges:
+            raise Overloaded(f"request {request[1]} is under way")
+        return self._known(request, hash_of_key)
+
+    def _look_up(self, keys: list[bytes]) -> None:
+        rows = self._state.engine.multi_get(list(map(data_key, keys)))
+        self._stored.update(zip(keys, rows, strict=True))
+
+    def _changed_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
+        changed = self._overlay.rows_between(start, end)
+        own = self.draft.layer.rows.items()
+        changed.update({key: row for key, row in own if key >= start and (end is None or key < end)})
+        return changed

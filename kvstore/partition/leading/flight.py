@@ -1,0 +1,30 @@
+"""An entry that is not acknowledged yet, and whom to answer when it is. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+
+from kvstore.errors import Overloaded
+from kvstore.partition.leading.answers import Reply
+from kvstore.partition.leading.evaluate import NextEntry
+
+FLIGHTS_MAX = 256
+"""Entries of one leader on their way, with records that wait for none before them. Fewer than its log takes."""
+
+
+class Flight:
+    """From its append to its acknowledgement."""
+
+    __slots__ = ("made", "observed", "replies")
+
+    def __init__(self, made: NextEntry, replies: list[Reply]) -> None:
+        self.made, self.replies = made, replies
+        self.observed: list[Reply] = []
+        """Answers found in what this entry and those before it make of the state."""
+
+
+def check_room(flights: Sized) -> None:
+    """Refuse a record before anything has been decided on it: what the log itself refuses, the leader has sent already,
+    and would wait for. Raises Overloaded."""
+    if len(flights) >= FLIGHTS_MAX:
+        raise Overloaded(f"{len(flights)} entries wait for their acknowledgement")

@@ -1,0 +1,400 @@
+"""One leadership of a partition: operations in, entries out, answers back. read_lease.py, evaluate.py and state.py
+decide.
+
+    submit → queue → [decide] → log.append → acknowledged → [apply] → answer
+
+Up to `entries_in_flight_max` entries are under way; what arrives meanwhile gathers in the next, for longer where
+processors are short (batch_delay.py). An entry is applied after it is acknowledged, before anybody is answered. With
+the first append that fails the lead ends: what was in flight is of unknown outcome, what was queued was never sent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from errno import ENOSPC
+from typing import Any
+
+from kvstore.env import Env
+from kvstore.env.events import Alarm
+from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
+from kvstore.partition.leading.batch_delay import Rest
+from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
+from kvstore.partition.leading.flight import Flight, check_room
+from kvstore.partition.leading.leader_reads import READS, LeaderReads
+from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.leading.record_time import LeadClock
+from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.sweeping import Sweeper
+from kvstore.partition.leading.waiting import Waiting
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.engine import BEHIND_S
+from kvstore.partition.state.entry import Kind, Requests
+from kvstore.partition.state.move_records import Founded, MoveRecord, Release
+from kvstore.partition.state.operations import MUTATIONS
+from kvstore.partition.state.state import State
+from kvstore.types import Position, Seq
+from kvstore.wal.ports import LeaderLog
+
+log = logging.getLogger(__name__)
+
+_GET, _PUT = int(Code.GET), int(Code.PUT)
+_MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
+
+
+class Leader:
+    """From an opened log to its end. `on_stopped` is called once if the lead is lost while serving."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: PartitionConfig,
+        state: State,
+        log: LeaderLog,
+        on_stopped: Callable[[StoreError], None],
+    ) -> None:
+        """`state` has applied the log up to its recovered end."""
+        self.serving = False
+        env = replace(env, clock=LeadClock(env.clock, state))
+        self._env, self._config, self._state, self._log = env, config, state, log
+        self._on_stopped = on_stopped
+        self._loop = asyncio.get_running_loop()
+        self._gate = ReadGate(config.lease_ms / 1000)
+        self._answers, self.custody = Answers(), Custody(state)
+        self._reads = LeaderReads(
+            state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
+        )
+        self._waiting = Waiting(config)
+        self._queue = self._waiting.queue
+        self._evaluator = Evaluator(state, log.epoch, config, self.custody)
+        self._sweeper = Sweeper(state, self.custody, config, env.clock, lambda: self.serving, self._reap)
+        self._flights: deque[Flight] = deque()
+        self._rest = Rest()
+        self._idle: asyncio.Future[None] | None = None
+        self._stopped: StoreError | None = None
+        self._turn_is_due = False
+        self._deadlines, self._again = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
+        self._entries = self._mutations = self._pauses = 0
+
+    @property
+    def epoch(self) -> int:
+        return self._log.epoch
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "epoch": self._log.epoch,
+            "entries": self._entries,
+            "mutations": self._mutations,
+            "answers": self._answers.given,
+            "refused": self._answers.refused,
+            "pauses": self._pauses,
+            "queued": len(self._queue),
+            "queued_bytes": self._queue.bytes,
+            "frozen": len(self._waiting.frozen),
+            "in_flight": len(self._flights),
+            "reads_waiting": len(self._reads),
+            "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
+            "retry_clients": len(self._state.retries),
+            "retry_bytes": self._state.retries.bytes,
+        }
+
+    # ── beginning and end ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def start(self, founded: Founded | None = None, turn_away: TurnAway | None = None) -> None:
+        """Serve, once a record of this epoch is acknowledged and applied. Raises OutcomeUnknown or NotEnoughBookies.
+        `founded`: what the partition owns, if its log has not said so; `turn_away` takes what it does not own."""
+        self._answers.turn_away_by = turn_away
+        self._log.on_lost(self._lose)
+        if founded is None:
+            await self._append_control(Kind.EPOCH_START)
+        else:
+            await self.append_record(founded)
+        self.serving = True
+        self._sweeper.start()
+
+    async def release(self, drain_max_s: float | None = None) -> None:
+        """Answer what has come, then nothing more, and say so in the log: the next leader need not wait for the lease.
+        Raises StoreError if that did not work out; the leader has stopped then. With `drain_max_s` it goes on instead
+        when it cannot answer everything in that time."""
+        if not self.serving:
+            self.stop(NotLeader(self._state.partition))
+            raise Unavailable(f"partition {self._state.partition}: there was no lead to release yet, or not any more")
+        self.serving = False
+        if drain_max_s is not None:
+            await self._drained_or_serving(drain_max_s)
+        try:
+            async with asyncio.timeout(2 * self._config.queue_wait_max_s):
+                await self._drained()
+                self._gate.close()
+                await self._append_control(Kind.RELEASE)
+                await self._log.seal()
+        except TimeoutError as error:
+            raise Unavailable(f"partition {self._state.partition}: not released in time") from error
+        finally:
+            self.stop(NotLeader(self._state.partition))
+
+    async def _drained_or_serving(self, within_s: float) -> None:
+        """Raises Unavailable, with the leader serving as before, if there is too much to answer."""
+        try:
+            async with asyncio.timeout(within_s):
+                await self._drained()
+        except TimeoutError:
+            self._idle = None
+            self.serving = self._stopped is None
+            raise Unavailable(f"partition {self._state.partition}: busy, {len(self._queue)} operations wait") from None
+
+    def stop(self, reason: StoreError) -> None:
+        """End at once: what is in flight is of unknown outcome, what is queued was not done."""
+        if self._stopped is not None:
+            return
+        self._stopped = reason
+        self.serving = False
+        self._gate.close()
+        self._log.close_for_good()
+        self._sweeper.stop()
+        self._deadlines.cancel()
+        self._again.cancel()
+        while self._flights:
+            flight = self._flights.popleft()
+            self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
+        self._answers.fail_all(self._waiting.take_all(), NotLeader(self._state.partition))
+        self._reads.stop(NotLeader(self._state.partition))
+        if self._idle is not None and not self._idle.done():
+            self._idle.set_exception(reason)
+        self._answers.give_refusals()
+        self._answers.flush()
+
+    # docs/protocol.md P9
+    def _lose(self, reason: StoreError) -> None:
+        if self._stopped is None:
+            served = self.serving
+            self.stop(reason)
+            if served:
+                self._on_stopped(reason)
+
+    async def _append_control(self, kind: Kind) -> None:
+        """Append a control record; return once it is acknowledged and applied."""
+        check_room(self._flights)
+        once = Once()
+        self._append(self._evaluator.control(kind, self._env.clock.date_ms()), [(once, 0, None)])
+        await once.done
+
+    async def append_record(self, record: MoveRecord, requests: Requests | None = None) -> Position:
+        """Append a record about tokens; its position, once it is acknowledged and applied. What it takes away is not
+        answered for from now on. Raises StoreError: OutcomeUnknown if the lead was lost meanwhile, Overloaded."""
+        check_room(self._flights)
+        logged = Logged(self._state)
+        self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
+        if isinstance(record, Release):
+            self._thaw()
+        return await logged.done
+
+    async def prove(self) -> None:
+        """Return once an append is acknowledged: this was the leader when it was called. Raises StoreError."""
+        await self._append_control(Kind.EMPTY)
+
+    def _thaw(self) -> None:
+        """What may be written has changed: decide anew on what waits for it."""
+        self._waiting.thaw()
+        self._wake()
+
+    def expel(self) -> None:
+        """Turn away now what waits here and is another partition's."""
+        self._answers.turn_away_all(self._waiting.expel(self.custody, self._env.clock.now()))
+        self._answers.flush()
+
+    async def _drained(self) -> None:
+        """Wait until nothing is queued, in flight or waiting. Raises StoreError if the lead is lost."""
+        if self._stopped is not None:
+            raise self._stopped
+        self._idle = self._loop.create_future()
+        self._wake()
+        await self._idle
+
+    # ── arriving ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        """Carry `op` out. The sink gets the result on a later turn of the event loop."""
+        code = op[0]
+        if not self.serving:
+            self._answers.refuse(sink, token, NotLeader(self._state.partition))
+        elif code == _GET or code in READS:
+            if not self._reads.arrive((op, sink, token)):
+                self._answers.refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
+        elif code == _PUT or code in _MUTATIONS:
+            if not self._queue.offer((op, sink, token)):
+                error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
+                self._answers.refuse(sink, token, error)
+        else:
+            self._answers.refuse(sink, token, unknown_code(code))
+        if not self._turn_is_due:
+            self._wake()
+
+    def _wake(self) -> None:
+        if not self._turn_is_due:
+            self._turn_is_due = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """At the end of a turn of the event loop: everything that has arrived in it."""
+        self._turn_is_due = False
+        self._answers.give_refusals()
+        if self._stopped is None:
+            self._queue.stamp(self._env.clock.now())
+            try:
+                self._reads.turn()
+                self._fill()
+            except OSError as error:
+                self._break(f"the engine cannot be read: {error}", error)
+        else:
+            self._reads.stop(NotLeader(self._state.partition))
+        self._answers.flush()
+
+    # docs/protocol.md P6
+    def _fill(self) -> None:
+        """Send as much as may be in flight."""
+        room, sent, now = self._config.entries_in_flight_max, self._gate.sent, self._env.clock.now()
+        is_wanted = len(self._flights) < room and self._stopped is None and self._reads.wants_append()
+        while self._queue and len(self._flights) < room and self._stopped is None:
+            if self._state.engine.is_behind():
+                self._pause()
+                break
+            left = self._rest.left(now, len(self._queue), self._queue.bytes)
+            if left and self._idle is None and not is_wanted:
+                self._again.set(left)
+                break
+            self._send(self._queue.take(now))
+        is_wanted = is_wanted and self._gate.sent == sent
+        if len(self._flights) < room and self._stopped is None and (self._reads.wants_append() or is_wanted):
+            self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
+        if (self._waiting or self._reads.is_waiting) and self._stopped is None:
+            self._deadlines.set(self._config.queue_wait_max_s / 4)
+        if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
+            self._idle.set_result(None)
+
+    def _pause(self) -> None:
+        """Send nothing more until the engine has caught up: what is in flight must be applied on the event loop. Who is
+        about to let go does not wait for that: what is queued is the next leader's."""
+        if self._idle is not None:
+            self._answers.fail_all((item for _, item in self._queue.take_all(0.0)), NotLeader(self._state.partition))
+        else:
+            self._pauses += self._again.set(BEHIND_S)
+
+    def _send(self, taken: Taken) -> None:
+        """Decide on a batch, and append its effects."""
+        try:
+            decided = self._evaluator.evaluate(taken.items, self._env.clock.date_ms())
+        except OSError:
+            raise
+        except Exception as error:  # noqa: BLE001  # what no door should have let in must not take others with it
+            self._send_one_by_one(taken, error)
+            return
+        now = self._env.clock.now()
+        self._queue.put_back(taken.arrived(decided.rest, now))
+        refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
+        self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
+        self._answers.turn_away_all(decided.away)
+        if decided.entry is not None:
+            starved = 0.0 if decided.rest else self._env.starved()
+            self._rest.begin(now, len(taken.items), starved, is_pinned=len(self._state.held) > 0)
+            self._append(decided.entry, decided.replies)
+        elif self._flights:
+            self._flights[-1].observed += decided.replies
+        else:
+            self._reads.observe(decided.replies)
+
+    def _send_one_by_one(self, taken: Taken, error: Exception) -> None:
+        """A batch could not be decided on: find out which operation is to blame. Nothing of the batch was done."""
+        if len(taken.items) > 1:
+            for each in taken.each():
+                if self._stopped is None:
+                    self._send(each)
+                else:
+                    self._answers.fail_all(each.items, NotLeader(self._state.partition))
+        else:
+            op, sink, token = taken.items[0]
+            log.error("partition=%s operation %r cannot be decided on", self._state.partition, op[:2], exc_info=error)
+            self._answers.give(sink, token, malformed(op, error))
+
+    def _append(self, made: NextEntry, replies: list[Reply]) -> None:
+        if self._stopped is not None:
+            raise NotLeader(self._state.partition)
+        self._flights.append(Flight(made, replies))
+        self._gate.send()
+        self._entries += 1
+        self._mutations += len(made.entry.keys)
+        self._log.append(made.payload, Seq(made.entry.first_seq), self._done)
+
+    # docs/protocol.md P2
+    def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        """The oldest entry in flight is acknowledged, or is not."""
+        if self._stopped is not None or not self._flights:
+            return  # answered already
+        if error is not None or position is None:
+            self._fail(error or OutcomeUnknown("an entry was not acknowledged"))
+            return
+        flight = self._flights.popleft()
+        try:
+            self._state.apply_decoded(position, flight.made.entry, flight.made.data_keys)
+        except (StoreError, OSError) as failure:
+            # Acknowledged, so it is in the log for good; this leader cannot go on behind it.
+            self._flights.appendleft(flight)
+            self._break(f"entry {position} cannot be applied: {failure}", failure)
+            return
+        try:
+            self._answer(flight, sent_at)
+        except OSError as failure:
+            self._break(f"the engine cannot be read: {failure}", failure)
+
+    # docs/protocol.md P8
+    def _answer(self, flight: Flight, sent_at: float) -> None:
+        """It is applied. Raises OSError if what waited for it cannot be read."""
+        self._evaluator.applied()
+        if flight.made.entry.control and self.custody.applied():
+            self._thaw()
+        self._gate.acknowledge(sent_at)
+        self._rest.acknowledged(self._env.clock.now() - sent_at)
+        self._answers.give_all(flight.replies)
+        if flight.observed:
+            self._reads.observe(flight.observed)
+        self._reads.acknowledged()
+        self._answers.flush()
+        if self._queue or self._idle is not None or self._reads:
+            self._wake()
+
+    def _break(self, why: str, error: Exception) -> None:
+        """What is on this machine cannot be trusted or used any more; but a disk that is full only costs the lead."""
+        if not (isinstance(error, OSError) and error.errno == ENOSPC):
+            self._env.fatal(f"partition {self._state.partition}: {why}")
+        self._lose(OutcomeUnknown(why))
+
+    def _fail(self, error: StoreError) -> None:
+        """The oldest entry in flight failed: those behind it do too. LedgerFenced and the like never reach a client."""
+        if isinstance(error, NotEnoughBookies):
+            # Nothing of this entry was sent: it is definitely not done.
+            flight = self._flights.popleft()
+            self._answers.give_all([(sink, token, error) for sink, token, _ in flight.replies + flight.observed])
+        self._lose(error)
+
+    def _expire(self) -> None:
+        """Refuse what has waited for too long: it was not appended, and is not any more."""
+        before = self._env.clock.now() - self._config.queue_wait_max_s
+        self._reads.expire(before)
+        why = f"partition {self._state.partition}: the write has waited for too long"
+        self._answers.fail_all(self._waiting.take_older(before), Unavailable(why))
+        self._fill()
+        self._answers.flush()
+
+    def _reap(self, keys: list[bytes], sink: Sink) -> None:
+        """Log the deletes of keys past their expiry."""
+        if self._stopped is not None:  # a scan goes on for some turns after that
+            return sink.complete(0, NotLeader(self._state.partition))
+        self._queue.put_back([(self._env.clock.now(), ((REAP, b"", keys), sink, 0))])
+        self._rest.end()
+        self._wake()

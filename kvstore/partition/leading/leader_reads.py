@@ -1,0 +1,301 @@
+"""A leader's reads: answers those that may be answered, keeps those that must wait for a proof or a lease.
+
+The lease is asked and the state is read in one step, after the read has arrived; read_lease.py decides.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from kvstore.env import Clock
+from kvstore.errors import InvalidRequest, Moved, NotCaughtUp, NotLeader, StoreError, Unavailable
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import queries
+from kvstore.partition.leading.answers import Answers, Reply, lost
+from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
+from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.state.commands import LEVEL_AT, SEQ_AT, Code, Level, Op, Record, Result, Sink
+from kvstore.partition.state.scope import ELSEWHERE, scope
+from kvstore.partition.state.state import State
+
+Read = tuple[Op, Sink, int]
+
+AT_ONCE, AT_ONCE_LARGE = 32, 8
+"""Reads before their size is looked at; the second while values are large."""
+STEPPING_MAX = 8
+"""Reads of several turns that go on beside each other: each takes a step of every turn. The others wait for them."""
+TURN_BYTES = 4 << 20
+"""What is read in one turn of the event loop, once it has been seen that values are large."""
+_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
+READS = frozenset((_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT))
+_LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
+
+
+class _Waiting(NamedTuple):
+    """A read, or answers found already, until there is a proof for it."""
+
+    ticket: int
+    since: float
+    read: Read | None
+    replies: list[Reply]
+
+
+class LeaderReads:
+    """`reap(keys, sink)` asks the leader to log the deletes of expired keys, and completes `sink` then; `wake` asks for
+    another turn."""
+
+    def __init__(
+        self,
+        state: State,
+        custody: Custody,
+        config: PartitionConfig,
+        gate: ReadGate,
+        clock: Clock,
+        answers: Answers,
+        reap: Callable[[list[bytes], Sink], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self.gate = gate
+        self._custody = custody
+        self._most = config.queue_items_max
+        self._state, self._clock, self._answers = state, clock, answers
+        self._reap, self._wake = reap, wake
+        self._arrived: list[Read] = []
+        self._strict: deque[_Waiting] = deque()
+        self._leaseless: deque[_Waiting] = deque()
+        self._under_way = 0
+        """Reads that take several turns, or wait for a delete to be logged."""
+        self._stepping = 0
+        self._later: deque[tuple[Read, int]] = deque()
+        """Reads of several turns that may be answered, with the time that they see, and are not begun."""
+        self._is_begin_due = False
+        self._renew = False
+        self._at_once = AT_ONCE
+
+    def __len__(self) -> int:
+        return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
+
+    @property
+    def is_waiting(self) -> bool:
+        return bool(self._strict or self._leaseless)
+
+    # docs/protocol.md P22
+    def arrive(self, read: Read) -> bool:
+        """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
+        if len(self) - self._under_way >= self._most:
+            return False
+        self._arrived.append(read)
+        return True
+
+    def turn(self) -> None:
+        """Answer what has arrived, or let it wait."""
+        if not self._arrived:
+            return
+        arrived, self._arrived = self._arrived, []
+        now = self._clock.now()
+        leased = self.gate.has_lease(now)
+        ready: list[Read] = []
+        local: list[Read] = []
+        for read in arrived:
+            op = read[0]
+            code = op[0]
+            try:
+                level = op[LEVEL_AT[code]]
+                seq = op[SEQ_AT[code]] if code in SEQ_AT else 0
+                malformed = (code <= _META and op[1].__class__ is not bytes) or seq < 0 or level < 0
+            except (LookupError, TypeError):
+                malformed = True
+            if malformed:
+                self._answers.give(read[1], read[2], InvalidRequest(f"malformed operation {code}"))
+                continue
+            if seq > self._state.seq:
+                behind = f"partition {self._state.partition} is at {self._state.seq}, the request has seen {seq}"
+                self._answers.give(read[1], read[2], NotCaughtUp(behind))
+            elif leased and level != _STRICT and level <= _SESSION:
+                ready.append(read)
+            elif level > _SESSION:
+                local.append(read)
+            else:
+                waiting = self._strict if level == _STRICT else self._leaseless
+                waiting.append(_Waiting(self.gate.sent, now, read, []))
+        if ready:
+            self._renew = True
+            self._answer(ready, self._now_ms())
+        self._answer(local, self._state.record_time_ms)
+
+    def observe(self, replies: list[Reply]) -> None:
+        """Give answers that were found in acknowledged state, once there is a lease or a proof."""
+        now = self._clock.now()
+        if self.gate.has_lease(now):
+            self._answers.give_all(replies)
+        else:
+            self._leaseless.append(_Waiting(self.gate.sent, now, None, replies))
+
+    def acknowledged(self) -> None:
+        """An append is: answer those for which it is the proof, or all if it brought the lease back."""
+        if not self.is_waiting:
+            return
+        leased = self.gate.has_lease(self._clock.now())
+        strict: list[Read] = []
+        ready: list[Read] = []
+        for waiting, all_of_it, into in ((self._strict, False, strict), (self._leaseless, leased, ready)):
+            while waiting and (all_of_it or self.gate.proves(waiting[0].ticket)):
+                _, _, read, replies = waiting.popleft()
+                if read is not None:
+                    into.append(read)
+                self._answers.give_all(replies)
+        self._answer(strict, self._now_ms())
+        self._answer(ready, self._now_ms())
+
+    def wants_append(self) -> bool:
+        """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
+        if self.gate.is_closed:
+            return False
+        now, sent = self._clock.now(), self.gate.sent
+        renew, self._renew = self._renew and self.gate.wants_renewal(now), False
+        unproved = bool(self._strict) and self._strict[-1].ticket == sent
+        leaseless = bool(self._leaseless) and self._leaseless[-1].ticket == sent and self.gate.expects_no_lease
+        return renew or unproved or leaseless
+
+    def expire(self, before: float) -> None:
+        """Refuse what has waited since `before`."""
+        for waiting in (self._strict, self._leaseless):
+            while waiting and waiting[0].since < before:
+                late = waiting.popleft()
+                error = Unavailable(f"partition {self._state.partition}: nothing was acknowledged in time")
+                if late.read is not None:
+                    self._answers.give(late.read[1], late.read[2], error)
+                self._answers.give_all(lost(late.replies, self._state.partition))
+
+    def stop(self, error: StoreError) -> None:
+        """Refuse everything."""
+        arrived, self._arrived = self._arrived, []
+        later, self._later = self._later, deque()
+        for _, sink, token in (*arrived, *(read for read, _ in later)):
+            self._answers.give(sink, token, error)
+        for waiting in (self._strict, self._leaseless):
+            while waiting:
+                _, _, read, replies = waiting.popleft()
+                if read is not None:
+                    self._answers.give(read[1], read[2], error)
+                self._answers.give_all(lost(replies, self._state.partition))
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _now_ms(self) -> int:
+        return max(self._state.record_time_ms, self._clock.date_ms())
+
+    def _answer(self, reads: list[Read], now_ms: int) -> None:
+        """Read the state as it is now."""
+        if not reads:
+            return
+        points = [read for read in reads if read[0][0] <= _META]
+        readable = self._custody.readable
+        at = size = 0
+        while at < len(points):
+            some = points[at : at + self._at_once]
+            at += len(some)
+            size += self._give(some, queries.find(self._state, [read[0] for read in some], now_ms, readable))
+            if size > TURN_BYTES:
+                # Doors send or give up what they have before the next turn; thousands of large values at once would
+                # be all of the memory.
+                self._arrived = points[at:] + self._arrived
+                self._wake()
+                break
+        self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
+        self._later.extend((read, now_ms) for read in reads if read[0][0] > _META)
+        if not self._is_begin_due:
+            self._begin()
+
+    def _begin(self) -> None:
+        """Begin reads of several turns, not more than may go on beside each other. One that has waited reads the state
+        of this moment: what was acknowledged when it arrived is in that, and what it may ask for is looked at anew."""
+        self._is_begin_due = True  # here and now: a read that ends in its first step asks for no other turn
+        for _ in range(min(STEPPING_MAX - self._stepping, len(self._later))):
+            read, now_ms = self._later.popleft()
+            tokens = scope(read[0], self._custody.readable)
+            if tokens is None:
+                self._answers.turn_away(*read, ELSEWHERE)
+                self._wake()
+            else:
+                self._under_way += 1
+                self._stepping += 1
+                now_ms = max(now_ms, self._state.record_time_ms)
+                self._step(read, queries.steps(self._state, read[0], now_ms, tokens))
+        self._is_begin_due = False
+        if self._stepping < STEPPING_MAX:
+            self._begin_soon()
+
+    def _begin_soon(self) -> None:
+        if self._later and not self._is_begin_due:
+            self._is_begin_due = True
+            asyncio.get_running_loop().call_soon(self._begin)
+
+    def _give(self, reads: list[Read], found: list[Result | Expired]) -> int:
+        """Answer them. Returns how large their values are together."""
+        give, size = self._answers.give, 0
+        for read, result in zip(reads, found, strict=True):
+            if result.__class__ is Record:
+                size += len(result[0])
+                give(read[1], read[2], result)
+            elif result.__class__ is Expired:
+                self._log_deletes(result.keys, read)
+            elif result.__class__ is Moved:
+                self._answers.turn_away(*read, result)
+            else:
+                give(read[1], read[2], result)
+        return size
+
+    def _step(self, read: Read, steps: Steps) -> None:
+        """One step of a read; the next one in another turn of the event loop. What it reads does not change."""
+        result: Result | Expired
+        try:
+            next(steps)
+        except StopIteration as end:
+            result = end.value
+        except StoreError as error:
+            result = error
+        except (LookupError, TypeError) as error:
+            result = InvalidRequest(f"malformed operation {read[0][0]}: {error}")
+        else:
+            asyncio.get_running_loop().call_soon(self._step, read, steps)
+            return
+        self._under_way -= 1
+        self._stepping -= 1
+        self._begin_soon()
+        if isinstance(result, Expired):
+            self._log_deletes(result.keys, read)
+        else:
+            self._answers.give(read[1], read[2], result)
+            self._wake()
+
+    def _log_deletes(self, keys: list[bytes], read: Read) -> None:
+        """Answer the read again when the first of these deletes are logged; it finds out whether more are needed."""
+        self._under_way += 1
+        self._reap(keys[:EXPIRED_MAX], _Again(self, read))
+
+    def read_again(self, read: Read, failed: bool) -> None:
+        """The deletes that `read` has waited for are logged, or will never be."""
+        self._under_way -= 1
+        if failed:
+            self._answers.give(read[1], read[2], NotLeader(self._state.partition))
+        else:
+            self._arrived.append(read)
+        self._wake()
+
+
+class _Again:
+    """The sink of a delete that a read has asked for."""
+
+    def __init__(self, reads: LeaderReads, read: Read) -> None:
+        self._reads, self._read = reads, read
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._reads.read_again(self._read, isinstance(result, StoreError))
+
+    def flush(self) -> None:
+        """The read has a sink of its own."""

@@ -1,0 +1,191 @@
+"""Operations that wait for their entry: bounded in number and bytes, in order, with the time of their arrival, which
+they keep wherever they wait (docs/protocol.md, P10). Decides only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.evaluate import Item
+from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.operations import size_of
+
+ITEM_BYTES = 64
+"""Counted for each operation beside its key and value."""
+ENTRY_ITEMS_MAX = 1000
+"""Decided at once: a few milliseconds."""
+
+Arrived = tuple[float, Item]
+"""With the time at which it came."""
+_PUT = int(Code.PUT)
+
+
+class Taken(NamedTuple):
+    """What is decided on together."""
+
+    items: list[Item]
+    arrivals: list[tuple[float, int]]
+    """Time and number of those that came together, in order."""
+
+    def arrived(self, some: list[Item], now: float) -> list[Arrived]:
+        """When these came that were not decided on. What is new goes on with one that was: it begins to wait `now`."""
+        if not some:
+            return []
+        known = {id(item): at for at, item in _each(self.arrivals, self.items)}
+        return [(known.get(id(item), now), item) for item in some]
+
+    def each(self) -> list[Taken]:
+        """One operation at a time."""
+        return [Taken([item], [(at, 1)]) for at, item in _each(self.arrivals, self.items)]
+
+
+class Queue:
+    """First come, first served."""
+
+    def __init__(self, config: PartitionConfig) -> None:
+        self.bytes = 0
+        self._config = config
+        self._items: deque[tuple[Item, int]] = deque()
+        """With its size."""
+        self._arrivals: deque[tuple[float, int]] = deque()
+        """Time and number of those that came together, in the order of the items. Times need not rise: what was put
+        back is older or newer than what stands behind it."""
+        self._unstamped = 0
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def offer(self, item: Item) -> bool:
+        """Take the operation in; False if a bound is reached."""
+        size = _size(item[0])
+        config = self._config
+        if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
+            return False
+        self._items.append((item, size))
+        self.bytes += size
+        self._unstamped += 1
+        return True
+
+    def put_back(self, arrived: list[Arrived]) -> None:
+        """Put operations before all others, in this order."""
+        for at, item in reversed(arrived):
+            size = _size(item[0])
+            self._items.appendleft((item, size))
+            self._arrivals.appendleft((at, 1))
+            self.bytes += size
+
+    def stamp(self, now: float) -> None:
+        """What was offered since the last call arrived at `now`."""
+        if self._unstamped:
+            self._arrivals.append((now, self._unstamped))
+            self._unstamped = 0
+
+    def take(self, now: float) -> Taken:
+        """The operations of the next entry."""
+        self.stamp(now)
+        if self.bytes <= self._config.entry_bytes_max and len(self._items) <= ENTRY_ITEMS_MAX:
+            taken = Taken([item for item, _ in self._items], list(self._arrivals))
+            self._clear()
+            return taken
+        items: list[Item] = []
+        size = 0
+        while self._items and size < self._config.entry_bytes_max and len(items) < ENTRY_ITEMS_MAX:
+            item, item_size = self._items.popleft()
+            items.append(item)
+            size += item_size
+        self.bytes -= size
+        return Taken(items, self._take_arrivals(len(items)))
+
+    def take_all(self, now: float) -> list[Arrived]:
+        """Everything."""
+        self.stamp(now)
+        found = list(_each(self._arrivals, [item for item, _ in self._items]))
+        self._clear()
+        return found
+
+    def take_older(self, before: float) -> list[Item]:
+        """What arrived before `before`, wherever it stands."""
+        if not any(at < before for at, _ in self._arrivals):
+            return []
+        late: list[Item] = []
+        items, arrivals = self._items, self._arrivals
+        self._items, self._arrivals = deque(), deque()
+        for at, together in arrivals:
+            some = [items.popleft() for _ in range(together)]
+            if at < before:
+                late += [item for item, _ in some]
+                self.bytes -= sum(size for _, size in some)
+            else:
+                self._items.extend(some)
+                self._arrivals.append((at, together))
+        self._items.extend(items)  # unstamped
+        return late
+
+    def _clear(self) -> None:
+        self._items.clear()
+        self._arrivals.clear()
+        self.bytes = self._unstamped = 0
+
+    def _take_arrivals(self, count: int) -> list[tuple[float, int]]:
+        taken: list[tuple[float, int]] = []
+        while count:
+            at, together = self._arrivals.popleft()
+            if together > count:
+                self._arrivals.appendleft((at, together - count))
+                together = count
+            taken.append((at, together))
+            count -= together
+        return taken
+
+
+class Shelf:
+    """Operations that wait for a range of tokens, in order. Bounded as a queue is."""
+
+    def __init__(self, config: PartitionConfig) -> None:
+        self.bytes = 0
+        self._config = config
+        self._items: deque[tuple[float, Item, int]] = deque()
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def offer(self, arrived: Arrived) -> bool:
+        """Put the operation aside; False if a bound is reached."""
+        at, item = arrived
+        size = _size(item[0])
+        config = self._config
+        if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
+            return False
+        self._items.append((at, item, size))
+        self.bytes += size
+        return True
+
+    def take_all(self) -> list[Arrived]:
+        """Everything."""
+        found = [(at, item) for at, item, _ in self._items]
+        self._items.clear()
+        self.bytes = 0
+        return found
+
+    def take_older(self, before: float) -> list[Item]:
+        """What arrived before `before`, wherever it stands."""
+        late = [(item, size) for at, item, size in self._items if at < before]
+        if late:
+            self._items = deque(each for each in self._items if each[0] >= before)
+            self.bytes -= sum(size for _, size in late)
+        return [item for item, _ in late]
+
+
+def _each(arrivals: Iterable[tuple[float, int]], items: Iterable[Item]) -> Iterator[Arrived]:
+    """Each item with its time."""
+    times = (at for at, together in arrivals for _ in range(together))
+    return zip(times, items, strict=False)
+
+
+def _size(op: Op) -> int:
+    try:
+        return ITEM_BYTES + (len(op[1]) + len(op[2]) if op[0] == _PUT else size_of(op))
+    except (TypeError, LookupError):
+        return ITEM_BYTES  # malformed: refused when it is decided on

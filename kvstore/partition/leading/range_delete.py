@@ -1,0 +1,47 @@
+"""A DELETE_RANGE that takes several entries: what is remembered of it meanwhile, and how much goes into one. Decides
+only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvstore.errors import OutcomeUnknown, Refused, StoreError
+from kvstore.partition.state.commands import RequestId, Result
+
+RANGE_KEYS_MAX = 1000
+RANGE_BYTES_MAX = 1 << 20
+"""Keys, and bytes of keys, deleted by one entry; a longer DELETE_RANGE goes on in the next."""
+
+RangeId = tuple[bytes, int, int]
+"""Client, sequence, hash of the key."""
+
+
+class RangeSink:
+    """The sink of a DELETE_RANGE of which a part has been decided: it is under way until it is answered, and cannot be
+    refused any more."""
+
+    def __init__(self, sink: Any, under_way: set[RangeId], request: RequestId | None, hash_of_key: int) -> None:
+        self._sink, self._under_way = sink, under_way
+        self._id = None if request is None else (request[0], request[1], hash_of_key)
+        if self._id is not None:
+            under_way.add(self._id)
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        if self._id is not None:
+            self._under_way.discard(self._id)
+        if isinstance(result, Refused):
+            result = OutcomeUnknown(f"some keys of the range were deleted, then it ended: {result}")
+        self._sink.complete(token, result)
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+
+def cut(keys: list[bytes], following: bytes | None) -> tuple[list[bytes], bytes | None]:
+    """As many of `keys` as may be deleted by one entry, and the next one."""
+    size = 0
+    for place, key in enumerate(keys):
+        size += len(key)
+        if size > RANGE_BYTES_MAX and place:
+            return keys[:place], key
+    return keys, following

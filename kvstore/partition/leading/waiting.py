@@ -1,0 +1,65 @@
+"""The writes that wait at a leader: for their entry, or aside for a range of tokens that takes none just now. Decides
+only."""
+
+from __future__ import annotations
+
+from kvstore.errors import Moved
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.evaluate import REAP, Item
+from kvstore.partition.leading.queue import Arrived, Queue, Shelf
+from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.rows import data_key
+
+_KEYLESS = frozenset({REAP, int(Code.DELETE_RANGE)})
+
+
+class Waiting:
+    """`queue` waits for the next entry, `frozen` for a range."""
+
+    def __init__(self, config: PartitionConfig) -> None:
+        self.queue = Queue(config)
+        self.frozen = Shelf(config)
+
+    def __bool__(self) -> bool:
+        return bool(self.queue or self.frozen)
+
+    def put_aside(self, arrived: list[Arrived]) -> list[Item]:
+        """Let them wait for their range. Returns those that found no room."""
+        return [each[1] for each in arrived if not self.frozen.offer(each)]
+
+    def thaw(self) -> None:
+        """What may be written has changed: what waits for a range comes first in the next entry."""
+        self.queue.put_back(self.frozen.take_all())
+
+    def expel(self, custody: Custody, now: float) -> list[tuple[Item, Moved]]:
+        """Take out, in order, what belongs to another partition by now. All that is left waits in the queue."""
+        gone: list[tuple[Item, Moved]] = []
+        left: list[Arrived] = []
+        for arrived in [*self.frozen.take_all(), *self.queue.take_all(now)]:
+            moved = _moved(arrived[1][0], custody)
+            if moved is None:
+                left.append(arrived)
+            else:
+                gone.append((arrived[1], moved))
+        self.queue.put_back(left)
+        return gone
+
+    def take_all(self) -> list[Item]:
+        """Everything."""
+        return [item for _, item in (*self.queue.take_all(0.0), *self.frozen.take_all())]
+
+    def take_older(self, before: float) -> list[Item]:
+        """What has waited since before `before`, here and there together."""
+        return [*self.queue.take_older(before), *self.frozen.take_older(before)]
+
+
+def _moved(op: Op, custody: Custody) -> Moved | None:
+    """Why nobody here does the operation, if that is so already."""
+    if op[0] in _KEYLESS:
+        return None
+    try:
+        keys = [data_key(op[1])] if op[0] != Code.BATCH else [data_key(each[1]) for each in op[2]]
+    except (TypeError, LookupError):
+        return None  # malformed: refused when it is decided on
+    return next((custody.moved(key) for key in keys if not custody.may_read(key)), None)

@@ -1,0 +1,116 @@
+"""Follows the log of a move's source as leader of its target: logs what it says about the range, counts the copy."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvstore.errors import Corrupted
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.moves import pages
+from kvstore.partition.state import entry as entries
+from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.engine import wait_caught_up
+from kvstore.partition.state.move_records import ImportRows
+from kvstore.partition.state.ownership import Import
+from kvstore.partition.state.state import State
+from kvstore.types import Position
+from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.ports import LogEntry, LogReader, Logs
+
+FOLLOW_MS = 100
+CLOSE_ENTRIES, CLOSE_BYTES = 16, 256 << 10
+"""The target is close when two reads of the source's log in a row bring less: one may have come to a ledger's end. What
+is left then is one more entry of its own."""
+TURN_BYTES = 32 << 10
+"""Of the source's log, looked through before the event loop gets another turn: some milliseconds."""
+
+
+class Following:
+    """Of one move, in one leadership of its target. `lead` raises if that is over."""
+
+    def __init__(self, state: State, logs: Logs, lead: Callable[[], Leader]) -> None:
+        self.rows = self.bytes = 0
+        """Logged here, for statistics."""
+        self.read_to = BEGINNING
+        """Of the source's log; what is behind IMPORT's tail says nothing about the range."""
+        self._state, self._logs, self._lead = state, logs, lead
+        self._reader: LogReader | None = None
+        self._digest: RangeDigest | None = None
+
+    async def count(self, found: Import) -> RangeDigest:
+        """The copy's count and hash, kept up from now on."""
+        if self._digest is None:
+            self._digest = RangeDigest(self._state.engine, found.span)
+            self._state.watch(self._digest)
+        while not self._digest.step():
+            await asyncio.sleep(0)
+            self._lead()
+        return self._digest
+
+    async def read_on(self, found: Import) -> bool:
+        """Log what one read of the source's log says about the range. Whether that was little. Raises NoSuchLedger if
+        the log has been trimmed."""
+        if self._reader is None:
+            self._reader = self._logs.reader(found.source, found.tail)
+            self.read_to = found.tail
+        read = await self._reader.read(FOLLOW_MS)
+        try:
+            size = await self._log_all(read, found)
+        except BaseException:
+            await self.stop_reading()  # read again what was not logged
+            raise
+        return len(read) < CLOSE_ENTRIES and size < CLOSE_BYTES
+
+    async def read_up_to(self, freeze: Position, found: Import) -> None:
+        """Log everything up to the source's record at `freeze`, which it says is acknowledged."""
+        if self._reader is not None:
+            self._reader.confirm(freeze)
+        while self.read_to < freeze:
+            await self.read_on(found)
+
+    async def forget(self) -> None:
+        """Begin anew, or end."""
+        if self._digest is not None:
+            self._state.unwatch(self._digest)
+            self._digest = None
+        await self.stop_reading()
+
+    async def stop_reading(self) -> None:
+        reader, self._reader, self.read_to = self._reader, None, BEGINNING
+        if reader is not None:
+            await reader.close()
+
+    async def _log_all(self, read: Sequence[LogEntry], found: Import) -> int:
+        """Returns how many bytes that was to read."""
+        size = turn = 0
+        changes = pages.Changes(found.span)
+        for logged in read:
+            _take(changes, logged, found)
+            size += len(logged.payload)
+            if size - turn >= TURN_BYTES:
+                turn = size
+                await asyncio.sleep(0)
+            if changes.size >= pages.PAGE_BYTES:
+                await self._log(changes, logged.position, found)
+                changes = pages.Changes(found.span)
+        if read and (not changes.is_empty or size > pages.PAGE_BYTES):
+            await self._log(changes, read[-1].position, found)
+        if read:
+            self.read_to = read[-1].position
+        return size
+
+    async def _log(self, changes: pages.Changes, tail: Position, found: Import) -> None:
+        await wait_caught_up(self._state.engine)
+        rows = ImportRows(found.move, changes.keys, changes.rows, b"", tail)
+        await self._lead().append_record(rows, changes.requests)
+        self.rows += len(changes.keys)
+        self.bytes += changes.size
+
+
+def _take(changes: pages.Changes, logged: LogEntry, found: Import) -> None:
+    entry = entries.decode(logged.payload)
+    if entry.partition != found.source:
+        raise Corrupted(f"entry {logged.position} of {entry.partition} in the log of {found.source}")
+    if not entry.is_control:
+        changes.add(entry)

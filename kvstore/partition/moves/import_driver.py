@@ -1,0 +1,346 @@
+"""One move on its way: performs the steps that import_steps.py decides as leader of the target, and the drop as leader
+of the source."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, NoReturn, assert_never
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import NoSuchLedger, NotLeader, StoreError, Unavailable
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.moves import import_steps, pages, source
+from kvstore.partition.moves.catch_up import Following
+from kvstore.partition.moves.import_steps import Step, span_of
+from kvstore.partition.moves.move_pin import MovePin
+from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.ports import Peers
+from kvstore.partition.state.engine import wait_caught_up
+from kvstore.partition.state.move_records import ImportBegin, ImportEnd, ImportRows, Own
+from kvstore.partition.state.ownership import Import
+from kvstore.partition.state.state import State
+from kvstore.ring import Rings, steps
+from kvstore.ring.moves import Move, MoveId, MoveState
+from kvstore.types import PartitionId, Position, ServerId
+from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.pins import Pins
+from kvstore.wal.ports import Logs
+
+log = logging.getLogger(__name__)
+
+CALL_S = 5.0
+PAUSED_S = 1.0
+"""Between two looks whether moves go on."""
+HELD_S = 600.0
+"""Nothing of the source's log goes for so long while a move is paused. Later on what was copied may have to be copied
+again, if the log has been trimmed meanwhile."""
+PACE_S = 1.0
+"""Between two looks whether a slow copy shall go on as slowly."""
+
+
+@dataclass
+class Means:
+    """What moves of one replica are carried out with."""
+
+    env: Env
+    server_env: Env
+    """What is started with it outlives the replica."""
+    partition: PartitionId
+    state: State
+    leading: Callable[[], Leader | None]
+    rings: Rings
+    pins: Pins
+    logs: Logs
+    peers: Peers
+    source: Source
+    reached: Callable[[str, MoveId], None]
+    """Told of every step before and after it."""
+    copied_until: float = 0.0
+    """When the next page may be copied, of any move."""
+    pin_numbers: Iterator[int] = field(default_factory=lambda: count(1))
+
+
+class Halted(Exception):
+    """This replica leads no more, or the move is gone: whoever comes next goes on."""
+
+
+class Carried:
+    """One move, as far as one leadership carries it."""
+
+    def __init__(self, means: Means, move: MoveId) -> None:
+        self.move = move
+        self.failure = ""
+        self._m = means
+        self._leader = means.leading()
+        self._step: Step | None = None
+        self._pin = MovePin(means.server_env, means.pins, means.pin_numbers)
+        self._answered: ServerId | None = None
+        """Whoever did what was asked last: the source's leader."""
+        self._following = Following(means.state, means.logs, self._lead)
+        self._rows = self._bytes = 0
+        """Copied in pages."""
+        self._waited_s = 0.0
+        self._paged_to = BEGINNING
+        """Where the source's replica stood that gave the last page."""
+
+    def statistics(self) -> dict[str, Any]:
+        rows, size = self._rows + self._following.rows, self._bytes + self._following.bytes
+        return {"step": self._step, "rows": rows, "bytes": size, "failure": self.failure}
+
+    async def close(self) -> None:
+        """Give back what is held."""
+        await self._following.forget()
+        await self._pin.give_back()
+
+    # ── deciding ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def advance(self) -> bool:
+        """Take the next step; True if there is none for this partition. Raises StoreError; Halted if it leads no
+        more."""
+        leader = self._lead()
+        ring = self._m.rings.ring
+        move = ring.moves.get(self.move)
+        if move is None:
+            return True
+        if move.source == self._m.partition:
+            return await self._drop(leader, move)
+        step = self._step = import_steps.next_step(self._m.state.territory, move, is_paused=ring.pace.paused)
+        if step is Step.DONE:
+            return True
+        if step is not Step.WAIT:
+            self._waited_s = 0.0
+        self._m.reached(f"before {step}", self.move)
+        await self._perform(step, leader, move)
+        self._m.reached(f"after {step}", self.move)
+        self.failure = ""
+        return False
+
+    async def _perform(self, step: Step, leader: Leader, move: Move) -> None:
+        match step:
+            case Step.WAIT:
+                await self._wait()
+            case Step.BEGIN:
+                await self._begin(leader, move)
+            case Step.COPY:
+                await self._copy(leader, move)
+            case Step.FOLLOW:
+                await self._follow(leader, move)
+            case Step.ASK:
+                await self._ask(leader, move)
+            case Step.FLIP:
+                await self._flip(move)
+            case Step.GIVE_UP:
+                await self._give_up(leader, move)
+            case Step.WIPE:
+                await self._m.source.drop_some(leader, self.move)
+            case Step.FORGET:
+                await self._m.rings.change(lambda ring: steps.cancelled(ring, self.move))
+            case Step.DONE:
+                raise AssertionError("done is no work")
+            case _:
+                assert_never(step)
+
+    async def _wait(self) -> None:
+        """Paused."""
+        await asyncio.sleep(PAUSED_S)
+        self._waited_s += PAUSED_S
+        if self._waited_s >= HELD_S and self._pin.is_held:
+            log.info("partition=%s move=%d is paused, the source's log is let go", self._m.partition, self.move)
+            await self._following.stop_reading()
+            await self._pin.give_back()
+
+    def _lead(self) -> Leader:
+        leader = self._m.leading()
+        if leader is None or leader is not self._leader:
+            raise Halted(f"partition {self._m.partition} is led by another, or anew")
+        return leader
+
+    def _import(self) -> Import:
+        found = self._m.state.territory.import_of(self.move)
+        if found is None:
+            raise Halted(f"move {self.move} is not known here any more")
+        return found
+
+    # ── as target ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _begin(self, leader: Leader, move: Move) -> None:
+        pin = msgspec.msgpack.decode(await self._call(move, source.PIN), type=Position)
+        attempt = move.attempt + 1
+        await self._hold(move, pin, attempt)
+        await self._m.rings.change(lambda ring: steps.begin(ring, self.move, attempt))
+        self._lead()
+        await leader.append_record(ImportBegin(self.move, attempt, move.source, span_of(move), pin))
+        log.info("partition=%s move=%d attempt=%d begins at %s", self._m.partition, self.move, attempt, pin)
+
+    async def _hold(self, move: Move, position: Position, attempt: int) -> None:
+        """Let the source keep its log from `position` on. Raises NoSuchLedger if a part of it is gone."""
+        assert self._leader is not None
+        await self._pin.hold(move.source, f"move-{self.move}-{self._leader.epoch}-{attempt}", position.ledger)
+
+    async def _copy(self, leader: Leader, move: Move) -> None:
+        found = self._import()
+        await self._hold_again(move, found)
+        await wait_caught_up(self._m.state.engine)
+        # Pages never fall back, and a new leader begins again with the request ids (docs/protocol.md M4).
+        cursor = min(found.cursor, pages.RETRIES) if self._paged_to == BEGINNING else found.cursor
+        position = max(found.pin, self._paged_to)
+        page = pages.decode(await self._call(move, source.PAGE, position=position, cursor=cursor))
+        self._paged_to = page.position
+        self._lead()
+        rows = ImportRows(self.move, page.keys, page.rows, page.cursor, found.tail)
+        await leader.append_record(rows, pages.requests_in(page))
+        size = sum(map(len, page.keys)) + sum(map(len, page.rows))
+        self._rows += len(page.keys)
+        self._bytes += size
+        await self._hold_back(size)
+
+    async def _hold_back(self, size: int) -> None:
+        """Wait as long as the copied bytes take at the pace that is set; no longer once another one is, or the move is
+        given up."""
+        means, ring = self._m, self._m.rings.ring
+        if not ring.pace.bytes_per_s:
+            return
+        now, state = means.env.clock.now(), ring.moves[self.move].state if self.move in ring.moves else None
+        until = means.copied_until = max(means.copied_until, now) + size / ring.pace.bytes_per_s
+        while (left_s := until - means.env.clock.now()) > 0:
+            await asyncio.sleep(min(left_s, PACE_S))
+            self._lead()
+            latest = means.rings.ring
+            move = latest.moves.get(self.move)
+            if latest.pace != ring.pace or move is None or move.state is not state:
+                means.copied_until = 0.0
+                return
+
+    async def _hold_again(self, move: Move, found: Import) -> None:
+        """A new leader holds the log as the former one did, or begins anew if it came too late."""
+        if not self._pin.is_held:
+            try:
+                await self._hold(move, found.tail, found.attempt)
+            except NoSuchLedger:
+                await self._start_over()
+
+    async def _start_over(self) -> NoReturn:
+        """What was copied cannot be completed: drop it, and begin with another pin."""
+        log.warning("partition=%s move=%d begins anew", self._m.partition, self.move)
+        await self._following.forget()
+        await self._m.source.drop_some(self._lead(), self.move)
+        raise Unavailable(f"move {self.move} begins anew")
+
+    async def _follow(self, leader: Leader, move: Move) -> None:
+        """Follow the source's log until it is close, then to a freeze, and log that all has come."""
+        found = self._import()
+        await self._hold_again(move, found)
+        digest = await self._following.count(found)
+        try:
+            if not (await self._following.read_on(found) and await self._following.read_on(self._import())):
+                return
+            freeze = msgspec.msgpack.decode(await self._call(move, source.FREEZE), type=Position)
+            self._m.reached("after freeze", self.move)
+            await self._following.read_up_to(freeze, self._import())
+        except NoSuchLedger:
+            await self._start_over()
+        self._lead()
+        await leader.append_record(ImportEnd(self.move, freeze, digest.count, digest.hash))
+
+    async def _ask(self, leader: Leader, move: Move) -> None:
+        """Have the range released, and own it (docs/protocol.md, M9). What does not come to that by a definite answer
+        is asked again."""
+        end = self._import().end
+        assert end is not None
+        answer = await self._call(move, source.RELEASE, position=end.freeze, records=end.records, hash_of_rows=end.hash)
+        verdict = msgspec.msgpack.decode(answer, type=Verdict)
+        self._lead()
+        released = verdict.released
+        if released is not None:
+            self._m.reached("after release", self.move)
+            await leader.append_record(Own(self.move, end.freeze, *released[4:7], move.source, span_of(move)))
+            log.info("partition=%s move=%d owns the range", self._m.partition, self.move)
+        elif verdict.differs:
+            self._m.reached("differs", self.move)
+            await self._start_over()
+        else:
+            found = self._import()
+            await leader.append_record(ImportRows(self.move, [], [], b"", found.tail))
+
+    # docs/protocol.md M10
+    async def _flip(self, move: Move) -> None:
+        """Change the ring, and have all who have replicas of source or target read it: operations wait there."""
+        seq = self._m.state.seq
+        ring = await self._m.rings.change(lambda ring: steps.flip(ring, self.move, seq), soon=True)
+        log.info("partition=%s move=%d the ring is flipped", self._m.partition, self.move)
+        data = ring.routed.to_bytes(source.ROUTED_BYTES, "big")
+        of_target = dict.fromkeys(ring.partitions[move.target].replicas, move.target)
+        told = {**of_target, **dict.fromkeys(ring.partitions[move.source].replicas, move.source)}
+        for server, partition in sorted(told.items()):
+            self._m.env.nursery.spawn(self._tell(server, partition, data), name=f"move {self.move} tells {server}")
+
+    async def _tell(self, server: ServerId, partition: PartitionId, routed: bytes) -> None:
+        try:
+            await self._m.peers.call(server, partition, source.FLIPPED, routed, CALL_S)
+        except StoreError as error:
+            log.debug("server=%s is not told of the flip of move %d: %r", server, self.move, error)
+
+    # docs/protocol.md M11
+    async def _give_up(self, leader: Leader, move: Move) -> None:
+        """Cancelled, unless the source has released the range."""
+        verdict = msgspec.msgpack.decode(await self._call(move, source.CANCEL), type=Verdict)
+        self._lead()
+        if verdict.released is not None:
+            await self._ask(leader, move)
+        else:
+            await self._following.forget()
+            await self._m.source.drop_some(leader, self.move)
+
+    # ── as source ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _drop(self, leader: Leader, move: Move) -> bool:
+        """Drop some of what has moved; True once the move has left the ring."""
+        if move.state is not MoveState.FLIPPED or self._m.rings.ring.owner_of(move.end) != move.target:
+            return True
+        self._m.reached("before drop", self.move)
+        await wait_caught_up(self._m.state.engine)
+        is_last = await self._m.source.drop_some(leader, self.move)
+        self._m.reached("after drop", self.move)
+        if not is_last:
+            return False
+        await self._m.rings.change(lambda ring: steps.finish(ring, self.move))
+        log.info("partition=%s move=%d is done", self._m.partition, self.move)
+        return True
+
+    # ── asking ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(
+        self,
+        move: Move,
+        method: str,
+        *,
+        position: Position = BEGINNING,
+        cursor: bytes = b"",
+        records: int = 0,
+        hash_of_rows: int = 0,
+    ) -> bytes:
+        """Ask the replicas of the source in turn until one answers. Raises what one of them said that leads, if any."""
+        asked = Asked(self.move, self._m.partition, span_of(move), position, cursor, records, hash_of_rows)
+        body = msgspec.msgpack.encode(asked)
+        member = self._m.rings.ring.partitions.get(move.source)
+        failure: StoreError | None = None
+        replicas = member.replicas if member is not None else ()
+        # The leader has other things to do than to give pages; only it can do the rest.
+        is_page = method == source.PAGE
+        for server in sorted(replicas, key=lambda server: (server == self._answered) is is_page):
+            try:
+                answer = await self._m.peers.call(server, move.source, method, body, CALL_S)
+                if not is_page:
+                    self._answered = server
+                return answer
+            except NotLeader:
+                continue
+            except StoreError as error:
+                failure = failure or error
+        raise failure or Unavailable(f"partition {move.source} is led by none of its {len(replicas)} replicas")

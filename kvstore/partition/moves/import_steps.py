@@ -1,0 +1,80 @@
+"""What the target of a move does next: a function of its own log and of the ring. Decides only; mover.py performs.
+
+    BEGIN ─► COPY ─► FOLLOW ─► ASK ─► FLIP ─► (the source drops)
+      ▲        │        │       │
+      └─ WIPE ◄┴────────┴───────┘      GIVE_UP ─► WIPE ─► FORGET      (cancelled)
+
+Nothing is remembered beside the log, so a new leader goes on where the last one was (docs/protocol.md M13).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.rows import ALL_RETRY
+from kvstore.partition.state.tokens import Span
+from kvstore.ring.moves import Move, MoveState
+
+
+class Step(StrEnum):
+    """DO NOT REORDER: tests go through all of them."""
+
+    WAIT = "wait"
+    """Paused."""
+    BEGIN = "begin"
+    """Choose a pin, tell the ring, log IMPORT-BEGIN."""
+    COPY = "copy"
+    """Log one page."""
+    FOLLOW = "follow"
+    """Log what the source's log says, have it frozen, log IMPORT-END."""
+    ASK = "ask"
+    """Ask for RELEASE, and log OWN."""
+    FLIP = "flip"
+    """Tell the ring."""
+    GIVE_UP = "give up"
+    """Ask the source whether it keeps the range."""
+    WIPE = "wipe"
+    """Log a DROP of some of what was copied."""
+    FORGET = "forget"
+    """Tell the ring that the move was cancelled."""
+    DONE = "done"
+    """The rest is the source's."""
+
+
+def span_of(move: Move) -> Span:
+    return Span(move.first, move.end)
+
+
+def copied_part(territory: Territory, move: Move) -> float:
+    """How much of the range has come, from 0 to 1: by the token where copying goes on."""
+    if move.state is MoveState.FLIPPED or (territory.is_founded and territory.owned.covers(span_of(move))):
+        return 1.0
+    found = territory.import_of(move.id)
+    if found is None or found.is_dropping:
+        return 0.0
+    if not found.cursor or found.cursor >= ALL_RETRY[0]:
+        return 1.0  # of the rows, which come before the request ids
+    token = int.from_bytes(found.cursor[1:5].ljust(4, b"\0"), "big")
+    return min(1.0, max(0.0, (token - move.first) / move.size))
+
+
+def next_step(territory: Territory, move: Move, *, is_paused: bool) -> Step:
+    """What to do about `move` as the target whose territory this is."""
+    if move.state is MoveState.FLIPPED:
+        return Step.DONE
+    if territory.owned.covers(span_of(move)) and territory.is_founded:
+        return Step.FLIP
+    cancelled = move.state is MoveState.CANCELLING
+    found = territory.import_of(move.id)
+    if found is None:
+        return Step.FORGET if cancelled else Step.WAIT if is_paused else Step.BEGIN
+    if found.is_dropping:
+        return Step.WIPE
+    if cancelled:
+        return Step.GIVE_UP
+    if found.end is not None:
+        return Step.ASK
+    if is_paused:
+        return Step.WAIT
+    return Step.COPY if found.cursor else Step.FOLLOW

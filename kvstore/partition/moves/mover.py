@@ -1,0 +1,137 @@
+"""Carries planned moves out: as leader of their target it copies, follows, asks and tells the ring; as leader of their
+source it drops what has moved. import_steps.py says what comes next; this performs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Any
+
+from kvstore.env.events import wait_within
+from kvstore.errors import NotLeader, StoreError
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.moves import import_steps
+from kvstore.partition.moves.import_driver import Carried, Halted, Means
+from kvstore.ring.moves import Move, MoveId, MoveState
+
+log = logging.getLogger(__name__)
+
+LOOK_AGAIN_S = 1.0
+"""While there are moves; a change of the ring or of the lead is seen at once."""
+TICK_S = 0.001
+"""Beyond the end of a rest: clocks are not so fine that a wait for the last of it would always let it pass."""
+RETRY_S, RETRY_MAX_S = 0.05, 1.0
+REST_SHARE, REST_MAX_S = 4.0, 1.0
+"""After a move no other begins to come here for so many times as long as it took, at most this: many small ranges would
+otherwise take the processor from all keys."""
+
+
+class Mover:
+    """Of one replica."""
+
+    def __init__(self, means: Means) -> None:
+        self.means = means
+        self._changed = asyncio.Event()
+        self._forget: Callable[[], None] = lambda: None
+        self._carried: dict[MoveId, Carried] = {}
+        self._thawed: Leader | None = None
+        self._rests_until = 0.0
+
+    def start(self) -> None:
+        """Follow the ring; ends with the nursery."""
+        self._forget = self.means.rings.on_ring(self._changed.set)
+        self.means.env.nursery.spawn(self._run(), name=f"{self.means.partition} moves")
+
+    def close(self) -> None:
+        self._forget()
+
+    def wake(self) -> None:
+        """The lead has changed."""
+        self._changed.set()
+
+    def statistics(self) -> dict[str, dict[str, Any]]:
+        """Of the moves that come here, by their number."""
+        return {str(move): each.statistics() for move, each in sorted(self._carried.items())}
+
+    def copied(self) -> dict[MoveId, float]:
+        """The moves that come here → which part of each is here."""
+        moves = self.means.rings.ring.moves.values()
+        territory = self.means.state.territory
+        return {
+            move.id: import_steps.copied_part(territory, move) for move in moves if move.target == self.means.partition
+        }
+
+    async def _run(self) -> None:
+        while True:
+            self._changed.clear()
+            leader = self.means.leading()
+            if leader is None:
+                self._thawed = None
+                self.means.source.keep(())
+            else:
+                await self._tend(leader)
+            await wait_within(self._changed, self._look_again_s() if self._is_busy() else None)
+
+    def _look_again_s(self) -> float:
+        rest_s = self._rests_until - self.means.env.clock.now()
+        return min(rest_s + TICK_S, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
+
+    def _is_busy(self) -> bool:
+        territory = self.means.state.territory
+        return bool(self.means.rings.ring.moves or territory.frozen or territory.imports or territory.released)
+
+    async def _tend(self, leader: Leader) -> None:
+        ring = self.means.rings.ring
+        try:
+            if self._thawed is not leader:
+                await self.means.source.thaw(leader)
+                self._thawed = leader
+        except StoreError as error:
+            log.info("partition=%s not thawed: %r", self.means.partition, error)
+        self.means.source.keep(ring.moves)
+        coming = [move for move in ring.moves.values() if move.target == self.means.partition]
+        is_resting = self.means.env.clock.now() < self._rests_until
+        for move in coming:
+            is_begun = move.state is not MoveState.PLANNED
+            may_begin = not is_resting and len(self._carried) < ring.pace.parallel
+            if move.state is not MoveState.FLIPPED and (is_begun or may_begin):
+                self._begin(move)
+        for move in ring.moves.values():
+            if move.source == self.means.partition and move.state is MoveState.FLIPPED:
+                self._begin(move)
+
+    def _begin(self, move: Move) -> None:
+        if move.id not in self._carried:
+            carried = self._carried[move.id] = Carried(self.means, move.id)
+            work = self._carry(carried, rests=move.target == self.means.partition)
+            self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
+
+    async def _carry(self, carried: Carried, *, rests: bool) -> None:
+        """Carry one move as far as this leadership can; `rests`: then let the partition rest."""
+        clock = self.means.env.clock
+        begun = clock.now()
+        try:
+            await self._advance(carried)
+        finally:
+            if rests:
+                self._rests_until = clock.now() + min(REST_SHARE * (clock.now() - begun), REST_MAX_S)
+            self._carried.pop(carried.move, None)
+            self._changed.set()
+            await carried.close()
+
+    async def _advance(self, carried: Carried) -> None:
+        pause_s = RETRY_S
+        while True:
+            try:
+                if await carried.advance():
+                    return
+                pause_s = RETRY_S
+            except (Halted, NotLeader):
+                return
+            except (StoreError, OSError, ValueError) as error:
+                log.info("partition=%s move=%d waits: %r", self.means.partition, carried.move, error)
+                carried.failure = str(error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_MAX_S)

@@ -1,0 +1,207 @@
+"""What a target gets of a range: pages of a state's rows, and the part of a log that is about it. Decides only.
+
+Rows and results travel as they are (docs/protocol.md M3, M4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.partition.state import rows
+from kvstore.partition.state.entry import CREATE, DELETE, OVERWRITE, Entry, Requests, requests_message, requests_of
+from kvstore.partition.state.move_effects import bounds
+from kvstore.partition.state.results import encode_result
+from kvstore.partition.state.retry_table import PART_OF_A_RANGE, decode_row
+from kvstore.partition.state.rows import data_key, encode_record
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span
+from kvstore.proto import entry_pb2
+from kvstore.types import Position
+
+PAGE_BYTES = 256 << 10
+"""Of rows; a single one may be larger."""
+PAGE_ROWS_MAX = 1000
+RETRY_ROWS_MAX, RETRY_IDS_MAX = 200, 4000
+"""Looked at for one page: a row may hold a thousand request ids, each of which costs some microseconds."""
+BEGINNING = b"d"
+RETRIES = rows.ALL_RETRY[0]
+"""Where request ids begin."""
+
+
+class Page(NamedTuple):
+    """Some of a range, as it is at one position."""
+
+    keys: list[bytes]
+    rows: list[bytes]
+    requests: bytes
+    """A Requests message, or nothing."""
+    cursor: bytes
+    """Where the next page begins; empty after the last."""
+    position: Position
+
+
+def encode(page: Page) -> bytes:
+    return msgspec.msgpack.encode(page)
+
+
+_decoder = msgspec.msgpack.Decoder(Page)
+
+
+def decode(data: bytes) -> Page:
+    return _decoder.decode(data)
+
+
+def requests_in(page: Page) -> Requests | None:
+    return requests_of(entry_pb2.Requests.FromString(page.requests)) if page.requests else None
+
+
+def page_of(state: State, span: Span, cursor: bytes) -> Page:
+    """The page that begins at `cursor`: records first, then request ids."""
+    assert state.position is not None
+    if cursor < RETRIES:
+        keys, found, following = _records(state, span, cursor)
+        return Page(keys, found, b"", following, state.position)
+    picked = Picked(span)
+    due = list(islice(state.engine.iterate(cursor, rows.ALL_RETRY[1]), RETRY_ROWS_MAX + 1))
+    following = b""
+    looked_at = 0
+    for number, (row_key, row) in enumerate(due):
+        if number == RETRY_ROWS_MAX or picked.bytes > PAGE_BYTES or looked_at >= RETRY_IDS_MAX:
+            following = row_key
+            break
+        _, requests = decode_row(row)
+        looked_at += len(requests.sequences) + len(requests.clients)
+        picked.add(requests, int.from_bytes(row_key[1:], "big"), with_all_clients=True)
+    requests_here = picked.requests
+    message = requests_message(requests_here).SerializeToString() if requests_here is not None else b""
+    return Page([], [], message, following, state.position)
+
+
+def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list[bytes], bytes]:
+    first, end = bounds(span)
+    keys: list[bytes] = []
+    found: list[bytes] = []
+    size = 0
+    for row_key, row in state.engine.iterate(max(cursor, first), end):
+        if size >= PAGE_BYTES or len(keys) >= PAGE_ROWS_MAX:
+            return keys, found, row_key
+        keys.append(row_key)
+        found.append(row)
+        size += len(row_key) + len(row)
+    return keys, found, RETRIES
+
+
+class Changes:
+    """What entries of the source's log say about a range, the last one of each key."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._picked = Picked(span)
+        self._rows: dict[bytes, bytes] = {}
+        self._bytes = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes, about."""
+        return self._bytes + self._picked.bytes
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._rows and self._picked.requests is None
+
+    @property
+    def keys(self) -> list[bytes]:
+        return list(self._rows)
+
+    @property
+    def rows(self) -> list[bytes]:
+        """Empty: the key was deleted."""
+        return list(self._rows.values())
+
+    @property
+    def requests(self) -> Requests | None:
+        return self._picked.requests
+
+    def add(self, entry: Entry) -> None:
+        """Take in an entry of mutations."""
+        first, last = self._span
+        for kind, seq, key, value, created, expires_ms, _ in entry.mutations():
+            if kind not in (CREATE, OVERWRITE, DELETE):
+                continue
+            row_key = data_key(key)
+            if not first <= int.from_bytes(row_key[1:5], "big") <= last:
+                continue
+            row = b"" if kind == DELETE else encode_record(value, seq, created, entry.time_ms, expires_ms)
+            self._rows[row_key] = row
+            self._bytes += len(row_key) + len(row)
+        if entry.requests is not None:
+            self._picked.add(entry.requests, entry.first_seq, with_all_clients=False)
+
+
+class Picked:
+    """Request ids that concern a range, gathered from several entries or rows."""
+
+    def __init__(self, span: Span) -> None:
+        self._span = span
+        self._number: dict[bytes, int] = {}
+        self._found = Requests([], [], [], [], [], [], [], [], [])
+        self.bytes = 0
+
+    @property
+    def requests(self) -> Requests | None:
+        """With explicit results, all ended by mutation 0; None if there are none."""
+        found = self._found
+        if not found.clients:
+            return None
+        if not any(found.touched):
+            found.touched = []
+        return found
+
+    def add(self, requests: Requests, first_seq: int, *, with_all_clients: bool) -> None:
+        """Those of one entry whose sequences begin with `first_seq`. `with_all_clients`: also what is known of clients
+        that have no result here."""
+        chosen = [place for place in range(len(requests.sequences)) if self._concerns(requests, place)]
+        wanted = range(len(requests.clients)) if with_all_clients else {requests.client[place] for place in chosen}
+        for number in sorted(wanted):
+            self._meet(requests, number)
+        found = self._found
+        found.touched += [b""] * (len(found.sequences) - len(found.touched))
+        for place in chosen:
+            result = requests.results[place] if requests.results else b""
+            result = result or encode_result(first_seq + requests.mutations[place])
+            found.client.append(self._number[requests.clients[requests.client[place]]])
+            found.sequences.append(requests.sequences[place])
+            found.hashes.append(requests.hashes[place])
+            found.mutations.append(0)
+            found.results.append(result)
+            found.touched.append(requests.touched[place] if requests.touched else b"")
+            self.bytes += 40 + len(result) + len(found.touched[-1])
+
+    def _concerns(self, requests: Requests, place: int) -> bool:
+        touched = requests.touched[place] if requests.touched else b""
+        if touched == PART_OF_A_RANGE:
+            return False
+        if self._span.holds(requests.hashes[place] >> 32):
+            return True
+        return any(self._span.holds(token) for token in _tokens(touched))
+
+    def _meet(self, requests: Requests, number: int) -> None:
+        found, client = self._found, requests.clients[number]
+        known = self._number.get(client)
+        if known is None:
+            self._number[client] = len(found.clients)
+            found.clients.append(client)
+            found.first_unacked.append(requests.first_unacked[number])
+            found.seen_ms.append(requests.seen_ms[number])
+            self.bytes += 40
+        else:
+            found.first_unacked[known] = max(found.first_unacked[known], requests.first_unacked[number])
+            found.seen_ms[known] = max(found.seen_ms[known], requests.seen_ms[number])
+
+
+def _tokens(touched: bytes) -> Iterable[int]:
+    return (int.from_bytes(touched[at : at + 4], "big") for at in range(0, len(touched), 4))

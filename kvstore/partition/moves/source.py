@@ -1,0 +1,266 @@
+"""The source's part in moves: gives pages, freezes, releases, takes back. Does what it is asked, if its log allows it.
+
+Pages come from any replica, everything else from the leader (docs/protocol.md M5 to M8).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Container
+from typing import NamedTuple
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, NotLeader, StoreError, Unavailable
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.moves import pages
+from kvstore.partition.moves.counting import Counts
+from kvstore.partition.state.move_records import Drop, Freeze, Release, Unfreeze
+from kvstore.partition.state.ownership import Released
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span
+from kvstore.types import PartitionId, Position
+from kvstore.wal.ledger_list import BEGINNING
+
+log = logging.getLogger(__name__)
+
+FREEZE_S = 0.15
+"""A range that was not released by then takes writes again: they wait no longer than users bear. Each further freeze of
+a move may last twice as long,"""
+FREEZE_DOUBLINGS = 3
+"""up to so often: where all is slow, moves end all the same."""
+LOOK_S = 0.005
+LAPSE_AGAIN_S = 0.05
+DROP_ROWS, DROP_BYTES = 500, 1 << 20
+"""Of one DROP: some milliseconds on every replica, which reads the rows that go."""
+
+PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
+METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
+FLIPPED = "move-flipped"
+ROUTED_BYTES = 8
+"""Of the version that goes with it."""
+"""Told to any replica, of source or target: the ring, as its bytes, as the flip has left it."""
+
+
+class Asked(NamedTuple):
+    """What a target asks; which fields count depends on the method."""
+
+    move: int
+    target: PartitionId
+    span: Span
+    position: Position = BEGINNING
+    """Of a page: the pin. Of a release: the freeze."""
+    cursor: bytes = b""
+    records: int = 0
+    hash: int = 0
+
+
+class Verdict(NamedTuple):
+    """On RELEASE and on a cancel. Neither released nor kept is not said: then the answer is an error."""
+
+    released: Released | None
+    differs: bool = False
+    """Not released, and not to be asked for again: the copy is not what it should be."""
+
+
+asked_of = msgspec.msgpack.Decoder(Asked).decode
+verdict_of = msgspec.msgpack.Decoder(Verdict).decode
+position_of = msgspec.msgpack.Decoder(Position).decode
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Source:
+    """Of one replica. `leading` is its leader, None while it does not serve."""
+
+    def __init__(
+        self, env: Env, partition: PartitionId, state: State, leading: Callable[[], Leader | None], freeze_s: float
+    ) -> None:
+        self._env, self._partition, self._state, self._leading = env, partition, state, leading
+        self._freeze_s = freeze_s
+        self._lapses: Counter[int] = Counter()
+        """Freezes of each move that have ended by themselves."""
+        self.counts = Counts(env.nursery, partition, state)
+        self._counts_for: Leader | None = None
+        """What another leader has counted is not known to fit what it froze."""
+        self.pages = 0
+
+    async def answer(self, method: str, body: bytes) -> bytes:
+        """Answer the target of a move. Raises StoreError."""
+        try:
+            asked = asked_of(body)
+        except msgspec.DecodeError as error:
+            raise InvalidRequest(f"want what a target asks, got {body[:64].hex()}: {error}") from error
+        if method == PIN:
+            return _encode(await self._pin(asked))
+        if method == PAGE:
+            return pages.encode(self._page(asked))
+        if method == FREEZE:
+            return _encode(await self._freeze(asked))
+        if method == RELEASE:
+            return _encode(await self._release(asked))
+        if method == CANCEL:
+            return _encode(await self._cancel(asked))
+        raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
+
+    def keep(self, moves: Container[int]) -> None:
+        """Count nothing any more but for these moves."""
+        self.counts.keep_only(moves)
+        for move in [each for each in self._lapses if each not in moves]:
+            del self._lapses[move]
+
+    # ── what any replica gives ────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _pin(self, asked: Asked) -> Position:
+        """Where the leader stands. Another replica may stand before the range went away and came back: there it owns it
+        too, and what was written elsewhere meanwhile would be missing behind such a pin."""
+        await self._lead().prove()
+        return self._where(asked)
+
+    def _where(self, asked: Asked) -> Position:
+        """Where this replica stands, if it owns the range there. Raises Unavailable."""
+        state = self._state
+        if (
+            state.position is None
+            or state.is_suspect
+            or not state.territory.is_founded
+            or not state.territory.owned.covers(asked.span)
+        ):
+            raise Unavailable(f"partition {self._partition}: a replica that does not own {asked.span} where it stands")
+        return state.position
+
+    def _page(self, asked: Asked) -> pages.Page:
+        if self._where(asked) < asked.position:
+            raise Unavailable(f"partition {self._partition}: a replica that stands before the pin {asked.position}")
+        self.pages += 1
+        return pages.page_of(self._state, asked.span, asked.cursor)
+
+    # ── what the leader does ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _lead(self) -> Leader:
+        leader = self._leading()
+        if leader is None:
+            raise NotLeader(self._partition)
+        if leader is not self._counts_for:
+            self.keep(())
+            self._counts_for = leader
+        return leader
+
+    # docs/protocol.md M12
+    async def _freeze(self, asked: Asked) -> Position:
+        """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
+        leader = self._lead()
+        found = leader.custody.territory.frozen_by(asked.move)
+        is_counted = self.counts.find(asked.move) is not None
+        if found is not None and is_counted and not leader.custody.is_pending(asked.move):
+            return found.position
+        if not leader.custody.may_freeze(asked.move, asked.span):
+            raise Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
+        self.counts.start(asked.move, asked.span)
+        position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
+        log.info("partition=%s move=%d frozen at %s", self._partition, asked.move, position)
+        self._env.nursery.spawn(self._lapse(leader, asked.move, position), name=f"{self._partition} unfreeze")
+        return position
+
+    async def _release(self, asked: Asked) -> Verdict:
+        """Released, or lapsed. Raises Unavailable, or OutcomeUnknown, when that is not known yet."""
+        released = self._released(asked)
+        if released is not None:
+            return Verdict(released)
+        leader = self._lead()
+        custody, move = leader.custody, asked.move
+        if custody.is_pending(move):
+            raise Unavailable(f"partition {self._partition}: something about move {move} is under way")
+        found, digest = custody.territory.frozen_by(move), self.counts.find(move)
+        if found is None or found.position != asked.position:
+            await leader.prove()  # a leader that was deposed does not know what was released since
+            return Verdict(None)
+        if digest is None:  # another leader froze it, and has counted it
+            await self._unfreeze(leader, move)
+            return Verdict(None)
+        if (digest.count, digest.hash) != (asked.records, asked.hash):
+            counted = (digest.count, digest.hash)
+            is_copy_wrong = self.counts.doubt(move)
+            log.error("partition=%s move=%d copy %s differs from %s", self._partition, move, asked[-2:], counted)
+            await self._unfreeze(leader, move)
+            return Verdict(None, differs=is_copy_wrong)
+        await leader.append_record(Release(move, asked.position, asked.records, found.target, found.span))
+        log.info("partition=%s move=%d released to %s", self._partition, move, asked.target)
+        self._forget(move)
+        return Verdict(self._released(asked))
+
+    def _released(self, asked: Asked) -> Released | None:
+        """Also a follower's state tells it. Raises InvalidRequest if it was released under another freeze."""
+        found = self._state.territory.released_by(asked.move)
+        if found is not None and found.freeze != asked.position and asked.position != BEGINNING:
+            raise InvalidRequest(f"move {asked.move} was released at freeze {found.freeze}, not {asked.position}")
+        return found
+
+    async def _cancel(self, asked: Asked) -> Verdict:
+        """Released, or kept for good: nothing that was asked before will be done."""
+        leader = self._lead()
+        while leader.custody.is_pending(asked.move):
+            await asyncio.sleep(LOOK_S)
+            leader = self._lead()
+        found = self._released(asked._replace(position=BEGINNING))
+        if found is None:
+            if leader.custody.territory.frozen_by(asked.move) is not None:
+                await self._unfreeze(leader, asked.move)
+            self._forget(asked.move)
+            await leader.prove()
+        return Verdict(found)
+
+    def _forget(self, move: int) -> None:
+        self.counts.stop(move)
+        self._lapses.pop(move, None)
+
+    async def _unfreeze(self, leader: Leader, move: int) -> None:
+        log.info("partition=%s move=%d takes writes again", self._partition, move)
+        await leader.append_record(Unfreeze(move))
+
+    async def _lapse(self, leader: Leader, move: int, freeze: Position) -> None:
+        """End a freeze when its time is up, unless it has ended or another leader has begun, which thaws it."""
+        await asyncio.sleep(self._freeze_s * 2 ** min(self._lapses[move], FREEZE_DOUBLINGS))
+        while self._leading() in (leader, None):  # None: also while a leader tries to let go, and goes on then
+            found = leader.custody.territory.frozen_by(move)
+            if found is None or found.position != freeze:
+                return
+            if self._leading() is leader and not leader.custody.is_pending(move):
+                self._lapses[move] += 1
+                try:
+                    return await self._unfreeze(leader, move)
+                except StoreError as error:
+                    log.info("partition=%s move=%d not unfrozen: %r", self._partition, move, error)
+            await asyncio.sleep(LAPSE_AGAIN_S)
+
+    # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
+
+    async def thaw(self, leader: Leader) -> None:
+        """What the former leader has frozen takes writes again: this one has not counted it."""
+        self._lead()
+        custody = leader.custody
+        for move in [each.move for each in custody.territory.frozen]:
+            # What was asked while another one was thawed may have ended this freeze.
+            if custody.territory.frozen_by(move) and self.counts.find(move) is None and not custody.is_pending(move):
+                await self._unfreeze(leader, move)
+
+    async def drop_some(self, leader: Leader, move: int) -> bool:
+        """Log that some rows of a range that is not owned (any more) go. True once that was the last of them."""
+        going = leader.custody.territory.droppable(move)
+        if going is None:
+            return True
+        until = drop_bound(self._state, *going)
+        await leader.append_record(Drop(move, until))
+        return not until
+
+
+def drop_bound(state: State, begin: bytes, end: bytes) -> bytes:
+    """Up to which record some of these rows end; empty if that is all of them."""
+    size = 0
+    for number, (row_key, row) in enumerate(state.engine.iterate(begin, end)):
+        if number == DROP_ROWS or size >= DROP_BYTES:
+            return row_key
+        size += len(row_key) + len(row)
+    return b""

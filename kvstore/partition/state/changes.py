@@ -1,0 +1,193 @@
+"""What an entry of a partition's log says to readers of the change feed. Decides only.
+
+A change is what a client or an expiry changed: puts and deletes. Rows that come with a move are no changes, nor are
+those that go with one: they stand in the log of whoever owned them then. Where a range came or went the feed says so,
+so that a reader can go on at the other partition (docs/protocol.md, The change feed).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.partition.state import entry as entries
+from kvstore.partition.state import move_records
+from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.state.move_records import Own, Release
+from kvstore.partition.state.tokens import Span
+from kvstore.proto import feed_pb2
+from kvstore.types import PartitionId, Position, Seq
+from kvstore.wal.ports import LogEntry
+
+CREATED, OVERWRITTEN = int(feed_pb2.CREATED), int(feed_pb2.OVERWRITTEN)
+DELETED, EXPIRED = int(feed_pb2.DELETED), int(feed_pb2.EXPIRED)
+_OVERHEAD_BYTES = 64
+"""Of one change in memory, beside key and value."""
+_PLAIN_KINDS = bytes.maketrans(bytes((CREATE, OVERWRITE)), bytes((CREATED, OVERWRITTEN)))
+
+
+class Handed(NamedTuple):
+    """A range of tokens that the partition got or gave away."""
+
+    is_owned: bool
+    seq: Seq
+    """The partition's last sequence before it."""
+    peer: PartitionId
+    peer_seq: Seq
+    """With `is_owned`: the old owner's when it gave the range away."""
+    span: Span
+    move: int
+
+
+class Logged:
+    """One entry as the feed has it. Its changes in columns; all empty if it changes nothing."""
+
+    __slots__ = (
+        "after",
+        "before",
+        "created",
+        "expires_ms",
+        "handed",
+        "keys",
+        "kinds",
+        "position",
+        "sequences",
+        "size",
+        "time_ms",
+        "values",
+    )
+
+    def __init__(self, position: Position, before: Seq, after: Seq, time_ms: int) -> None:
+        self.position = position
+        self.before, self.after = before, after
+        """The partition's sequence before this entry and after it."""
+        self.time_ms = time_ms
+        self.sequences: Sequence[int] = ()
+        self.kinds = b""
+        """One byte each: CREATED to EXPIRED."""
+        self.keys: Sequence[bytes] = ()
+        self.values: Sequence[bytes] = ()
+        """Empty for deletes."""
+        self.created: Sequence[int] = ()
+        """0 for deletes."""
+        self.expires_ms: Sequence[int] = ()
+        self.handed: Handed | None = None
+        self.size = _OVERHEAD_BYTES
+
+    def is_behind(self, seq: int) -> bool:
+        """Whether a reader who has had everything up to `seq` has to see it. What changes nothing is seen again where
+        it stands right behind `seq`: it has no sequence of its own."""
+        return self.after > seq or self.before >= seq
+
+
+# docs/protocol.md F1
+def logged(found: LogEntry) -> Logged:
+    """The entry as the feed has it. Raises Corrupted."""
+    entry = entries.decode(found.payload)
+    made = Logged(found.position, Seq(entry.first_seq - 1), entry.last_seq, entry.time_ms)
+    if entry.is_control:
+        _take_record(made, entry)
+    elif entry.is_plain:
+        _take_plain(made, entry)
+    elif entry.kinds != _IMPORT:
+        _take_all(made, entry)
+    made.size += sum(map(len, made.keys)) + sum(map(len, made.values)) + _OVERHEAD_BYTES * len(made.keys)
+    return made
+
+
+# docs/protocol.md F2
+def first_seq_of(payload: bytes) -> int:
+    """The sequence of an entry's first mutation, or of the next one. Raises Corrupted."""
+    return entries.decode(payload).first_seq
+
+
+def time_of(payload: bytes) -> int:
+    """An entry's record time. Raises Corrupted."""
+    return entries.decode(payload).time_ms
+
+
+_IMPORT = bytes((Kind.IMPORT,))
+
+
+def _take_record(made: Logged, entry: Entry) -> None:
+    kind = entry.kinds[0]
+    if kind not in (Kind.RELEASE_RANGE, Kind.OWN):
+        return
+    record = move_records.decode(kind, entry.control)
+    if isinstance(record, Own):
+        made.after = Seq(max(made.before, record.seq))
+        if record.span is not None:
+            made.handed = Handed(True, made.before, record.source, Seq(record.seq), record.span, record.move)
+    elif isinstance(record, Release) and record.span is not None:
+        made.handed = Handed(False, made.before, record.target, Seq(0), record.span, record.move)
+
+
+def _take_plain(made: Logged, entry: Entry) -> None:
+    """Puts without expiries: most entries."""
+    first, count = entry.first_seq, len(entry.keys)
+    made.sequences = created = range(first, first + count)
+    made.keys, made.values = entry.keys, entry.values
+    made.kinds = entry.kinds.translate(_PLAIN_KINDS)
+    made.expires_ms = [0] * count
+    if entry.ages:
+        ages = iter(entry.ages)
+        made.created = [
+            seq - next(ages) if kind == OVERWRITE else seq for seq, kind in zip(created, entry.kinds, strict=True)
+        ]
+    else:
+        made.created = created
+
+
+def _take_all(made: Logged, entry: Entry) -> None:
+    kinds = bytearray()
+    sequences, keys, values, created, expires = [], [], [], [], []
+    for kind, seq, key, value, since, expires_ms, replaced_ms in entry.mutations():
+        if kind == NOTE:
+            continue
+        if kind == DELETE:
+            kinds.append(EXPIRED if 0 < replaced_ms <= entry.time_ms else DELETED)
+            since = 0
+        else:
+            kinds.append(CREATED if kind == CREATE else OVERWRITTEN)
+        sequences.append(seq)
+        keys.append(key)
+        values.append(value)
+        created.append(since)
+        expires.append(expires_ms)
+    made.sequences, made.kinds, made.keys, made.values = sequences, bytes(kinds), keys, values
+    made.created, made.expires_ms = created, expires
+
+
+class Interest(NamedTuple):
+    """Keys in [start, end); no end: to the last."""
+
+    start: bytes = b""
+    end: bytes = b""
+
+    @property
+    def is_all(self) -> bool:
+        return not self.start and not self.end
+
+    @property
+    def key(self) -> bytes | None:
+        """If it is one key: that."""
+        return self.start if self.end == self.start + b"\0" else None
+
+    def meets(self, keys: Sequence[bytes]) -> bool:
+        """Whether one of them is in it."""
+        start, end = self
+        if not end:
+            return bool(keys) if not start else any(key >= start for key in keys)
+        return any(start <= key < end for key in keys)
+
+    def rows(self, entry: Logged, after: int, until: int = 0) -> Sequence[int]:
+        """Which changes of the entry are in it, behind `after` and not behind `until` (0: no bound)."""
+        start, end = self
+        rows: Sequence[int] = range(len(entry.keys))
+        if entry.before < after or (until and entry.after > until):
+            sequences = entry.sequences
+            rows = [row for row in rows if after < sequences[row] and (not until or sequences[row] <= until)]
+        if self.is_all:
+            return rows
+        keys = entry.keys
+        return [row for row in rows if keys[row] >= start and (not end or keys[row] < end)]

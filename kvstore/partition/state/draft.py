@@ -1,0 +1,200 @@
+"""An entry in the making: effects in columns, and the layer they will be until the entry is applied. Decides only."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from kvstore.partition.state.commands import RequestId, Result
+from kvstore.partition.state.entry import CREATE, DELETE, EXPIRES, NOTE, OVERWRITE, REPLACES, Entry, Requests
+from kvstore.partition.state.overlay import UNTOUCHED, Layer, Row
+from kvstore.partition.state.results import encode_result
+from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT
+from kvstore.partition.state.rows import data_key
+from kvstore.types import PartitionId
+
+
+class Mark(NamedTuple):
+    """Where a batch began: what it takes to undo it."""
+
+    mutations: int
+    values: int
+    ages: int
+    expires: int
+    replaced: int
+    bytes: int
+
+
+class Draft:
+    """Mutations are added in order; each takes the next sequence."""
+
+    def __init__(self, first_seq: int, time_ms: int) -> None:
+        self.first_seq = first_seq
+        self.time_ms = time_ms
+        self.bytes = 0
+        """What the mutations and remembered results added by the methods below take in the entry, about."""
+        self.kinds = bytearray()
+        self.keys: list[bytes] = []
+        self.data_keys: list[bytes] = []
+        self.values: list[bytes] = []
+        self.ages: list[int] = []
+        self.expires_ms: list[int] = []
+        self.replaced_ms: list[int] = []
+        self.layer = Layer()
+        self._requests: Requests | None = None
+        self._clients: dict[bytes, int] = {}
+        self._undo: list[tuple[bytes, Row | None]] | None = None
+
+    @property
+    def last_seq(self) -> int:
+        """The sequence of the last mutation added; of an empty draft, the one before the first."""
+        return self.first_seq + len(self.keys) - 1
+
+    # ── mutations ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def put(self, key: bytes, value: bytes, old: Row | None, expires_ms: int) -> int:
+        """Write the key, whose record was `old`. Returns the sequence, which is the new version."""
+        seq = self.first_seq + len(self.keys)
+        created = seq if old is None else old[2]
+        kind = CREATE if old is None else OVERWRITE
+        if old is not None:
+            self.ages.append(seq - created)
+        if expires_ms:
+            kind |= EXPIRES
+            self.expires_ms.append(expires_ms)
+        self._add(kind, key, old)
+        self.values.append(value)
+        self.bytes += len(value)
+        self._set(key, (value, seq, created, self.time_ms, expires_ms))
+        return seq
+
+    def put_all(self, keys: list[bytes], row_keys: list[bytes], values: list[bytes], created: list[int]) -> list[int]:
+        """Write keys that nothing has touched; `created`: the sequence that created each, 0 for one that is absent.
+        Returns the new versions. Not to be undone."""
+        first = self.last_seq + 1
+        versions = list(range(first, first + len(keys)))
+        self.kinds += bytes(OVERWRITE if each else CREATE for each in created)
+        self.ages += [version - each for version, each in zip(versions, created, strict=True) if each]
+        self.keys += keys
+        self.data_keys += row_keys
+        self.values += values
+        self.bytes += sum(map(len, keys)) + sum(map(len, values))
+        time_ms = self.time_ms
+        self.layer.rows |= {
+            key: (value, version, each or version, time_ms, 0)
+            for key, value, version, each in zip(keys, values, versions, created, strict=True)
+        }
+        return versions
+
+    def delete(self, key: bytes, old: Row) -> int:
+        """Delete the key, whose record was `old`. Returns the sequence."""
+        self._add(DELETE, key, old)
+        self._set(key, None)
+        return self.last_seq
+
+    # docs/protocol.md P13
+    def note(self, key: bytes) -> int:
+        """Take a sequence without changing anything. Returns it."""
+        self._add(NOTE, key, None)
+        return self.last_seq
+
+    def _add(self, kind: int, key: bytes, old: Row | None) -> None:
+        if old is not None and old[4]:
+            kind |= REPLACES
+            self.replaced_ms.append(old[4])
+        self.kinds.append(kind)
+        self.keys.append(key)
+        self.bytes += len(key)
+        self.data_keys.append(data_key(key))
+
+    def _set(self, key: bytes, row: Row | None) -> None:
+        if self._undo is not None:
+            self._undo.append((key, self.layer.rows.get(key, UNTOUCHED)))
+        self.layer.rows[key] = row
+
+    # ── request ids ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def answer(self, request: RequestId, hash_of_key: int, result: Result, touched: bytes = b"") -> None:
+        """Remember that the last mutation added ends the request with `result`."""
+        client, sequence, first_unacked, seen_ms = request
+        columns = self._requests
+        if columns is None:
+            columns = self._requests = Requests([], [], [], [], [], [], [], [], [])
+        number = self._clients.get(client)
+        if number is None:
+            number = self._clients[client] = len(self._clients)
+            columns.clients.append(client)
+            columns.first_unacked.append(first_unacked)
+            columns.seen_ms.append(seen_ms)
+            self.layer.first_unacked[client] = first_unacked
+            self.layer.results_bytes += BYTES_PER_CLIENT
+        else:
+            if first_unacked > columns.first_unacked[number]:
+                columns.first_unacked[number] = self.layer.first_unacked[client] = first_unacked
+            if seen_ms > columns.seen_ms[number]:
+                columns.seen_ms[number] = seen_ms
+        mutation = len(self.keys) - 1
+        count = len(columns.sequences)
+        columns.client.append(number)
+        columns.sequences.append(sequence)
+        columns.hashes.append(hash_of_key)
+        columns.mutations.append(mutation)
+        if result.__class__ is not int or result != self.first_seq + mutation:
+            encoded = encode_result(result)
+            self.bytes += len(encoded)
+            self.layer.results_bytes += len(encoded)
+            _set_at(columns.results, count, encoded)
+        if touched:
+            _set_at(columns.touched, count, touched)
+        layer = self.layer
+        layer.requests[client, sequence, hash_of_key] = result
+        layer.counts[client] = layer.counts.get(client, 0) + 1
+        layer.results_bytes += BYTES_PER_RESULT + len(touched)
+
+    # ── atomic batches ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def begin(self) -> Mark:
+        """From here on `undo` can take back what is added. Batches do not nest."""
+        assert self._undo is None, "a batch within a batch"
+        self._undo = []
+        expires, replaced = len(self.expires_ms), len(self.replaced_ms)
+        return Mark(len(self.keys), len(self.values), len(self.ages), expires, replaced, self.bytes)
+
+    def keep(self) -> None:
+        """The batch stands."""
+        self._undo = None
+
+    def undo(self, mark: Mark) -> None:
+        """Take back what was added since `mark`."""
+        assert self._undo is not None, "undone without a beginning"
+        for key, row in reversed(self._undo):
+            if row is UNTOUCHED:
+                del self.layer.rows[key]
+            else:
+                self.layer.rows[key] = row
+        self._undo = None
+        del self.kinds[mark.mutations :], self.keys[mark.mutations :], self.data_keys[mark.mutations :]
+        del self.values[mark.values :], self.ages[mark.ages :]
+        del self.expires_ms[mark.expires :], self.replaced_ms[mark.replaced :]
+        self.bytes = mark.bytes
+
+    # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def entry(self, partition: PartitionId, epoch: int) -> Entry:
+        """What was added, as an entry. There must be something."""
+        assert self.keys, "an entry without mutations"
+        made = Entry(partition, epoch, self.first_seq, self.time_ms, bytes(self.kinds))
+        made.keys, made.values, made.ages = self.keys, self.values, self.ages
+        made.expires_ms, made.replaced_ms = self.expires_ms, self.replaced_ms
+        columns = self._requests
+        if columns is not None:
+            for column in (columns.results, columns.touched):
+                if column:
+                    column += [b""] * (len(columns.sequences) - len(column))
+            made.requests = columns
+        return made
+
+
+def _set_at(column: list[bytes], index: int, value: bytes) -> None:
+    """Append `value` as element `index` of a column that is empty up to there."""
+    column += [b""] * (index - len(column))
+    column.append(value)

@@ -1,0 +1,157 @@
+"""An engine in memory with an explicit mark of what has been flushed, to which a crash falls back. For tests and
+simulation: as engines on disk it keeps all batches up to some point and none after it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
+
+from sortedcontainers import SortedDict
+
+from kvstore.partition.state.engine import Batch, ViewClosed
+
+_Undo = list[tuple[bytes, bytes | None]]
+
+
+class MemoryBatch:
+    """Operations in order."""
+
+    def __init__(self) -> None:
+        self.operations: list[tuple[bytes, bytes | None]] = []
+        """(key, value); (key, None) deletes."""
+
+    def put(self, key: bytes, value: bytes) -> None:
+        self.operations.append((key, value))
+
+    def delete(self, key: bytes) -> None:
+        self.operations.append((key, None))
+
+
+class MemoryView:
+    """A copy."""
+
+    def __init__(self, rows: SortedDict[bytes, bytes]) -> None:
+        self._rows: SortedDict[bytes, bytes] | None = rows.copy()
+
+    @property
+    def rows(self) -> SortedDict[bytes, bytes]:
+        if self._rows is None:
+            raise ViewClosed
+        return self._rows
+
+    def cursor(self, begin: bytes, end: bytes) -> MemoryCursor:
+        return MemoryCursor(self, begin, end)
+
+    def close(self) -> None:
+        self._rows = None
+
+
+class MemoryCursor:
+    """Keys of a view."""
+
+    def __init__(self, view: MemoryView, begin: bytes, end: bytes) -> None:
+        self._view = view
+        self._keys: Iterator[bytes] = view.rows.irange(begin, end, inclusive=(True, False))
+
+    def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        rows, keys, size = self._view.rows, list[bytes](), 0
+        for key in islice(self._keys, rows_max):
+            keys.append(key)
+            size += len(key) + len(rows[key])
+            if size >= bytes_max:
+                break
+        return keys, [rows[key] for key in keys]
+
+
+class MemoryEngine:
+    """`flush_s`: how long a flush takes; what is written meanwhile is not in it."""
+
+    def __init__(self, flush_s: float = 0.0) -> None:
+        self._rows: SortedDict[bytes, bytes] = SortedDict()
+        self._unflushed: list[_Undo] = []
+        """Per batch since the mark: what undoes it."""
+        self._written = 0
+        self._flushed = 0
+        self._flush_s = flush_s
+        self._life = 0
+        """Counts crashes: what was being flushed then is not."""
+        self._open = True
+        self._views: list[MemoryView] = []
+        self.behind = False
+        """What `is_behind` says."""
+
+    def is_behind(self) -> bool:
+        return self.behind
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._rows.get(key)
+
+    def multi_get(self, keys: list[bytes]) -> list[bytes | None]:
+        return list(map(self._rows.get, keys))
+
+    def batch(self) -> MemoryBatch:
+        return MemoryBatch()
+
+    def write(self, batch: Batch) -> None:
+        assert isinstance(batch, MemoryBatch)
+        assert self._open, "written after close"
+        undo: _Undo = []
+        for key, value in batch.operations:
+            undo.append((key, self._rows.get(key)))
+            self._set(key, value)
+        batch.operations = []
+        self._unflushed.append(undo)
+        self._written += 1
+
+    def _set(self, key: bytes, value: bytes | None) -> None:
+        if value is None:
+            self._rows.pop(key, None)
+        else:
+            self._rows[key] = value
+
+    def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        return iter([(key, self._rows[key]) for key in self._rows.irange(begin, end, inclusive=(True, False))])
+
+    def view(self, ranges: Sequence[tuple[bytes, bytes]]) -> MemoryView:
+        made = MemoryView(self._rows)
+        self._views.append(made)
+        return made
+
+    def _close_views(self) -> None:
+        while self._views:
+            self._views.pop().close()
+
+    def flush(self, done: Callable[[OSError | None], None]) -> None:
+        loop = asyncio.get_running_loop()
+        loop.call_later(self._flush_s, self._mark, self._written, self._life, done)
+
+    def _mark(self, written: int, life: int, done: Callable[[OSError | None], None]) -> None:
+        if not self._open or life != self._life:
+            return
+        del self._unflushed[: written - self._flushed]
+        self._flushed = max(self._flushed, written)
+        done(None)
+
+    def clear(self) -> None:
+        self._close_views()
+        self._rows.clear()
+        self._unflushed.clear()
+        self._flushed = self._written
+
+    def close(self) -> None:
+        assert self._open, "an engine is closed once: RocksDB refuses the second time"
+        self._close_views()
+        self._open = False
+
+    def crash(self, keep: int = 0) -> None:
+        """Fall back to the mark, or to `keep` batches after it; what was being flushed counts as not flushed. The
+        engine can be used again, as if reopened."""
+        self._close_views()
+        for undo in reversed(self._unflushed[keep:]):
+            for key, old in reversed(undo):
+                self._set(key, old)
+        self._unflushed.clear()
+        self._flushed = self._written
+        self._life += 1
+        self._open = True

@@ -1,0 +1,326 @@
+"""The payload of a log entry ↔ values. Decides only.
+
+An entry carries effects, never requests: what each mutation changed, so that a replica applies it without reading. Its
+message (kvstore/proto/entry.proto) is in columns; docs/formats.md (Entry payload) has every byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import Corrupted
+from kvstore.partition.state.checksum import ENCODING
+from kvstore.proto import entry_pb2
+from kvstore.types import PartitionId, Seq
+
+FORMAT = 1
+FIRST_ENCODING = 1
+"""Of checksums: what an entry that names none has."""
+
+
+class Kind(IntEnum):
+    """DO NOT CHANGE: these numbers are in the log. Below 16 mutations, from 16 on records that stand alone."""
+
+    CREATE = 1
+    """Put of a key that was absent."""
+    OVERWRITE = 2
+    DELETE = 3
+    """Of a key that was there, live or past its expiry."""
+    NOTE = 4
+    """Changes nothing: gives a sequence to a request whose result must be remembered."""
+
+    EPOCH_START = 16
+    RELEASE = 17
+    """The leader has answered its last read; as the end of the log it spares the next one the wait."""
+    EMPTY = 18
+    """Renews the lease."""
+
+    # Of moves of key ranges: move_records.py.
+    IMPORT_BEGIN = 20
+    IMPORT = 21
+    """The only one that takes a sequence: request ids may come with it."""
+    IMPORT_END = 22
+    FREEZE = 23
+    UNFREEZE = 24
+    RELEASE_RANGE = 25
+    OWN = 26
+    DROP = 27
+
+    MARK = 28
+    """Of pins: marks.py."""
+
+
+EXPIRES = 0x20
+"""Flag on a put's kind: it has an expiry."""
+REPLACES = 0x40
+"""Flag on a mutation's kind: the record that it replaces or deletes had an expiry."""
+KIND = 0x1F
+
+CREATE, OVERWRITE, DELETE, NOTE = int(Kind.CREATE), int(Kind.OVERWRITE), int(Kind.DELETE), int(Kind.NOTE)
+_PLAIN = bytes((CREATE, OVERWRITE))
+_CONTROL = frozenset(kind for kind in Kind if kind >= Kind.EPOCH_START and kind is not Kind.IMPORT)
+_IMPORT = bytes((Kind.IMPORT,))
+
+
+class Mutation(NamedTuple):
+    """One row of the columns, for code that is not in a hurry."""
+
+    kind: int
+    seq: Seq
+    key: bytes
+    value: bytes
+    created: int
+    expires_ms: int
+    replaced_ms: int
+
+
+@dataclass(slots=True)
+class Requests:
+    """Request ids of an entry, in columns. `clients` to `seen_ms` are per client, the others per request."""
+
+    clients: list[bytes]
+    first_unacked: list[int]
+    seen_ms: list[int]
+    client: list[int]
+    """Which of `clients`."""
+    sequences: list[int]
+    hashes: list[int]
+    mutations: list[int]
+    """Which mutation of the entry ends the request."""
+    results: list[bytes]
+    """Empty: the mutation's sequence. All empty: no list at all."""
+    touched: list[bytes]
+    """Tokens of a batch's keys. All empty: no list at all."""
+    message: entry_pb2.Requests | None = field(default=None, compare=False, repr=False)
+    """The columns as they are on the wire, once they are."""
+
+
+class Entry:
+    """What one entry says."""
+
+    __slots__ = (
+        "ages",
+        "check_crc",
+        "check_encoding",
+        "check_seq",
+        "control",
+        "epoch",
+        "expires_ms",
+        "first_seq",
+        "keys",
+        "kinds",
+        "partition",
+        "replaced_ms",
+        "requests",
+        "time_ms",
+        "values",
+    )
+
+    def __init__(self, partition: PartitionId, epoch: int, first_seq: int, time_ms: int, kinds: bytes) -> None:
+        self.partition = partition
+        self.epoch = epoch
+        self.first_seq = first_seq
+        self.time_ms = time_ms
+        self.kinds = kinds
+        """One byte per mutation (kind and flags), or the single byte of a control record."""
+        self.keys: list[bytes] = []
+        self.values: list[bytes] = []
+        """Of puts."""
+        self.ages: list[int] = []
+        """Of overwriting puts: sequence less the one that created the key."""
+        self.expires_ms: list[int] = []
+        self.replaced_ms: list[int] = []
+        self.requests: Requests | None = None
+        self.check_seq = 0
+        self.check_crc = 0
+        """The writer's rolling CRC at `check_seq`, if that is not 0."""
+        self.check_encoding = ENCODING
+        """What that CRC is over."""
+        self.control = b""
+        """What a control record says (move_records.py)."""
+
+    @property
+    def is_control(self) -> bool:
+        return len(self.kinds) == 1 and self.kinds[0] & KIND >= 16
+
+    @property
+    def last_seq(self) -> Seq:
+        """The sequence of the last mutation; of a control record, of the one before it."""
+        return Seq(self.first_seq + len(self.keys) - 1)
+
+    @property
+    def is_plain(self) -> bool:
+        """Only puts without expiries."""
+        return not self.kinds.translate(None, _PLAIN)
+
+    def mutations(self) -> Iterator[Mutation]:
+        """The columns row by row."""
+        values, ages = iter(self.values), iter(self.ages)
+        expires, replaced = iter(self.expires_ms), iter(self.replaced_ms)
+        for seq, (flags, key) in enumerate(zip(self.kinds, self.keys, strict=True), self.first_seq):
+            kind = flags & KIND
+            is_put = kind in (CREATE, OVERWRITE)
+            yield Mutation(
+                kind,
+                Seq(seq),
+                key,
+                next(values) if is_put else b"",
+                seq - next(ages) if kind == OVERWRITE else seq,
+                next(expires) if flags & EXPIRES else 0,
+                next(replaced) if flags & REPLACES else 0,
+            )
+
+    def encode(self) -> bytes:
+        message = entry_pb2.Entry(
+            format=FORMAT,
+            partition=self.partition,
+            epoch=self.epoch,
+            first_seq=self.first_seq,
+            time_ms=self.time_ms,
+            kinds=self.kinds,
+            keys=self.keys,
+            values=self.values,
+            ages=self.ages,
+        )
+        if self.expires_ms:
+            message.expires_ms.extend(self.expires_ms)
+        if self.replaced_ms:
+            message.replaced_ms.extend(self.replaced_ms)
+        if self.requests is not None:
+            self.requests.message = requests_message(self.requests)
+            message.requests.CopyFrom(self.requests.message)
+        if self.check_seq:
+            message.check.seq, message.check.crc = self.check_seq, self.check_crc
+            if self.check_encoding != FIRST_ENCODING:
+                message.check.encoding = self.check_encoding
+        if self.control:
+            message.control = self.control
+        return message.SerializeToString()
+
+
+def control(partition: PartitionId, epoch: int, next_seq: int, time_ms: int, kind: Kind, said: bytes = b"") -> Entry:
+    """A record that stands alone."""
+    entry = Entry(partition, epoch, next_seq, time_ms, bytes((kind,)))
+    entry.control = said
+    if kind is Kind.IMPORT:
+        entry.keys = [b""]
+    return entry
+
+
+def decode(payload: bytes) -> Entry:
+    """The entry in `payload`. Raises Corrupted, also for a format or a kind that this program does not know."""
+    message = _parse(payload)
+    if message.format != FORMAT:
+        raise Corrupted(f"entry payload of format {message.format}, this program reads format {FORMAT}")
+    entry = Entry(PartitionId(message.partition), message.epoch, message.first_seq, message.time_ms, message.kinds)
+    entry.keys, entry.values, entry.ages = list(message.keys), list(message.values), list(message.ages)
+    if message.expires_ms or message.replaced_ms:
+        entry.expires_ms, entry.replaced_ms = list(message.expires_ms), list(message.replaced_ms)
+    if message.HasField("requests"):
+        entry.requests = requests_of(message.requests)
+    entry.control = message.control
+    if message.HasField("check"):
+        entry.check_seq, entry.check_crc = message.check.seq, message.check.crc
+        entry.check_encoding = message.check.encoding or FIRST_ENCODING
+    _check_columns(entry)
+    return entry
+
+
+def is_release(payload: bytes) -> bool:
+    """Whether `payload` is a leader's release record. False for what cannot be read: then the wait is not spared."""
+    try:
+        message = _parse(payload)
+    except Corrupted:
+        return False
+    return message.format == FORMAT and message.kinds == bytes((Kind.RELEASE,))
+
+
+def _parse(payload: bytes) -> entry_pb2.Entry:
+    try:
+        return entry_pb2.Entry.FromString(payload)
+    except DecodeError as error:
+        raise Corrupted(f"entry payload of {len(payload)} bytes is no entry: {error}") from error
+
+
+def _check_columns(entry: Entry) -> None:
+    """Raise Corrupted unless the columns fit each other."""
+    kinds = entry.kinds
+    if entry.is_control and kinds[0] in _CONTROL:
+        puts = overwrites = expiring = replacing = mutations = 0
+    elif kinds == _IMPORT:
+        puts = overwrites = expiring = replacing = 0
+        mutations = 1
+    elif entry.is_plain:
+        mutations = puts = len(kinds)
+        overwrites = kinds.count(OVERWRITE)
+        expiring = replacing = 0
+    else:
+        plain = [flags & KIND for flags in kinds]
+        unknown = any(flags & ~(KIND | EXPIRES | REPLACES) for flags in kinds)
+        if unknown or not set(plain) <= {CREATE, OVERWRITE, DELETE, NOTE}:
+            raise Corrupted(f"entry at sequence {entry.first_seq} has kinds {kinds.hex()}, unknown to this program")
+        mutations, overwrites = len(kinds), plain.count(OVERWRITE)
+        puts = overwrites + plain.count(CREATE)
+        expiring = sum(flags & EXPIRES != 0 for flags in kinds)
+        replacing = sum(flags & REPLACES != 0 for flags in kinds)
+    want = (mutations, puts, overwrites, expiring, replacing)
+    columns: tuple[list[Any], ...] = (entry.keys, entry.values, entry.ages, entry.expires_ms, entry.replaced_ms)
+    got = tuple(map(len, columns))
+    if entry.control and not entry.is_control:
+        raise Corrupted(f"entry at sequence {entry.first_seq}: mutations, and what a control record says")
+    if entry.requests is not None and max(entry.requests.mutations, default=0) >= mutations:
+        raise Corrupted(f"entry at sequence {entry.first_seq}: a request id of a mutation that is not there")
+    if want != got:
+        raise Corrupted(f"entry at sequence {entry.first_seq}: columns of {want} expected, got {got}")
+
+
+# ── request ids ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def requests_message(requests: Requests) -> entry_pb2.Requests:
+    """The columns as a message; what can be left out is."""
+    count = len(requests.sequences)
+    message = entry_pb2.Requests(
+        clients=requests.clients,
+        first_unacked=requests.first_unacked,
+        seen_ms=requests.seen_ms,
+        sequences=requests.sequences,
+        hashes=requests.hashes,
+        results=requests.results,
+        touched=requests.touched,
+    )
+    if len(requests.clients) > 1:
+        message.client.extend(requests.client)
+    if requests.mutations != list(range(count)):
+        message.mutations.extend(requests.mutations)
+    return message
+
+
+def requests_of(message: entry_pb2.Requests) -> Requests:
+    """The columns of a message. Raises Corrupted if they do not fit each other."""
+    sequences = list(message.sequences)
+    count = len(sequences)
+    requests = Requests(
+        list(message.clients),
+        list(message.first_unacked),
+        list(message.seen_ms),
+        list(message.client) or [0] * count,
+        sequences,
+        list(message.hashes),
+        list(message.mutations) or list(range(count)),
+        list(message.results),
+        list(message.touched),
+        message,
+    )
+    clients = len(requests.clients)
+    fits = clients == len(requests.first_unacked) == len(requests.seen_ms)
+    fits &= count == len(requests.client) == len(requests.hashes) == len(requests.mutations)
+    fits &= len(requests.results) in (0, count) and len(requests.touched) in (0, count)
+    if not fits or (count and max(requests.client) >= clients):
+        raise Corrupted(f"request ids whose columns do not fit: {count} requests of {clients} clients")
+    return requests

@@ -1,0 +1,263 @@
+"""What each operation does to a key: the rules of conditions, counters, appends, expiries. Decides only.
+
+An operation finds the key's live record, adds effects to the draft, and returns its result or raises Refused. Before it
+may find a key absent that is past its expiry, the key's delete is in the draft.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from kvstore.errors import ConditionFailed, InvalidRequest, StoreError
+from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Result
+from kvstore.partition.state.draft import Draft
+from kvstore.partition.state.overlay import Row
+
+# Plain integers: `&` on an IntFlag costs ten times as much.
+_IF_ABSENT, _IF_PRESENT, _IF_VERSION = int(Flag.IF_ABSENT), int(Flag.IF_PRESENT), int(Flag.IF_VERSION)
+_KEEP_TTL, _RETURN_OLD, _RELATIVE_TTL = int(Flag.KEEP_TTL), int(Flag.RETURN_OLD), int(Flag.RELATIVE_TTL)
+_IF_NO_TTL, _IF_TTL, _IF_LONGER = int(Flag.IF_NO_TTL), int(Flag.IF_TTL), int(Flag.IF_LONGER)
+_IF_SHORTER, _INDEPENDENT = int(Flag.IF_SHORTER), int(Flag.INDEPENDENT)
+_ANY_CONDITION = _IF_ABSENT | _IF_PRESENT | _IF_VERSION
+
+INTEGER_MIN, INTEGER_MAX = -(1 << 63), (1 << 63) - 1
+INTEGER_DIGITS_MAX = 20
+BATCH_OPS_MAX = 10_000
+BATCH_EFFECT_BYTES_MAX = 5 << 19
+"""What a batch may add to its entry, remembered results included; a bookie takes no entry of 5 MiB."""
+BATCH_RESULT_BYTES_MAX = 16 << 20
+"""Of values, in the answer to a batch."""
+_U64 = 1 << 64
+EXPIRES_MS_MAX = 1 << 62
+"""What goes into the log must fit its columns: what cannot be applied would stop every replica."""
+
+
+class Deciding(Protocol):
+    """What an operation may see and change."""
+
+    draft: Draft
+
+    def live(self, key: bytes) -> Row | None:
+        """The key's record after everything before this operation; None if it is absent."""
+        ...
+
+
+def check_sizes(key: bytes, value: bytes = b"") -> None:
+    """Raises InvalidRequest."""
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise InvalidRequest(f"want a key of 1 to {KEY_BYTES_MAX} bytes, got {len(key)}")
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+
+
+def check_request(request: RequestId) -> None:
+    """Raises InvalidRequest."""
+    client, sequence, first_unacked, seen_ms = request
+    if len(client) != CLIENT_BYTES or not (0 < sequence < _U64 and 0 <= first_unacked < _U64 and 0 <= seen_ms < _U64):
+        raise InvalidRequest(f"want a client of {CLIENT_BYTES} bytes and numbers of 64 bits, got {tuple(request)}")
+
+
+def _record(row: Row | None) -> Record | None:
+    return None if row is None else Record._make(row)
+
+
+def _get(d: Deciding, op: Op) -> Result:
+    return _record(d.live(op[1]))
+
+
+def _meta(d: Deciding, op: Op) -> Result:
+    row = d.live(op[1])
+    return None if row is None else (len(row[0]), *row[1:])
+
+
+def _is_met(flags: int, version: int, row: Row | None) -> bool:
+    if not flags & _ANY_CONDITION:
+        return True
+    found = 0 if row is None else row[1]
+    if flags & _IF_ABSENT and found:
+        return False
+    if flags & _IF_PRESENT and not found:
+        return False
+    return not flags & _IF_VERSION or version == found
+
+
+def _expiry_at(draft: Draft, expires_ms: int, flags: int) -> int:
+    at_ms = draft.time_ms + expires_ms if flags & _RELATIVE_TTL else expires_ms
+    if at_ms > EXPIRES_MS_MAX:
+        raise InvalidRequest(f"want an expiry before {EXPIRES_MS_MAX} ms, got {at_ms}")
+    return at_ms
+
+
+def _put(d: Deciding, op: Op) -> Result:
+    _, key, value, expires_ms, flags, version, _ = op
+    flags = int(flags)
+    check_sizes(key, value)
+    row = d.live(key)
+    if not _is_met(flags, version, row):
+        found = 0 if row is None else row[1]
+        if flags & _RETURN_OLD:
+            return (False, found, _record(row))
+        raise ConditionFailed(found)
+    if flags & _KEEP_TTL:
+        expires_ms = 0 if row is None else row[4]
+    elif expires_ms:
+        expires_ms = _expiry_at(d.draft, expires_ms, flags)
+    if 0 < expires_ms <= d.draft.time_ms or expires_ms < 0:
+        # Past its expiry as it is written: what is left is that the former record is gone.
+        seq = d.draft.note(key) if row is None else d.draft.delete(key, row)
+    else:
+        seq = d.draft.put(key, value, row, expires_ms)
+    return (True, seq, _record(row)) if flags & _RETURN_OLD else seq
+
+
+def _delete(d: Deciding, op: Op) -> Result:
+    _, key, flags, version, _ = op
+    flags = int(flags)
+    check_sizes(key)
+    row = d.live(key)
+    if not _is_met(flags, version, row):
+        raise ConditionFailed(0 if row is None else row[1])
+    seq = 0 if row is None else d.draft.delete(key, row)
+    return (seq, _record(row)) if flags & _RETURN_OLD else seq
+
+
+def _integer(value: bytes) -> int:
+    """The integer that a value is. Raises InvalidRequest."""
+    digits = value[1:] if value.startswith(b"-") else value
+    canonical = digits.isdigit() and len(value) <= INTEGER_DIGITS_MAX and (digits[:1] != b"0" or value == b"0")
+    number = int(value) if canonical else INTEGER_MAX + 1
+    if not INTEGER_MIN <= number <= INTEGER_MAX:
+        raise InvalidRequest("value is not an integer or out of range")
+    return number
+
+
+def _increment(d: Deciding, op: Op) -> Result:
+    _, key, delta, _ = op
+    check_sizes(key)
+    row = d.live(key)
+    number = (0 if row is None else _integer(row[0])) + delta
+    if not INTEGER_MIN <= number <= INTEGER_MAX:
+        raise InvalidRequest("increment or decrement would overflow")
+    return (number, d.draft.put(key, b"%d" % number, row, 0 if row is None else row[4]))
+
+
+def _append(d: Deciding, op: Op) -> Result:
+    _, key, suffix, _ = op
+    row = d.live(key)
+    value = suffix if row is None else row[0] + suffix
+    check_sizes(key, value)
+    return (len(value), d.draft.put(key, value, row, 0 if row is None else row[4]))
+
+
+def _may_set_expiry(flags: int, old_ms: int, new_ms: int) -> bool:
+    """Redis's NX, XX, GT, LT: no expiry counts as the latest of all."""
+    if flags & _IF_NO_TTL and old_ms:
+        return False
+    if flags & _IF_TTL and not old_ms:
+        return False
+    if flags & _IF_LONGER and (not old_ms or new_ms <= old_ms):
+        return False
+    return not (flags & _IF_SHORTER and old_ms and new_ms >= old_ms)
+
+
+def _expire(d: Deciding, op: Op) -> Result:
+    _, key, expires_ms, flags, _ = op
+    flags = int(flags)
+    check_sizes(key)
+    row = d.live(key)
+    if row is None:
+        return False
+    if not expires_ms and not flags & _RELATIVE_TTL:
+        if not row[4]:
+            return False
+        d.draft.put(key, row[0], row, 0)
+        return True
+    expires_ms = _expiry_at(d.draft, expires_ms, flags)
+    if not _may_set_expiry(flags, row[4], expires_ms):
+        return False
+    if expires_ms <= d.draft.time_ms:
+        d.draft.delete(key, row)
+    else:
+        d.draft.put(key, row[0], row, expires_ms)
+    return True
+
+
+# docs/protocol.md P11
+def _batch(d: Deciding, op: Op) -> Result:
+    """All or nothing, or with INDEPENDENT each for itself; in one entry in either case."""
+    _, _, ops, flags, request = op
+    _check_batch(ops)
+    results: list[Result | StoreError] = []
+    answer_bytes = 0
+    mark = d.draft.begin()
+    for each in ops:
+        try:
+            results.append(_IN_BATCH[each[0]](d, each))
+        except StoreError as error:
+            if not flags & _INDEPENDENT:
+                d.draft.undo(mark)
+                # What it found past its expiry stays deleted: the refusal may have told that it is absent.
+                for found in ops[: len(results) + 1]:
+                    d.live(found[1])
+                raise
+            results.append(error)
+        answer_bytes += _value_bytes(results[-1])
+        logged_bytes = d.draft.bytes - mark.bytes + (answer_bytes if request is not None else 0)
+        if logged_bytes > BATCH_EFFECT_BYTES_MAX or answer_bytes > BATCH_RESULT_BYTES_MAX:
+            d.draft.undo(mark)
+            raise InvalidRequest(
+                f"want a batch that logs at most {BATCH_EFFECT_BYTES_MAX} bytes and answers {BATCH_RESULT_BYTES_MAX}, "
+                f"got {logged_bytes} and {answer_bytes} or more"
+            )
+    d.draft.keep()
+    return results
+
+
+def _value_bytes(result: Result) -> int:
+    """Of the values in the result of one operation."""
+    if result.__class__ is Record:
+        return len(result.value)
+    return sum(map(_value_bytes, result)) if result.__class__ is tuple else 0
+
+
+def _check_batch(ops: tuple[Op, ...]) -> None:
+    """Raises InvalidRequest."""
+    if not 0 < len(ops) <= BATCH_OPS_MAX:
+        raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {len(ops)}")
+    for op in ops:
+        if op[0] not in _IN_BATCH:
+            raise InvalidRequest(f"operation {op[0]} cannot stand in a batch")
+    size = sum(map(size_of, ops))
+    # One value may fill a batch; its key may come on top.
+    if size > BATCH_BYTES_MAX + KEY_BYTES_MAX:
+        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
+
+
+_WITH_VALUE = frozenset((int(Code.PUT), int(Code.APPEND)))
+_BATCH = int(Code.BATCH)
+
+
+def size_of(op: Op) -> int:
+    """Bytes of keys and values that the operation brings."""
+    code = op[0]
+    if code in _WITH_VALUE:
+        return len(op[1]) + len(op[2])
+    return sum(map(size_of, op[2])) if code == _BATCH else len(op[1])
+
+
+_IN_BATCH: dict[int, Callable[[Deciding, Op], Result]] = {
+    Code.GET: _get,
+    Code.META: _meta,
+    Code.PUT: _put,
+    Code.DELETE: _delete,
+    Code.INCREMENT: _increment,
+    Code.APPEND: _append,
+    Code.EXPIRE: _expire,
+}
+MUTATIONS: dict[int, Callable[[Deciding, Op], Result]] = {
+    **{code: each for code, each in _IN_BATCH.items() if code >= Code.PUT},
+    Code.BATCH: _batch,
+}
+"""By code: what a leader's queue takes, but for DELETE_RANGE."""

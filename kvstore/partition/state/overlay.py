@@ -1,0 +1,92 @@
+"""What entries in flight will make of the state: the leader decides on the state with these layers over it. Decides
+only.
+
+One layer per entry, taken off when the entry has been applied. Reads never look here: what is not acknowledged may
+never come to be.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from kvstore.errors import RequestExpired
+from kvstore.partition.state.commands import RequestId, Result
+
+Row = tuple[bytes, int, int, int, int]
+"""A Record, perhaps as a plain tuple."""
+UNTOUCHED: Any = object()
+"""No entry in flight changes the key."""
+
+
+class Layer:
+    """The effects of one entry."""
+
+    __slots__ = ("counts", "first_unacked", "requests", "results_bytes", "rows")
+
+    def __init__(self) -> None:
+        self.rows: dict[bytes, Row | None] = {}
+        """Key -> its record after the entry; None if it is deleted."""
+        self.requests: dict[tuple[bytes, int, int], Result] = {}
+        """(client, sequence, key hash) -> result."""
+        self.first_unacked: dict[bytes, int] = {}
+        self.counts: dict[bytes, int] = {}
+        """Client -> how many results of its are in `requests`."""
+        self.results_bytes = 0
+        """What the results and their clients will cost in the retry table, at most."""
+
+
+class Overlay:
+    """The layers, the oldest first."""
+
+    def __init__(self) -> None:
+        self.layers: deque[Layer] = deque()
+
+    def find(self, key: bytes) -> Row | None:
+        """The key's record after all entries in flight; None if it will be absent; UNTOUCHED."""
+        for layer in reversed(self.layers):
+            row = layer.rows.get(key, UNTOUCHED)
+            if row is not UNTOUCHED:
+                return row  # type: ignore[no-any-return]
+        return UNTOUCHED  # type: ignore[no-any-return]
+
+    def touched_of(self, keys: list[bytes]) -> set[bytes]:
+        """Which of `keys` an entry in flight changes."""
+        touched: set[bytes] = set()
+        for layer in self.layers:
+            if not layer.rows.keys().isdisjoint(keys):
+                touched.update(layer.rows.keys() & set(keys))
+        return touched
+
+    def rows_between(self, start: bytes, end: bytes | None) -> dict[bytes, Row | None]:
+        """All keys in [start, end) that entries in flight change; `end` None: no upper end."""
+        return {
+            key: row
+            for layer in self.layers
+            for key, row in layer.rows.items()
+            if key >= start and (end is None or key < end)
+        }
+
+    def find_request(self, request: RequestId, hash_of_key: int) -> Result:
+        """The result of the request if it is in flight, else UNTOUCHED. Raises RequestExpired for a late duplicate of
+        what the client has acknowledged in a request in flight."""
+        client, sequence, _, _ = request
+        acknowledged = 0
+        for layer in self.layers:
+            first_unacked = layer.first_unacked.get(client)
+            if first_unacked is not None:
+                result = layer.requests.get((client, sequence, hash_of_key), UNTOUCHED)
+                if result is not UNTOUCHED:
+                    return result
+                acknowledged = max(acknowledged, first_unacked)
+        if sequence < acknowledged:
+            raise RequestExpired(f"request {sequence} was answered: its client has acknowledged it")
+        return UNTOUCHED
+
+    def results_under_way(self, client: bytes, draft: Layer) -> tuple[int, int]:
+        """How many results of the client are in the layers and in `draft`, and what those of all clients cost."""
+        count, size = draft.counts.get(client, 0), draft.results_bytes
+        for layer in self.layers:
+            count += layer.counts.get(client, 0)
+            size += layer.results_bytes
+        return count, size

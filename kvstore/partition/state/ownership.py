@@ -1,0 +1,256 @@
+"""Which tokens a partition owns, and what becomes of those that move: a function of its log. Decides only.
+
+Every replica has it at the position that it has applied; the leader adds what it has sent (serving_ranges.py). Nobody
+answers for a token that is not owned (docs/protocol.md, Moving a range).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cached_property
+from struct import Struct
+from typing import NamedTuple, TypeVar, assert_never
+
+import msgspec
+
+from kvstore.errors import ConfigError, Corrupted
+from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.move_records import (
+    Drop,
+    Founded,
+    Freeze,
+    ImportBegin,
+    ImportEnd,
+    ImportRows,
+    MoveRecord,
+    Own,
+    Release,
+    Unfreeze,
+)
+from kvstore.partition.state.rows import token_bound
+from kvstore.partition.state.tokens import EVERYTHING, Span, Tokens
+from kvstore.types import PartitionId, Position
+
+FORMAT = 1
+_head = Struct(">B")
+
+
+class Import(NamedTuple):
+    """A range on its way here. Its rows are here, and nobody sees them."""
+
+    move: int
+    attempt: int
+    source: PartitionId
+    span: Span
+    pin: Position
+    cursor: bytes
+    """Where copying goes on; empty once all has been copied."""
+    tail: Position
+    """Where the source's log has been followed to."""
+    end: ImportEnd | None
+    """Nothing has come since."""
+    is_dropping: bool = False
+    """Given up: its rows are going."""
+    dropped: bytes = b""
+    """Records before this key have gone."""
+
+
+class Frozen(NamedTuple):
+    """A range that takes no writes."""
+
+    move: int
+    target: PartitionId
+    span: Span
+    position: Position
+
+
+class Released(NamedTuple):
+    """A range that was owned. Its rows are still here, and nobody sees them."""
+
+    move: int
+    target: PartitionId
+    span: Span
+    freeze: Position
+    position: Position
+    seq: int
+    """The partition's when it was released, and its record time."""
+    time_ms: int
+    dropped: bytes = b""
+    """Records before this key have gone: reading over what is left of them would take longer with each DROP."""
+
+
+_Part = TypeVar("_Part", Import, Frozen, Released)
+
+
+def _find(parts: Iterable[_Part], move: int) -> _Part | None:
+    return next((each for each in parts if each.move == move), None)
+
+
+# docs/protocol.md M2
+@dataclass(frozen=True)
+class Territory:
+    """At one position of the log."""
+
+    owned: Tokens = EVERYTHING
+    """A partition whose log has never said what it owns is from before there were moves: what the ring gives it."""
+    is_founded: bool = False
+    imports: tuple[Import, ...] = ()
+    frozen: tuple[Frozen, ...] = ()
+    released: tuple[Released, ...] = ()
+    newest: int = 0
+    """The last planned of the moves by which something came to be owned. A ring that does not know it is too old to say
+    whom to ask."""
+
+    @cached_property
+    def writable(self) -> Tokens:
+        """What is owned and not frozen."""
+        tokens = self.owned
+        for each in self.frozen:
+            tokens = tokens.without(each.span)
+        return tokens
+
+    @property
+    def has_strangers(self) -> bool:
+        """Whether there are rows that are not owned."""
+        return bool(self.imports or self.released)
+
+    def import_of(self, move: int) -> Import | None:
+        return _find(self.imports, move)
+
+    def frozen_by(self, move: int) -> Frozen | None:
+        return _find(self.frozen, move)
+
+    def released_by(self, move: int) -> Released | None:
+        return _find(self.released, move)
+
+    def released_at(self, token: int) -> Released | None:
+        """Who got a token that was owned, as long as its rows are here."""
+        return next((each for each in self.released if each.span.holds(token)), None)
+
+    def droppable(self, move: int) -> tuple[bytes, bytes] | None:
+        """The records that are left of those that Drops of this move remove."""
+        part = self.released_by(move) or self.import_of(move)
+        if part is None:
+            return None
+        return max(part.dropped, token_bound(part.span.first)), token_bound(part.span.last + 1)
+
+    # ── what records change ───────────────────────────────────────────────────────────────────────────────────────────
+
+    def after(self, record: MoveRecord, position: Position, seq: int, time_ms: int) -> Territory:
+        """The territory after the record at `position`, written at sequence and time. Raises Corrupted for a record
+        that no leader may have written: its rules are those of serving_ranges.py."""
+        match record:
+            case Founded(spans):
+                self._want(not self.is_founded, record)
+                return replace(self, owned=Tokens(spans), is_founded=True)
+            case ImportBegin():
+                return self._begin(record)
+            case ImportRows():
+                return self._with_import(record.move, record, cursor=record.cursor, tail=record.tail, end=None)
+            case ImportEnd():
+                return self._with_import(record.move, record, end=record)
+            case Own():
+                return self._own(record)
+            case Freeze(move, target, span):
+                self._want(self.writable.covers(span) and self.frozen_by(move) is None, record)
+                return replace(self, frozen=(*self.frozen, Frozen(move, target, span, position)))
+            case Unfreeze(move):
+                self._want(self.frozen_by(move) is not None, record)
+                return replace(self, frozen=_without(self.frozen, move))
+            case Release():
+                return self._release(record, position, seq, time_ms)
+            case Drop():
+                return self._drop(record)
+            case Mark():
+                return self
+        assert_never(record)
+
+    def _want(self, is_right: bool, record: MoveRecord) -> None:
+        if not is_right:
+            raise Corrupted(f"{record!r:.200} does not fit what the log said before: {self}")
+
+    def _begin(self, record: ImportBegin) -> Territory:
+        move, attempt, source, span, pin = record
+        others = _without(self.imports, move)
+        strangers = [each.span for each in others] + [each.span for each in self.released]
+        self._want(not self.owned.meets(span) and not any(span.meets(each) for each in strangers), record)
+        begun = Import(move, attempt, source, span, pin, b"d", pin, None)
+        return replace(self, imports=(*others, begun))
+
+    def _with_import(
+        self,
+        move: int,
+        record: MoveRecord,
+        *,
+        end: ImportEnd | None,
+        cursor: bytes | None = None,
+        tail: Position | None = None,
+    ) -> Territory:
+        found = self.import_of(move)
+        self._want(found is not None and not found.is_dropping, record)
+        assert found is not None
+        cursor = found.cursor if cursor is None else cursor
+        changed = found._replace(cursor=cursor, tail=tail or found.tail, end=end)
+        return replace(self, imports=(*_without(self.imports, move), changed))
+
+    def _own(self, record: Own) -> Territory:
+        found = self.import_of(record.move)
+        self._want(found is not None and found.end is not None and found.end.freeze == record.freeze, record)
+        assert found is not None
+        owned, newest = self.owned.with_(found.span), max(self.newest, record.move)
+        return replace(self, owned=owned, imports=_without(self.imports, record.move), newest=newest)
+
+    def _release(self, record: Release, position: Position, seq: int, time_ms: int) -> Territory:
+        found = self.frozen_by(record.move)
+        self._want(found is not None and found.position == record.freeze, record)
+        assert found is not None
+        move, target, span, freeze = found
+        released = Released(move, target, span, freeze, position, seq, time_ms)
+        owned, frozen = self.owned.without(span), _without(self.frozen, move)
+        return replace(self, owned=owned, frozen=frozen, released=(*self.released, released))
+
+    def _drop(self, record: Drop) -> Territory:
+        move = record.move
+        self._want(self.droppable(move) is not None, record)
+        if not record.until:
+            return replace(self, imports=_without(self.imports, move), released=_without(self.released, move))
+        until = record.until
+        return replace(
+            self,
+            imports=tuple(
+                each._replace(is_dropping=True, end=None, dropped=until) if each.move == move else each
+                for each in self.imports
+            ),
+            released=tuple(each._replace(dropped=until) if each.move == move else each for each in self.released),
+        )
+
+    # ── its row ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def encode(self) -> bytes:
+        """The engine's row. A territory that was never founded has none."""
+        row = _Row(self.owned.spans, self.imports, self.frozen, self.released, self.newest)
+        return _head.pack(FORMAT) + msgspec.msgpack.encode(row)
+
+    @staticmethod
+    def decode(row: bytes) -> Territory:
+        """Raises ConfigError for a format that this program does not know."""
+        if row[0] != FORMAT:
+            raise ConfigError(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
+        owned, imports, frozen, released, newest = _decoder.decode(row[1:])
+        return Territory(Tokens(owned), True, imports, frozen, released, newest)
+
+
+class _Row(NamedTuple):
+    owned: tuple[Span, ...]
+    imports: tuple[Import, ...]
+    frozen: tuple[Frozen, ...]
+    released: tuple[Released, ...]
+    newest: int = 0
+
+
+_decoder = msgspec.msgpack.Decoder(_Row)
+
+
+def _without(parts: tuple[_Part, ...], move: int) -> tuple[_Part, ...]:
+    return tuple(each for each in parts if each.move != move)

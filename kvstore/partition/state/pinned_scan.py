@@ -1,0 +1,191 @@
+"""The records of a held state in the order of (token, key), step by step; and where it can be split. Decides only."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator
+from itertools import accumulate
+from typing import NamedTuple
+
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.partition.state.engine import Cursor, View
+from kvstore.partition.state.pinned_views import Held
+from kvstore.partition.state.rows import ALL_ORDER, ORDER, data_key, token_bound, token_of_data
+from kvstore.partition.state.tokens import Span, Tokens
+from kvstore.proto import data_pb2, pinned_page
+
+STEP_ROWS, STEP_BYTES = 128, 128 << 10
+"""Of one step: one or two hundred microseconds."""
+STEP_SEEKS = 64
+"""Rows that are looked up one by one in a step."""
+FEW_KEYS = 1_000
+"""If so many keys are within the bounds, or fewer, they are looked up instead of everything being read."""
+SAMPLES, SAMPLE_ROWS, SAMPLE_BYTES = 64, 8, 64 << 10
+"""Places in which a state is looked at to see how large its records are and where they are dense."""
+SPLITS_MAX = 4096
+_HEADERS = pinned_page.HEADER_BYTES
+
+
+# docs/protocol.md K6
+class PinnedScan:
+    """One read. `step` until it says that a page is full or everything has been read, then `page`."""
+
+    def __init__(
+        self,
+        held: Held,
+        span: Span,
+        *,
+        start: bytes = b"",
+        end: bytes = b"",
+        after: bytes = b"",
+        keys_only: bool = False,
+        page_bytes: int,
+    ) -> None:
+        """`after`: a row key, behind which to begin. Raises ViewClosed."""
+        self._held, self._start, self._end = held, start, end
+        self._keys_only, self._page_bytes = keys_only, page_bytes
+        few = _few(held.view, start, end) if start or end else None
+        if few is None:
+            self._cursors = _cursors(held.view, held.owned, span, after)
+        else:
+            picked = [
+                key for key in few if key > after and span.holds(token_of_data(key)) and held.owned.holds_row(key)
+            ]
+            self._cursors = iter([_Picked(held.view, picked)])
+        self._cursor: Cursor | None = next(self._cursors, None)
+        self._last = after
+        self._begin_page()
+
+    def _begin_page(self) -> None:
+        self._keys: list[bytes] = []
+        self._rows: list[bytes] = []
+        self._bytes = 0
+        self._seen = 0
+
+    def step(self) -> bool:
+        """Read some more; whether there is a page to be sent. Raises ViewClosed, OSError."""
+        if self._cursor is not None:
+            self._read(self._cursor)
+        return self._cursor is None or self._bytes >= self._page_bytes or self._seen >= 128 * STEP_ROWS
+
+    def _read(self, cursor: Cursor) -> None:
+        keys, rows = cursor.take(STEP_ROWS, min(STEP_BYTES, self._page_bytes - self._bytes))
+        if not keys:
+            self._cursor = next(self._cursors, None)
+            return
+        self._last = keys[-1]
+        self._seen += len(keys)
+        if self._start or self._end:
+            keys, rows = self._chosen(keys, rows)
+        if self._keys_only:
+            rows = [row[: _HEADERS[row[0]]] for row in rows]
+        self._bytes += sum(map(len, keys)) + sum(map(len, rows))
+        self._keys += keys
+        self._rows += rows
+
+    def _chosen(self, keys: list[bytes], rows: list[bytes]) -> tuple[list[bytes], list[bytes]]:
+        start, end, at = self._start, self._end, pinned_page.TOKEN_BYTES
+        pairs = [
+            pair for pair in zip(keys, rows, strict=True) if start <= pair[0][at:] and (not end or pair[0][at:] < end)
+        ]
+        return [key for key, _ in pairs], [row for _, row in pairs]
+
+    def page(self) -> data_pb2.PinnedPage:
+        """What has been read since the last page."""
+        time_ms = self._held.time_ms if self._held.hides_expired else 0
+        page = pinned_page.encode(self._keys, self._rows, time_ms, self._last, ends=self._cursor is None)
+        self._begin_page()
+        return page
+
+
+def _cursors(view: View, owned: Tokens, span: Span, after: bytes) -> Iterator[Cursor]:
+    """Over what is owned of a span, behind `after`."""
+    behind = after + b"\x00" if after else b""
+    for first, last in owned.spans:
+        begin, end = token_bound(max(first, span.first)), token_bound(min(last, span.last) + 1)
+        begin = max(begin, behind)
+        if begin < end:
+            yield view.cursor(begin, end)
+
+
+def _few(view: View, start: bytes, end: bytes) -> list[bytes] | None:
+    """The row keys of keys in [start, end), in order; None if they are many."""
+    last = ORDER + end if end else ALL_ORDER[1]
+    keys, _ = view.cursor(ORDER + start, last).take(FEW_KEYS + 1, KEY_BYTES_MAX * (FEW_KEYS + 1))
+    return sorted(data_key(key[1:]) for key in keys) if len(keys) <= FEW_KEYS else None
+
+
+class _Picked:
+    """A cursor over rows whose keys are known."""
+
+    def __init__(self, view: View, keys: list[bytes]) -> None:
+        self._view, self._left = view, deque(keys)
+
+    def take(self, rows_max: int, bytes_max: int) -> tuple[list[bytes], list[bytes]]:
+        keys: list[bytes] = []
+        rows: list[bytes] = []
+        size = 0
+        while self._left and size < bytes_max and len(keys) < min(rows_max, STEP_SEEKS):
+            key = self._left.popleft()
+            found = self._view.cursor(key, key + b"\x00").take(1, bytes_max)
+            keys += found[0]
+            rows += found[1]
+            size += len(key) + sum(map(len, found[1]))
+        return keys, rows
+
+
+# ── sizes ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def sizes(held: Held, samples: list[Sample], split_bytes: int) -> tuple[int, list[int]]:
+    """About how many bytes of keys and values the state has, and the last tokens of splits of about `split_bytes` each,
+    but of the last one. Estimated from samples of all its stretches."""
+    rows = sum(each.rows * each.width for each in samples)
+    total = round(held.records * sum(each.bytes * each.width for each in samples) / rows) if rows else 0
+    wanted = min(-(-total // split_bytes), SPLITS_MAX) if split_bytes else 1
+    if wanted <= 1:
+        return total, []
+    heights = list(accumulate((each.bytes * each.width for each in samples), initial=0.0))
+    ends = {_token_at(samples, heights, heights[-1] * number / wanted) for number in range(1, wanted)}
+    return total, sorted(ends - {held.owned.spans[-1].last})
+
+
+class Sample(NamedTuple):
+    """A stretch of tokens, and what there is of each token by the first rows of it."""
+
+    span: Span
+    rows: float
+    bytes: float
+
+    @property
+    def width(self) -> int:
+        return self.span.last - self.span.first + 1
+
+
+def stretches(held: Held) -> list[Span]:
+    """What is owned, in parts of equal width."""
+    step = max(1, -(-sum(last - first + 1 for first, last in held.owned.spans) // SAMPLES))
+    return [
+        Span(begin, min(begin + step - 1, last))
+        for first, last in held.owned.spans
+        for begin in range(first, last + 1, step)
+    ]
+
+
+def sample(view: View, span: Span) -> Sample:
+    """Raises ViewClosed."""
+    keys, rows = view.cursor(token_bound(span.first), token_bound(span.last + 1)).take(SAMPLE_ROWS, SAMPLE_BYTES)
+    size = sum(len(key) - pinned_page.TOKEN_BYTES for key in keys) + sum(len(row) - _HEADERS[row[0]] for row in rows)
+    is_all = len(keys) < SAMPLE_ROWS and size < SAMPLE_BYTES
+    reach = span.last if is_all else token_of_data(keys[-1])
+    width = reach - span.first + 1
+    return Sample(span, len(keys) / width, size / width)
+
+
+def _token_at(samples: list[Sample], heights: list[float], height: float) -> int:
+    """The token up to which about so many bytes stand."""
+    place = min(max(bisect_left(heights, height), 1), len(samples)) - 1
+    span, _, density = samples[place]
+    inside = (height - heights[place]) / density if density else 0
+    return min(span.first + int(inside), span.last)

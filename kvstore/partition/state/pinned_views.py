@@ -1,0 +1,126 @@
+"""States of a partition that are kept as they were at pinned positions. Decides only.
+
+Every replica that applies a MARK keeps its state as it is there, so all of them give the same rows. What is kept ends
+with its deadline, with the pin, or with the state itself (docs/protocol.md, Pinned reads).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvstore.errors import NoSuchPin, Overloaded
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine import Engine, View
+from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.tokens import Tokens
+from kvstore.types import PartitionId, Position, Seq
+
+HELD_MAX = 32
+"""Of one replica. They keep on the disk what is overwritten after the oldest of them; a notebook that loads one data
+frame after another has as many as it loads within their time to live."""
+
+
+@dataclass(slots=True)
+class Held:
+    """A state at one position."""
+
+    pin: str
+    deadline_ms: int
+    position: Position
+    seq: Seq
+    time_ms: int
+    """Record time: what expires at it or before is absent."""
+    owned: Tokens
+    records: int
+    """Those past their expiry included."""
+    view: View
+    hides_expired: bool
+    """Whether any record is there that is absent."""
+
+
+class HeldStates:
+    """Of one replica."""
+
+    def __init__(self, partition: PartitionId, engine: Engine) -> None:
+        self._partition, self._engine = partition, engine
+        self._held: dict[str, Held] = {}
+        self.passed_ms: Callable[[], int] = lambda: 0
+        """The date to remove by; 0: only record time counts (docs/protocol.md, P31)."""
+        self.expired = 0
+        """States that have reached their deadline."""
+        self.refused = 0
+        """MARKs that were not kept because HELD_MAX states were."""
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    @property
+    def all(self) -> list[Held]:
+        """By pin."""
+        return [self._held[pin] for pin in sorted(self._held)]
+
+    # docs/protocol.md K1
+    def apply(self, mark: Mark, *, position: Position, seq: Seq, time_ms: int, owned: Tokens, records: int) -> None:
+        """The MARK is in the state, which stands as told."""
+        self.expire(time_ms)
+        if not mark.takes:
+            self._move_deadline(mark)
+            return
+        self.drop(mark.pin)
+        if mark.deadline_ms <= max(time_ms, self.passed_ms()):
+            return  # long ago: the log is being read again
+        if len(self._held) >= HELD_MAX:
+            self.refused += 1
+            return
+        view = self._engine.view((rows.ALL_DATA, rows.ALL_ORDER))
+        expired = rows.ALL_EXPIRY[0], rows.expiry_key(time_ms + 1, b"")
+        hides_expired = next(self._engine.iterate(*expired), None) is not None
+        held = Held(mark.pin, mark.deadline_ms, position, seq, time_ms, owned, records, view, hides_expired)
+        self._held[mark.pin] = held
+
+    def _move_deadline(self, mark: Mark) -> None:
+        found = self._held.get(mark.pin)
+        if found is None:
+            return
+        if mark.deadline_ms:
+            found.deadline_ms = mark.deadline_ms
+        else:
+            self.drop(mark.pin)
+
+    def taken(self, pin: str, position: Position) -> Held:
+        """What a MARK keeps that is in the state now. Raises Overloaded if it was one too many, else as `get`."""
+        if pin not in self._held:
+            self.check_room(pin)
+        return self.get(pin, position)
+
+    def check_room(self, pin: str) -> None:
+        """Raises Overloaded unless this pin can be kept beside the others."""
+        others = len(self._held) - (pin in self._held)
+        if others >= HELD_MAX:
+            raise Overloaded(f"partition {self._partition}: {others} pins are there, at most {HELD_MAX}")
+
+    def get(self, pin: str, position: Position) -> Held:
+        """Raises NoSuchPin."""
+        found = self._held.get(pin)
+        if found is None or found.position != position:
+            raise NoSuchPin(f"partition {self._partition}: pin {pin!r} at {tuple(position)} is not kept here")
+        return found
+
+    # docs/protocol.md K2
+    def expire(self, now_ms: int) -> None:
+        """Drop what has reached its deadline."""
+        for pin in [pin for pin, held in self._held.items() if held.deadline_ms <= now_ms]:
+            self.drop(pin)
+            self.expired += 1
+
+    def drop(self, pin: str) -> None:
+        """Keep it no more, if it is there."""
+        found = self._held.pop(pin, None)
+        if found is not None:
+            found.view.close()
+
+    def close(self) -> None:
+        """Keep nothing any more: the state is being replaced, or the engine is about to be closed."""
+        for pin in sorted(self._held):
+            self.drop(pin)

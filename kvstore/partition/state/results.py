@@ -1,0 +1,106 @@
+"""Results ↔ bytes, for those that are remembered for a client's retries. Decides only.
+
+result := integer | bool | nil | bytes | [tag, item …]       as MessagePack; tag 0 list, 1 tuple, 2 Record, 3 error
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from kvstore import errors
+from kvstore.errors import Corrupted, InvalidRequest, StoreError
+from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Result
+
+_LIST, _TUPLE, _RECORD, _ERROR = range(4)
+
+
+def encode_result(result: Result | StoreError) -> bytes:
+    """The result as it stands in the log; never empty."""
+    return msgspec.msgpack.encode(_plain(result))
+
+
+def decode_result(encoded: bytes) -> Result | StoreError:
+    """Raises Corrupted."""
+    try:
+        return _value(msgspec.msgpack.decode(encoded))
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise Corrupted(f"remembered result {encoded[:32].hex()} cannot be read: {error}") from error
+
+
+def fits(op: Op, result: Result | StoreError) -> bool:
+    """Whether `result` may be that of `op`: what is remembered under a request id may be another operation's."""
+    match op[0]:
+        case Code.PUT if op[4] & Flag.RETURN_OLD:
+            return _is_tuple(result, bool, int, Record | None)
+        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+            return _is_tuple(result, int, Record | None)
+        case Code.PUT | Code.DELETE | Code.DELETE_RANGE:
+            return type(result) is int
+        case Code.INCREMENT | Code.APPEND:
+            return _is_tuple(result, int, int)
+        case Code.EXPIRE:
+            return type(result) is bool
+        case Code.GET:
+            return isinstance(result, Record | None)
+        case Code.META:
+            return result is None or _is_tuple(result, int, int, int, int, int)
+        case Code.BATCH:
+            return (
+                isinstance(result, list)
+                and len(result) == len(op[2])
+                and all(
+                    isinstance(each, StoreError) or fits(part, each) for part, each in zip(op[2], result, strict=True)
+                )
+            )
+    return False
+
+
+def misused(request: RequestId) -> InvalidRequest:
+    """What to answer when what is remembered under a request id is another operation's."""
+    return InvalidRequest(f"request {request[1]} was another operation on this key")
+
+
+def _is_tuple(result: Result, *kinds: Any) -> bool:
+    return (
+        isinstance(result, tuple)
+        and not isinstance(result, Record)
+        and len(result) == len(kinds)
+        and all(isinstance(each, kind) for each, kind in zip(result, kinds, strict=True))
+    )
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case None | bool() | int() | bytes():
+            return value
+        case Record():
+            return [_RECORD, *value]
+        case tuple():
+            return [_TUPLE, *map(_plain, value)]
+        case list():
+            return [_LIST, *(each if each.__class__ is int else _plain(each) for each in value)]
+        case StoreError():
+            return [_ERROR, type(value).__name__, *map(_plain, value.args)]
+        case str():
+            return value
+    raise AssertionError(f"a result of type {type(value).__name__}")
+
+
+def _value(plain: Any) -> Any:
+    if not isinstance(plain, list):
+        return plain
+    tag, *items = plain
+    match tag:
+        case 0:
+            return list(map(_value, items))
+        case 1:
+            return tuple(map(_value, items))
+        case 2:
+            return Record(*items)
+        case 3:
+            name, *arguments = items
+            kind: type[StoreError] = getattr(errors, name)
+            return kind(*map(_value, arguments))
+    raise LookupError(f"tag {tag}")

@@ -1,0 +1,320 @@
+"""Remembered request ids: a retried mutation is applied once. Decides only.
+
+The table is a function of the log: (client, sequence, hash of the key) -> result. A client tells with each request up
+to where it has had answers; results below are dropped, and a request below is a late duplicate, refused. A client
+without requests for a window of record time is forgotten, and a request that carries a leader time older than record
+time less the window is refused: whatever was forgotten carried such a time, so it is never applied again
+(docs/protocol.md, Retries). Its bounds hold whatever a client sends (P33).
+
+In the engine an entry's request ids are one row, kept while a result in it is remembered or it is the last that a
+client sent; the table is rebuilt from these rows at start.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+import mmh3
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import Corrupted, InvalidRequest, Overloaded, RequestExpired
+from kvstore.partition.state.commands import RequestId
+from kvstore.partition.state.entry import Requests, requests_message, requests_of
+from kvstore.proto import entry_pb2
+from kvstore.ring.hashing import token_of
+
+BYTES_PER_CLIENT = 600
+"""What a client costs in memory, about."""
+BYTES_PER_RESULT = 220
+"""What a remembered result costs beside its bytes."""
+FORGOTTEN_PER_ENTRY_MAX = 64
+"""Clients; bounds what one entry may cost."""
+
+_row_head = Struct(">BQ")
+ROW_FORMAT = 1
+
+Remembered = int | bytes
+"""The sequence of a mutation whose result it is, or an encoded result."""
+_Chain = tuple[int, Remembered, int, int, Any]
+"""Key hash, result, row, what it costs, and the next one of the same sequence or None."""
+
+
+def key_hash(key: bytes) -> int:
+    """The key's token and a second hash of the key."""
+    return token_of(key) << 32 | mmh3.hash(key, 1, False)
+
+
+def hash_at_hand(key: bytes, row_key: bytes) -> int:
+    """`key_hash` of a key whose token is at hand, in its record key."""
+    return int.from_bytes(row_key[1:5], "big") << 32 | mmh3.hash(key, 1, False)
+
+
+PART_OF_A_RANGE = b"\0"
+"""In the place of the tokens of a batch: what one partition has answered to a DELETE_RANGE, and no other ever knows.
+Each does a part of its own, perhaps all of them under one id."""
+
+
+def touched_tokens(row_keys: list[bytes]) -> bytes:
+    """The tokens of all keys of a batch."""
+    return b"".join(sorted({each[1:5] for each in row_keys}))
+
+
+class _Client:
+    """What is known of one client."""
+
+    __slots__ = ("active_ms", "count", "first_unacked", "results", "row", "seen_ms")
+
+    def __init__(self) -> None:
+        self.first_unacked = 0
+        self.seen_ms = 0
+        """No request of this client that was logged carried a later time."""
+        self.active_ms = 0
+        self.row = 0
+        self.count = 0
+        """Results remembered. One sequence may have many: one for each key."""
+        self.results: dict[int, _Chain] = {}
+
+
+# docs/protocol.md P16
+class RetryTable:
+    """Changed by the records of the log alone; read by the leader."""
+
+    def __init__(self, *, window_ms: int, bytes_max: int, results_max: int) -> None:
+        self.bytes = 0
+        self._window_ms, self._bytes_max, self._results_max = window_ms, bytes_max, results_max
+        self._clients: dict[bytes, _Client] = {}
+        """The longest idle first."""
+        self._rows: dict[int, int] = {}
+        """Row -> how many results and clients need it."""
+        self._dropped: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._clients)
+
+    # ── what the leader asks ──────────────────────────────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md P12, P14, P15
+    def find(self, request: RequestId, hash_of_key: int, now_ms: int) -> Remembered | None:
+        """What the request ended with if it was applied before; None if it is new: see `admit`.
+
+        Raises RequestExpired for what may have been forgotten or answered.
+        """
+        client_id, sequence, _, carried_ms = request
+        if carried_ms < now_ms - self._window_ms:
+            raise RequestExpired(f"the request carries leader time {carried_ms}, now is {now_ms}")
+        client = self._clients.get(client_id)
+        if client is None:
+            return None
+        link: _Chain | None = client.results.get(sequence)
+        while link is not None:
+            if link[0] == hash_of_key:
+                return link[1]
+            link = link[4]
+        if sequence < client.first_unacked:
+            raise RequestExpired(
+                f"request {sequence} was answered: the client has acknowledged all below {client.first_unacked}"
+            )
+        return None
+
+    def admit(self, request: RequestId, now_ms: int, pending: int, pending_bytes: int) -> None:
+        """Raise Overloaded unless the result of a new request can be remembered, InvalidRequest if its client could
+        hardly be forgotten again. `pending`: results of this client that are on their way into the table;
+        `pending_bytes`: what all that are cost."""
+        client_id, _, first_unacked, carried_ms = request
+        if carried_ms > now_ms + self._window_ms:
+            raise InvalidRequest(f"the request carries leader time {carried_ms}, now is only {now_ms}")
+        client, size = self._clients.get(client_id), self.bytes + pending_bytes
+        if client is None and size >= self._bytes_max:
+            raise Overloaded(f"results of {len(self._clients)} clients take {size} bytes")
+        count = pending + (0 if client is None else client.count)
+        if count < self._results_max and size < 2 * self._bytes_max:
+            return
+        left = pending + (0 if client is None else _left(client, first_unacked))
+        if left >= self._results_max:
+            raise Overloaded(f"{left} results of this client are not acknowledged")
+        if left and size >= 2 * self._bytes_max:
+            raise Overloaded(f"remembered results take {size} bytes")
+
+    # ── what the log changes ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def apply(self, first_seq: int, time_ms: int, requests: Requests, *, is_reload: bool = False) -> list[int]:
+        """Take in the request ids of the entry that begins with `first_seq`, as row `first_seq`. Returns the rows that
+        are needed no more. `is_reload`: it is a row of this table's own, whose bounds were kept when it was written."""
+        self._rows[first_seq] = 1
+        clients = [
+            self._touch(client_id, first_seq, time_ms, first_unacked, seen_ms)
+            for client_id, first_unacked, seen_ms in zip(
+                requests.clients, requests.first_unacked, requests.seen_ms, strict=True
+            )
+        ]
+        nothing = [b""] * len(requests.sequences)
+        results, touched = requests.results or nothing, requests.touched or nothing
+        kept = size = 0
+        for number, sequence, hash_of_key, mutation, result, tokens in zip(
+            requests.client, requests.sequences, requests.hashes, requests.mutations, results, touched, strict=True
+        ):
+            client = clients[number]
+            if sequence >= client.first_unacked:
+                known = client.results.get(sequence)
+                if known is not None and _holds(known, hash_of_key):
+                    continue  # imported once more
+                remembered: Remembered = result or first_seq + mutation
+                cost = BYTES_PER_RESULT + len(result) + len(tokens)
+                client.results[sequence] = (hash_of_key, remembered, first_seq, cost, known)
+                client.count += 1
+                kept += 1
+                size += cost
+        self.bytes += size
+        self._rows[first_seq] += kept
+        for client in () if is_reload else clients:
+            self._bound(client)
+        self._release(first_seq)
+        return self._take_dropped()
+
+    def _bound(self, client: _Client) -> None:
+        """Whatever the log says, no more than the bounds is remembered: the client's lowest sequences go, as if it had
+        acknowledged them. Their duplicates are refused then, never applied (docs/protocol.md, P33)."""
+        if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
+            return
+        for sequence in sorted(client.results):
+            if client.count <= self._results_max and self.bytes <= 2 * self._bytes_max:
+                return
+            client.first_unacked = sequence + 1
+            self._drop(client, sequence)
+
+    def row(self, time_ms: int, requests: Requests) -> bytes:
+        """The engine row of request ids just applied. It holds each client's largest values so far: the rows that
+        brought them may be gone when the table is rebuilt."""
+        clients = [self._clients[each] for each in requests.clients]
+        message = entry_pb2.Requests()
+        message.CopyFrom(requests.message or requests_message(requests))
+        message.first_unacked[:] = [client.first_unacked for client in clients]
+        message.seen_ms[:] = [client.seen_ms for client in clients]
+        return _row_head.pack(ROW_FORMAT, time_ms) + message.SerializeToString()
+
+    def forget(self, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
+        """Forget clients idle for the window at record time `time_ms`. Returns the rows that are needed no more."""
+        horizon = time_ms - self._window_ms
+        while self._clients and most:
+            client_id = next(iter(self._clients))
+            client = self._clients[client_id]
+            if client.active_ms >= horizon:
+                break
+            most -= 1
+            del self._clients[client_id]
+            if client.seen_ms >= horizon:
+                # It carried another partition's later time: forgotten now, its duplicates would not be refused.
+                client.active_ms = time_ms
+                self._clients[client_id] = client
+                continue
+            self.bytes -= BYTES_PER_CLIENT
+            for sequence in list(client.results):
+                self._drop(client, sequence)
+            self._release(client.row)
+        return self._take_dropped()
+
+    def _touch(self, client_id: bytes, row: int, time_ms: int, first_unacked: int, seen_ms: int) -> _Client:
+        client = self._clients.pop(client_id, None)
+        if client is None:
+            client = _Client()
+            self.bytes += BYTES_PER_CLIENT
+        else:
+            self._release(client.row)
+        self._clients[client_id] = client
+        client.row = row
+        self._rows[row] += 1
+        client.active_ms = time_ms
+        client.seen_ms = max(client.seen_ms, seen_ms, time_ms)
+        if first_unacked > client.first_unacked:
+            self._prune(client, first_unacked)
+        return client
+
+    def _prune(self, client: _Client, first_unacked: int) -> None:
+        before, client.first_unacked = client.first_unacked, first_unacked
+        if first_unacked - before <= len(client.results):
+            for sequence in range(before, first_unacked):
+                if sequence in client.results:
+                    self._drop(client, sequence)
+        else:
+            for sequence in [each for each in client.results if each < first_unacked]:
+                self._drop(client, sequence)
+
+    def _drop(self, client: _Client, sequence: int) -> None:
+        link: _Chain | None = client.results.pop(sequence)
+        while link is not None:
+            _, _, row, cost, link = link
+            client.count -= 1
+            self.bytes -= cost
+            self._release(row)
+
+    def _release(self, row: int) -> None:
+        left = self._rows[row] - 1
+        if left:
+            self._rows[row] = left
+        else:
+            del self._rows[row]
+            self._dropped.append(row)
+
+    def _take_dropped(self) -> list[int]:
+        dropped, self._dropped = self._dropped, []
+        return dropped
+
+    # ── for tests ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def check(self) -> None:
+        """Assert what must hold between steps."""
+        needed: dict[int, int] = {}
+        size = 0
+        for client in self._clients.values():
+            needed[client.row] = needed.get(client.row, 0) + 1
+            size += BYTES_PER_CLIENT
+            count = 0
+            for sequence, first in client.results.items():
+                assert sequence >= client.first_unacked, f"{sequence} is remembered below {client.first_unacked}"
+                link: _Chain | None = first
+                while link is not None:
+                    _, _, row, cost, link = link
+                    needed[row] = needed.get(row, 0) + 1
+                    count, size = count + 1, size + cost
+            assert count == client.count, f"counted {client.count} results, hold {count}"
+        assert needed == self._rows, f"rows {self._rows}, needed {needed}"
+        assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
+
+    def rows(self) -> list[int]:
+        """The rows that the engine must hold, in order."""
+        return sorted(self._rows)
+
+
+def _left(client: _Client, first_unacked: int) -> int:
+    """How many results stay once the client has acknowledged all below `first_unacked`."""
+    if first_unacked <= client.first_unacked:
+        return client.count
+    left = 0
+    for sequence, first in client.results.items():
+        link: _Chain | None = first if sequence >= first_unacked else None
+        while link is not None:
+            left, link = left + 1, link[4]
+    return left
+
+
+def _holds(link: _Chain | None, hash_of_key: int) -> bool:
+    while link is not None:
+        if link[0] == hash_of_key:
+            return True
+        link = link[4]
+    return False
+
+
+# ── rows ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def decode_row(row: bytes) -> tuple[int, Requests]:
+    """Record time and request ids of `RetryTable.row`. Raises Corrupted."""
+    row_format, time_ms = _row_head.unpack_from(row)
+    if row_format != ROW_FORMAT:
+        raise Corrupted(f"row of request ids has format {row_format}, this program reads format {ROW_FORMAT}")
+    try:
+        return time_ms, requests_of(entry_pb2.Requests.FromString(row[_row_head.size :]))
+    except DecodeError as error:
+        raise Corrupted(f"row of request ids cannot be read: {error}") from error

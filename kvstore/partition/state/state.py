@@ -1,0 +1,390 @@
+"""A partition's state: what its log says, folded into an engine. Decides only, and is deterministic: no clock, no luck.
+
+    state' = apply(state, entry)
+
+Effects are applied blindly, in one engine batch with the position, so that what the engine keeps over a crash is the
+state at some entry. Nothing is applied that is not acknowledged (docs/protocol.md, State).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from crc32c import crc32c
+
+from kvstore.errors import Corrupted
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state import entry as entries
+from kvstore.partition.state import move_records, rows
+from kvstore.partition.state.checksum import (
+    CHECKS_REMEMBERED,
+    ENCODING,
+    Doubt,
+    decode_checks,
+    encode_checks,
+    fold,
+    fold_import,
+)
+from kvstore.partition.state.commands import Record
+from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.engine import Batch, Engine
+from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry, Kind
+from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.move_effects import apply_record
+from kvstore.partition.state.move_records import ImportRows
+from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.pinned_views import HeldStates
+from kvstore.partition.state.retry_table import RetryTable, decode_row
+from kvstore.partition.state.rows import (
+    AGED,
+    NOTHING_HEARD,
+    ORDER,
+    Heard,
+    Meta,
+    data_key,
+    expiry_key,
+    pack_aged,
+    pack_fresh,
+    retry_key,
+)
+from kvstore.types import NO_ENTRY, LedgerId, PartitionId, Position, Seq, ServerId
+from kvstore.wal.ports import LogEntry
+
+CRCS_REMEMBERED = 64
+"""Entries whose CRC a check record may still name; more than are ever in flight."""
+
+
+class State:
+    """The state of one partition on this replica. What is known of it without reading: the attributes."""
+
+    def __init__(self, partition: PartitionId, engine: Engine, config: PartitionConfig) -> None:
+        """Raises ConfigError if the engine's rows have an unknown format."""
+        self.partition = partition
+        self.engine = engine
+        self._config = config
+        self.position: Position | None = None
+        """The last entry applied."""
+        self.seq = Seq(0)
+        """The last mutation applied."""
+        self.durable_seq = Seq(0)
+        """The last mutation that a crash cannot undo."""
+        self.epoch = 0
+        self.record_time_ms = 0
+        self.key_count = 0
+        """Of the tokens that are owned. Keys past their expiry count until their delete is applied."""
+        self.crc = 0
+        """Over all effects so far."""
+        self.released = False
+        """Whether the last entry applied is a release record."""
+        self.doubt: Doubt | None = None
+        """Where this state differs from its log's writer's, as its last check has it."""
+        self.on_doubt: Callable[[], None] = lambda: None
+        self.is_suspect = False
+        """Nobody may be answered by this state: it may be damaged (trials.py)."""
+        self.checks: dict[Seq, int] = {}
+        """What this state's CRC was at the last checked sequences."""
+        self.origins: frozenset[ServerId] = frozenset()
+        """Through whom this state came as a copy, until others have borne it out; empty if it is of the log alone."""
+        self.heard = NOTHING_HEARD
+        """What another replica's state was heard to be, and is not settled: it outlives a restart."""
+        self.replaced = 0
+        """How often it has begun with nothing, as before another replica's state is taken over."""
+        self.territory = Territory()
+        """What is owned."""
+        self.held = HeldStates(partition, engine)
+        """As they were at pinned positions."""
+        self._digests: list[RangeDigest] = []
+        self.is_whole = True
+        """False once the engine has refused a write: what is known here may be ahead of it, until `recover`."""
+        self.load()
+
+    # ── the log's entries ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    # docs/protocol.md P1
+    def apply(self, entry: LogEntry) -> None:
+        """Apply the next entry of the log; one at or below `position` is ignored. Raises Corrupted if it does not
+        continue this state. If its check says that this state is not its writer's, that is in `doubt` then."""
+        if self.position is None or entry.position > self.position:
+            self.apply_decoded(entry.position, entries.decode(entry.payload), None)
+
+    def apply_decoded(self, position: Position, entry: Entry, data_keys: list[bytes] | None) -> None:
+        """The same for an entry at hand; `data_keys` are those of its keys, if they are at hand too."""
+        self._admit(position, entry)
+        checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
+        batch = self.engine.batch()
+        count, crc, seq, territory = self.key_count, self.crc, entry.last_seq, self.territory
+        if entry.control:
+            record = move_records.decode(entry.kinds[0], entry.control)
+            changed = territory.after(record, position, self.seq, entry.time_ms)
+            territory, last, more = apply_record(self.engine, batch, territory, record, changed, seq)
+            seq, count, data_keys = Seq(last), count + more, []
+            if not isinstance(record, Mark):
+                batch.put(rows.TERRITORY_KEY, territory.encode())
+            if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
+                data_keys, crc = record.keys, fold_import(crc, entry.control)
+        elif entry.keys:
+            if data_keys is None:
+                data_keys = list(map(data_key, entry.keys))
+            effect = _put_all(batch, entry, data_keys) if entry.is_plain else _change_all(batch, entry, data_keys)
+            created, written = effect
+            count += created
+            crc = fold(crc, data_keys, written)
+        self.is_whole = False
+        self._remember(batch, entry)
+        released = entry.kinds == _RELEASE
+        meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
+        batch.put(rows.META_KEY, meta.encode())
+        if checked is not None:
+            self._compare(batch, entry, checked)
+        if self._digests and data_keys:
+            self._write_counting(batch, data_keys)
+        else:
+            self.engine.write(batch)
+        self.territory = territory
+        self._stand_at(meta)
+        self.is_whole = True
+        if checked is not None and self.doubt is not None:
+            self.on_doubt()  # docs/protocol.md, P5 and P35
+        if entry.kinds == _MARK:
+            self._mark(position, entry)
+
+    def _mark(self, position: Position, entry: Entry) -> None:
+        mark = move_records.decode(Kind.MARK, entry.control)
+        assert isinstance(mark, Mark)
+        self.held.apply(
+            mark,
+            position=position,
+            seq=self.seq,
+            time_ms=entry.time_ms,
+            owned=self.territory.owned,
+            records=self.key_count,
+        )
+
+    def _write_counting(self, batch: Batch, data_keys: list[bytes]) -> None:
+        concerned = [(digest, digest.concerned(data_keys)) for digest in self._digests]
+        before = [self.engine.multi_get(keys) for _, keys in concerned]
+        self.engine.write(batch)
+        for (digest, keys), old in zip(concerned, before, strict=True):
+            digest.change(keys, old, self.engine.multi_get(keys))
+
+    # docs/protocol.md P3
+    def _admit(self, position: Position, entry: Entry) -> None:
+        """Raise Corrupted unless `entry` continues this state."""
+        if entry.partition != self.partition:
+            raise Corrupted(f"entry {position} of {entry.partition} in the log of {self.partition}")
+        if entry.first_seq != self.seq + 1:
+            raise Corrupted(
+                f"{self.partition}: entry {position} begins at {entry.first_seq}, the state is at {self.seq}"
+            )
+        if entry.epoch < self.epoch or entry.time_ms < self.record_time_ms:
+            raise Corrupted(
+                f"{self.partition}: entry {position} goes back from epoch {self.epoch}, time {self.record_time_ms} "
+                f"to epoch {entry.epoch}, time {entry.time_ms}"
+            )
+
+    # docs/protocol.md P5
+    def _crc_at(self, seq: int) -> int | None:
+        """The CRC after the entry that ended at `seq`; None if that is too long ago. Raises Corrupted if none did."""
+        for known_seq, known_crc in reversed(self._crcs):
+            if known_seq == seq:
+                return known_crc
+            if known_seq < seq:
+                raise Corrupted(f"{self.partition}: no entry ended at {seq}, where the log has a check")
+        return None
+
+    def _compare(self, batch: Batch, entry: Entry, mine: int) -> None:
+        """Keep what this state has where the log has a check, and whether it differs there (docs/protocol.md, P5)."""
+        seq = Seq(entry.check_seq)
+        self.doubt = Doubt(seq, mine, entry.check_crc) if mine != entry.check_crc else None
+        self.checks[seq] = mine
+        while len(self.checks) > CHECKS_REMEMBERED:
+            del self.checks[next(iter(self.checks))]
+        batch.put(rows.CHECKS_KEY, encode_checks(self.doubt, self.checks))
+
+    def acquit(self) -> None:
+        """A majority has what this state has, and not what the log's check says."""
+        self.doubt = None
+        batch = self.engine.batch()
+        batch.put(rows.CHECKS_KEY, encode_checks(None, self.checks))
+        with suppress(OSError):  # it is doubted again after a restart, and acquitted again
+            self.engine.write(batch)
+
+    def be_borne_out(self) -> None:
+        """Replicas that are no copies of one another have what this one has (docs/protocol.md, P35)."""
+        self.origins = frozenset()
+        batch = self.engine.batch()
+        batch.delete(rows.ORIGINS_KEY)
+        with suppress(OSError):  # it is borne out again after a restart
+            self.engine.write(batch)
+
+    def keep_heard(self, heard: Heard) -> None:
+        """Keep it over a restart, durably as soon as the disk can. One that cannot be written now is tried again by
+        the caller: `heard` is then still as it was."""
+        if heard == self.heard:
+            return
+        batch = self.engine.batch()
+        if heard.since:
+            batch.put(rows.HEARD_KEY, rows.encode_heard(heard))
+        else:
+            batch.delete(rows.HEARD_KEY)
+        with suppress(OSError):
+            self.engine.write(batch)
+            self.heard = heard
+            self.submit_flush(lambda _: None)  # what fails here is found by the next flush, which comes in seconds
+
+    def _remember(self, batch: Batch, entry: Entry) -> None:
+        """Take the entry's request ids into the retry table and its rows."""
+        dropped = self.retries.forget(entry.time_ms)
+        if entry.requests is not None:
+            dropped += self.retries.apply(entry.first_seq, entry.time_ms, entry.requests)
+            batch.put(retry_key(entry.first_seq), self.retries.row(entry.time_ms, entry.requests))
+        for row in dropped:
+            batch.delete(retry_key(row))
+
+    def _stand_at(self, meta: Meta) -> None:
+        self.position, self.seq, self.epoch, self.record_time_ms, self.key_count, self.crc, self.released = meta
+        self._crcs.append((self.seq, self.crc))
+
+    # ── durability ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def submit_flush(self, done: Callable[[OSError | None], None]) -> None:
+        """Make what is applied durable, off the event loop; `durable_seq` has moved when `done` is called on it."""
+        seq, life = self.seq, self._life
+
+        def flushed(error: OSError | None) -> None:
+            if error is None and life == self._life:
+                self.durable_seq = max(self.durable_seq, seq)
+            done(error)
+
+        self.engine.flush(flushed)
+
+    def load(self) -> None:
+        """Stand where the engine stands. Without a meta row its rows are what is left of an unfinished import: they
+        are removed."""
+        self._life = getattr(self, "_life", 0) + 1
+        self._digests.clear()
+        self.held.close()
+        self._crcs: deque[tuple[Seq, int]] = deque(maxlen=CRCS_REMEMBERED)
+        config = self._config
+        self.retries = RetryTable(
+            window_ms=config.retry_window_ms,
+            bytes_max=config.retry_bytes_max,
+            results_max=config.retry_results_max,
+        )
+        row = self.engine.get(rows.META_KEY)
+        if row is None:
+            if next(self.engine.iterate(*rows.EVERYTHING), None) is not None:
+                self.engine.clear()
+            self.replaced += 1
+            self._stand_at(_EMPTY)
+            self.position, self.territory = None, Territory()
+        else:
+            territory = self.engine.get(rows.TERRITORY_KEY)
+            self.territory = Territory() if territory is None else Territory.decode(territory)
+            self._stand_at(rows.meta_of(row))
+            self._load_retries()
+        self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))
+        self.origins = rows.origins_of(self.engine.get(rows.ORIGINS_KEY))
+        self.heard = rows.heard_of(self.engine.get(rows.HEARD_KEY))
+        self.durable_seq = self.seq
+        self.is_whole = True
+
+    def recover(self) -> None:
+        """Stand where the engine stands, after a write that it refused; nothing is more durable by that. Raises
+        OSError."""
+        durable_seq = self.durable_seq
+        self.load()
+        self.durable_seq = min(durable_seq, self.seq)
+
+    def _load_retries(self) -> None:
+        dropped: list[int] = []
+        for key, row in self.engine.iterate(*rows.ALL_RETRY):
+            time_ms, requests = decode_row(row)
+            dropped += self.retries.apply(int.from_bytes(key[1:], "big"), time_ms, requests, is_reload=True)
+        dropped += self.retries.forget(self.record_time_ms, most=len(self.retries))
+        batch = self.engine.batch()
+        for each in dropped:
+            batch.delete(retry_key(each))
+        self.engine.write(batch)
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def get(self, key: bytes) -> Record | None:
+        """The key's record; None if it is absent or past its expiry at this state's record time."""
+        row = self.engine.get(data_key(key))
+        if row is None:
+            return None
+        record = rows.record_of(row)
+        return None if 0 < record.expires_ms <= self.record_time_ms else record
+
+    def watch(self, digest: RangeDigest) -> None:
+        """Tell the digest, made in this step, of every change from now on, until `unwatch` or a new beginning."""
+        self._digests.append(digest)
+
+    def unwatch(self, digest: RangeDigest) -> None:
+        if digest in self._digests:
+            self._digests.remove(digest)
+
+    def fingerprint(self) -> int:
+        """CRC32C over all rows but the meta row and request ids, to compare replicas at one position. Reads
+        everything: for tests and checks."""
+        crc = 0
+        for begin, end in (rows.ALL_DATA, rows.ALL_ORDER, rows.ALL_EXPIRY, (rows.TERRITORY_KEY, b"u")):
+            for key, value in self.engine.iterate(begin, end):
+                crc = crc32c(value, crc32c(key, crc))
+        return crc
+
+
+_RELEASE = bytes((Kind.RELEASE,))
+_MARK = bytes((Kind.MARK,))
+_EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
+
+
+def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+    """Puts without expiries. Returns how many keys they created, and the rows written."""
+    put, time_ms, created = batch.put, entry.time_ms, 0
+    ages = iter(entry.ages)
+    written = []
+    seq = entry.first_seq
+    for kind, key, row_key, value in zip(entry.kinds, entry.keys, data_keys, entry.values, strict=True):
+        if kind == CREATE:
+            row = pack_fresh(0, seq, time_ms) + value
+            put(ORDER + key, b"")
+            created += 1
+        else:
+            row = pack_aged(AGED, seq, time_ms, seq - next(ages)) + value
+        put(row_key, row)
+        written.append(row)
+        seq += 1
+    return created, written
+
+
+def _change_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
+    """Any mutations. Returns by how much the number of keys changes, and the rows written."""
+    change, written = 0, []
+    time_ms = entry.time_ms
+    for row_key, (kind, seq, key, value, created, expires_ms, replaced_ms) in zip(
+        data_keys, entry.mutations(), strict=True
+    ):
+        if kind == NOTE:
+            continue
+        if replaced_ms:
+            batch.delete(expiry_key(replaced_ms, key))
+        if kind == DELETE:
+            batch.delete(row_key)
+            batch.delete(ORDER + key)
+            written.append(b"")
+            change -= 1
+            continue
+        assert kind in (CREATE, OVERWRITE), f"unknown kind {kind}"
+        if kind == CREATE:
+            batch.put(ORDER + key, b"")
+            change += 1
+        if expires_ms:
+            batch.put(expiry_key(expires_ms, key), b"")
+        row = rows.encode_record(value, seq, created, time_ms, expires_ms)
+        batch.put(row_key, row)
+        written.append(row)
+    return change, written

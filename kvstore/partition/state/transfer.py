@@ -1,0 +1,147 @@
+"""A whole state on its way to another replica: chunks of rows, as they were at one position.
+
+What is owned comes first; records and request ids travel as they stand in the engine; the indexes are made anew from
+the records. The meta row comes last, and an engine without one counts as empty: an import that was broken off leaves
+nothing that looks like a state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+
+from crc32c import crc32c
+from google.protobuf.message import DecodeError
+
+from kvstore.errors import Corrupted
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine import Cursor
+from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.rows import (
+    META_KEY,
+    ORDER,
+    TERRITORY_KEY,
+    Meta,
+    expiry_key,
+    expiry_of,
+    key_of_data,
+    meta_of,
+)
+from kvstore.partition.state.state import State
+from kvstore.proto import entry_pb2
+from kvstore.types import Seq, ServerId
+
+FORMAT = 1
+STEP_ROWS, STEP_BYTES = 64, 64 << 10
+"""Of an export, in memory at a time."""
+
+
+class Export:
+    """The state as it is now, in chunks. Writes made meanwhile do not show; the engine keeps what it needs for this
+    until `close`."""
+
+    def __init__(self, state: State) -> None:
+        assert state.position is not None, "an empty state needs no export"
+        engine = state.engine
+        meta = engine.get(META_KEY)
+        assert meta is not None
+        self.meta: Meta = meta_of(meta)
+        territory = engine.get(TERRITORY_KEY)
+        self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
+        self._rows: Iterator[tuple[bytes, bytes]] = chain(
+            [] if territory is None else [(TERRITORY_KEY, territory)],
+            _taken(self._view.cursor(*rows.ALL_DATA)),
+            _taken(self._view.cursor(*rows.ALL_RETRY)),
+            [(META_KEY, meta)],
+        )
+        self._crc = 0
+        self.has_ended = False
+        """The last chunk was given."""
+
+    def next_chunk(self, limit_bytes: int) -> bytes | None:
+        """The next rows, about `limit_bytes` of them (a single row may be larger); None after the last chunk. Raises
+        ViewClosed if the state has been replaced meanwhile."""
+        if self.has_ended:
+            return None
+        chunk = entry_pb2.Chunk(format=FORMAT)
+        size = 0
+        while size < limit_bytes:
+            key, value = next(self._rows)
+            chunk.keys.append(key)
+            chunk.values.append(value)
+            self._crc = crc32c(value, crc32c(key, self._crc))
+            size += len(key) + len(value)
+            if key == META_KEY:
+                self.has_ended = chunk.last = True
+                break
+        chunk.crc = self._crc
+        return chunk.SerializeToString()
+
+    def close(self) -> None:
+        """Give the engine its space back."""
+        self.has_ended = True
+        self._rows = iter(())
+        self._view.close()
+
+
+def _taken(cursor: Cursor) -> Iterator[tuple[bytes, bytes]]:
+    while (found := cursor.take(STEP_ROWS, STEP_BYTES))[0]:
+        yield from zip(*found, strict=True)
+
+
+class Import:
+    """Replaces a state by another replica's. Begins by emptying it. `origins`: the donor, and those through whom its
+    own state came to it."""
+
+    def __init__(self, state: State, origins: frozenset[ServerId]) -> None:
+        self._origins = origins
+        self._state = state
+        self._engine = state.engine
+        self._crc = 0
+        self._records = 0
+        self._owned = Territory().owned
+        self._engine.clear()
+        state.load()
+
+    def add(self, chunk: bytes) -> bool:
+        """Take in the next chunk. True if it was the last: the state then stands at the exporter's position, not yet
+        durably. Raises Corrupted for a chunk that does not continue those before it."""
+        message = _parse(chunk)
+        batch = self._engine.batch()
+        for key, value in zip(message.keys, message.values, strict=True):
+            self._crc = crc32c(value, crc32c(key, self._crc))
+            batch.put(key, value)
+            if key == TERRITORY_KEY:
+                self._owned = Territory.decode(value).owned
+            elif key.startswith(rows.ALL_DATA[0]):
+                self._records += self._owned.holds_row(key)
+                name, expires_ms = key_of_data(key), expiry_of(value)
+                batch.put(ORDER + name, b"")
+                if expires_ms:
+                    batch.put(expiry_key(expires_ms, name), b"")
+        if message.crc != self._crc:
+            raise Corrupted(f"a chunk of the state has CRC {self._crc:08x}, its exporter's is {message.crc:08x}")
+        if message.last:
+            self._check_count(meta_of(message.values[-1]))
+            batch.put(rows.ORIGINS_KEY, rows.encode_origins(self._origins))
+        self._engine.write(batch)
+        if message.last:
+            self._state.load()
+            self._state.durable_seq = Seq(0)
+        return message.last
+
+    def _check_count(self, meta: Meta) -> None:
+        if meta.key_count != self._records:
+            raise Corrupted(f"the state has {meta.key_count} keys, {self._records} came")
+
+
+def _parse(chunk: bytes) -> entry_pb2.Chunk:
+    try:
+        message = entry_pb2.Chunk.FromString(chunk)
+    except DecodeError as error:
+        raise Corrupted(f"a chunk of a state cannot be read: {error}") from error
+    if message.format != FORMAT or len(message.keys) != len(message.values):
+        raise Corrupted(
+            f"a chunk of a state has format {message.format}, {len(message.keys)} keys and {len(message.values)} values"
+        )
+    return message

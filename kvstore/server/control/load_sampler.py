@@ -1,0 +1,167 @@
+"""Looks at some operations of each partition that is led here: now and then a burst passes through a tap, else none.
+
+So operations cost nothing between the bursts, however many they are; counters say how many that was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.server.control.load import Heat, Load, decode, encode
+from kvstore.server.routing.pending import written_bytes
+from kvstore.server.routing.ports import LocalReplica
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+LOADS = PartitionId("@loads")
+"""No partition has this name: calls under it are for the server."""
+CALL_S = 1.0
+TICK_S = 0.1
+BURST = 32
+"""Operations of one partition in one tick: 320 samples a second at most."""
+COUNT_S = 1.0
+_KEYED_MAX = int(Code.BATCH)
+"""Codes up to this one are for one key."""
+_GET, _META = int(Code.GET), int(Code.META)
+
+
+class Tap:
+    """Stands before a replica until a burst has passed."""
+
+    __slots__ = ("_replica", "_taps", "partition", "seen")
+
+    def __init__(self, taps: Taps, partition: PartitionId, replica: LocalReplica) -> None:
+        self._taps, self.partition, self._replica = taps, partition, replica
+        self.seen: list[tuple[bytes, int]] = []
+
+    @property
+    def serving(self) -> bool:
+        return self._replica.serving
+
+    @property
+    def state(self) -> Any:
+        return getattr(self._replica, "state", None)
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        code = op[0]
+        if code <= _KEYED_MAX:
+            written = 0 if code in (_GET, _META) else len(op[1]) + written_bytes(op)
+            self.seen.append((op[1], written))
+            if len(self.seen) >= BURST:
+                self._taps.remove(self)
+        self._replica.submit(op, sink, token)
+
+    def expel(self) -> None:
+        self._replica.expel()
+
+
+class Counting(LocalReplica, Protocol):
+    """A replica that counts what it does."""
+
+    def statistics(self) -> dict[str, Any]: ...
+
+
+class Hosted(Protocol):
+    """The replicas here: kvstore.server.hosting.Hosting."""
+
+    def leading(self) -> Mapping[PartitionId, Counting]: ...
+
+
+class Swaps(Protocol):
+    """Where operations come to replicas: kvstore.server.routing.dispatch.Dispatcher."""
+
+    def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
+
+
+class Taps:
+    """The load of what is led here."""
+
+    def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
+        self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
+        self._nursery = env.nursery.child("taps")
+        self._heats: dict[PartitionId, Heat] = {}
+        self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
+        self._counted_at = 0.0
+
+    def start(self) -> None:
+        self._nursery.spawn(self._look_now_and_then(), name="look")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+        for tap, _ in list(self._open.values()):
+            self.remove(tap)
+
+    def loads(self) -> list[Load]:
+        """Of the partitions that are led here."""
+        return [self._heats[partition].load() for partition in sorted(self._heats)]
+
+    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """What another server is told."""
+        return encode(self.loads())
+
+    def numbers(self) -> dict[PartitionId, dict[str, float]]:
+        return {partition: heat.numbers() for partition, heat in sorted(self._heats.items())}
+
+    def remove(self, tap: Tap) -> None:
+        """The burst has passed, or it took too long."""
+        found = self._open.get(tap.partition)
+        if found is None or found[0] is not tap:
+            return
+        del self._open[tap.partition]
+        self._dispatcher.swap(tap.partition, tap, found[1])
+        heat = self._heats.get(tap.partition)
+        if heat is not None:
+            heat.sampled(tap.seen)
+
+    async def _look_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
+            for tap, _ in list(self._open.values()):
+                self.remove(tap)
+            leading = self._hosted.leading()
+            self._heats = {each: self._heats.get(each) or Heat(each) for each in sorted(leading)}
+            now = self._env.clock.now()
+            if now - self._counted_at >= COUNT_S:
+                self._counted_at = now
+                for partition, replica in sorted(leading.items()):
+                    counted = replica.statistics().get("leading")
+                    if counted is not None:
+                        self._heats[partition].counted(counted["answers"], counted["mutations"], now)
+            for partition, replica in sorted(leading.items()):
+                tap = Tap(self, partition, replica)
+                if self._dispatcher.swap(partition, replica, tap):
+                    self._open[partition] = (tap, replica)
+
+
+class Calls(Protocol):
+    """kvstore.server.peer.links.PeerLinks."""
+
+    async def call(
+        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
+    ) -> bytes: ...
+
+
+async def loads_of_cluster(
+    links: Calls, taps: Taps, own: ServerId, servers: Iterable[ServerId]
+) -> dict[PartitionId, Load]:
+    """The loads of all partitions whose leaders answer."""
+    found = {load.partition: load for load in taps.loads()}
+    for server in servers:
+        if server == own:
+            continue
+        try:
+            loads = decode(await links.call(server, LOADS, "loads", b"", CALL_S))
+        except (StoreError, msgspec.MsgspecError) as error:
+            log.info("server=%s does not tell its load: %r", server, error)
+            continue
+        found |= {load.partition: load for load in loads}
+    return found

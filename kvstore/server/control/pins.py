@@ -1,0 +1,303 @@
+"""Pins of the whole store: takes, renews, releases and lists them in all partitions, wherever they are led."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Protocol
+
+from kvstore.env import Env
+from kvstore.errors import (
+    InvalidRequest,
+    MetadataError,
+    NoSuchPin,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    Retryable,
+    StoreError,
+    Unavailable,
+)
+from kvstore.meta import paths
+from kvstore.meta.store import MetadataStore
+from kvstore.partition import pinning
+from kvstore.partition.pinning import Asked, Taken, Told
+from kvstore.proto import data_pb2
+from kvstore.ring import PartitionState
+from kvstore.ring.cover import flaw
+from kvstore.server.routing.backend import Topology
+from kvstore.types import PartitionId, ServerId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import FEED_PIN, Pins
+
+TTL_DEFAULT_MS, TTL_MAX_MS = 600_000, 86_400_000
+PATIENCE_S = 15.0
+"""How long a pin is tried for: leaders change, and ranges on their way are owned by nobody for a moment."""
+CALL_S = 5.0
+AGAIN_S = 0.05
+CALLS_AT_ONCE = 16
+_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
+_HOLD = re.compile(rf"({FEED_PIN}[A-Za-z0-9._-]{{1,64}}@)[0-9]+")
+
+
+class Calls(Protocol):
+    """kvstore.server.peer.links.PeerLinks."""
+
+    async def call(
+        self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float
+    ) -> bytes: ...
+
+
+class PinsSource(Protocol):
+    """The node behind."""
+
+    @property
+    def store(self) -> MetadataStore: ...
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def links(self) -> Calls: ...
+
+
+class PinKeeper:
+    """Asks the leaders. Every call can be repeated."""
+
+    def __init__(self, env: Env, source: PinsSource) -> None:
+        self._env, self._source = env, source
+        self._pins = Pins(source.store, LedgerLists(source.store))
+        self._nursery = env.nursery.child("pins")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    async def pin(self, request: data_pb2.PinRequest) -> data_pb2.PinResponse:
+        """Pin until every token is owned exactly once, or every partition that is named has been pinned. Raises
+        StoreError; nothing is pinned then, or only until the deadline."""
+        asked = Asked(self._id(request.id), _ttl(request.ttl_ms), request.split_bytes)
+        named = [PartitionId(each) for each in request.partitions]
+        until = self._env.clock.now() + PATIENCE_S
+        taken: dict[PartitionId, Taken] = {}
+        while True:
+            missing = self._wanted(named) if not taken else [each for each in named if each not in taken]
+            answers = await self._ask_all(missing, pinning.TAKE, asked)
+            errors = {each: answer for each, answer in answers.items() if isinstance(answer, StoreError)}
+            taken |= {each: pinning.taken_of(found) for each, found in answers.items() if isinstance(found, bytes)}
+            wrong = _flaw_of(taken, named, errors)
+            if not wrong:
+                return self._response(asked.pin, taken)
+            final = next((error for error in errors.values() if not _may_pass(error)), None)
+            if final is not None or self._env.clock.now() >= until:
+                await self.unpin(asked.pin)
+                raise final or Unavailable(f"pin {asked.pin!r}: {wrong}")
+            if not named:
+                taken = {}
+            await asyncio.sleep(AGAIN_S)
+
+    async def renew(self, request: data_pb2.RenewRequest) -> data_pb2.RenewResponse:
+        """Raises StoreError: NoSuchPin if it has ended in one of them."""
+        asked = Asked(_checked(request.id), _ttl(request.ttl_ms))
+        partitions = [PartitionId(each) for each in request.partitions] or await self._holding(asked.pin)
+        until = self._env.clock.now() + PATIENCE_S
+        deadlines: dict[PartitionId, int] = {}
+        while left := [each for each in partitions if each not in deadlines]:
+            answers = await self._run({each: self._renew_in(each, asked) for each in left})
+            for partition, answer in answers.items():
+                if isinstance(answer, bytes):
+                    deadlines[partition] = pinning.deadline_of(answer)
+                elif not _may_pass(answer) or self._env.clock.now() >= until:
+                    raise answer
+            if len(deadlines) < len(partitions):
+                await asyncio.sleep(AGAIN_S)
+        for partition in partitions:
+            if partition in self._source.topology.ring.partitions:
+                await self._check_kept(partition, asked.pin)
+        return data_pb2.RenewResponse(deadline_ms=min(deadlines.values()), partitions=sorted(deadlines))
+
+    async def _renew_in(self, partition: PartitionId, asked: Asked) -> bytes:
+        if not self._source.topology.ring.has_left(partition):
+            return await self._ask_leader(partition, pinning.RENEW, pinning.encode(asked))
+        deadline_ms = self._env.clock.date_ms() + asked.ttl_ms  # nobody leads; who keeps it follows the pin on its log
+        if not await self._pins.extend(partition, asked.pin, deadline_ms):
+            raise NoSuchPin(f"partition {partition}, which has left: there is no pin {asked.pin!r}")
+        return pinning.encode(deadline_ms)
+
+    async def unpin(self, pin: str) -> data_pb2.UnpinResponse:
+        """Where it can be given back at once; elsewhere no log is held by it any more, if that can be said, and
+        replicas that see that keep it no longer. What a reader of the feed holds is given back by any of the names that
+        it is listed under. Raises InvalidRequest, MetadataError."""
+        if hold := _HOLD.fullmatch(pin):
+            return await self._give_back(hold[1])
+        answers = await self._ask_all(self._wanted([]), pinning.RELEASE, Asked(_checked(pin)))
+        for partition in sorted(self._source.topology.ring.partitions):
+            if not isinstance(answers.get(partition), bytes):
+                with suppress(MetadataError):
+                    await self._pins.release(partition, pin)
+        return data_pb2.UnpinResponse(partitions=sorted(each for each in answers if isinstance(answers[each], bytes)))
+
+    async def listed(self) -> data_pb2.PinsResponse:
+        """Raises MetadataError."""
+        response = data_pb2.PinsResponse()
+        for partition in self._wanted([]):
+            found: dict[str, data_pb2.PinStatus] = {}
+            for name, pin in await self._pins.all(partition):
+                found[name] = data_pb2.PinStatus(
+                    partition=partition, id=name, ledger=pin.ledger, deadline_ms=pin.deadline_ms
+                )
+            for server, each in await self._told(partition):
+                status = found.setdefault(each.pin, data_pb2.PinStatus(partition=partition, id=each.pin))
+                status.position_ledger, status.position_entry = each.position
+                status.deadline_ms = max(status.deadline_ms, each.deadline_ms)
+                status.servers.append(server)
+            response.pins.extend(found[name] for name in sorted(found))
+        return response
+
+    # ── inside ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _id(self, given: str) -> str:
+        return _checked(given) if given else f"pin-{self._env.random.randbytes(8).hex()}"
+
+    async def _give_back(self, prefix: str) -> data_pb2.UnpinResponse:
+        response = data_pb2.UnpinResponse()
+        for partition in sorted(self._source.topology.ring.partitions):
+            for name, _ in (held := await self._pins.all(partition, prefix)):
+                await self._pins.release(partition, name)
+            response.partitions.extend([partition] if held else [])
+        return response
+
+    def _wanted(self, named: Sequence[PartitionId]) -> list[PartitionId]:
+        ring = self._source.topology.ring
+        for each in named:
+            if each not in ring.partitions:
+                raise InvalidRequest(f"no partition {each}; want some of {', '.join(sorted(ring.partitions))}")
+        every = [each for each in sorted(ring.partitions) if ring.partitions[each].state is not PartitionState.RETIRED]
+        return list(named) or every
+
+    async def _holding(self, pin: str) -> list[PartitionId]:
+        """The partitions in which a pin is, also one that was made a moment ago by way of another server."""
+        await self._source.store.sync(paths.RING)
+        ring = self._source.topology.ring
+        found = [each for each in sorted(ring.partitions) if pin in dict(await self._pins.all(each))]
+        if not found:
+            raise NoSuchPin(f"there is no pin {pin!r}")
+        return found
+
+    async def _check_kept(self, partition: PartitionId, pin: str) -> None:
+        """Raise NoSuchPin if nobody keeps it any more, although its log is held: replicas forget at the deadline, and
+        when they are started again."""
+        told = await self._tell(partition)
+        kept = {each.pin for answer in told.values() if isinstance(answer, bytes) for each in pinning.told_of(answer)}
+        if pin not in kept and all(isinstance(answer, bytes) for answer in told.values()):
+            raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
+
+    async def _told(self, partition: PartitionId) -> list[tuple[ServerId, Told]]:
+        """What each replica that answers keeps."""
+        return [
+            (server, each)
+            for server, answer in (await self._tell(partition)).items()
+            if isinstance(answer, bytes)
+            for each in pinning.told_of(answer)
+        ]
+
+    async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
+        """What the replicas that are up say about what they keep."""
+        topology = self._source.topology
+        servers = [each for each in topology.ring.partitions[partition].replicas if each in topology.servers]
+        body = pinning.encode(Asked())
+        work = {
+            server: self._source.links.call(server, partition, pinning.TELL, body, CALL_S) for server in sorted(servers)
+        }
+        return await self._run(work)
+
+    async def _ask_all(
+        self, partitions: Iterable[PartitionId], method: str, asked: Asked
+    ) -> dict[PartitionId, bytes | StoreError]:
+        """What each partition's leader answers."""
+        body = pinning.encode(asked)
+        return await self._run({each: self._ask_leader(each, method, body) for each in partitions})
+
+    async def _ask_leader(self, partition: PartitionId, method: str, body: bytes) -> bytes:
+        leader = self._source.topology.leaders.get(partition)
+        if leader is None:
+            raise NotLeader(partition)
+        return await self._source.links.call(leader[0], partition, method, body, CALL_S)
+
+    async def _run(self, work: Mapping[Any, Awaitable[bytes]]) -> dict[Any, bytes | StoreError]:
+        """All of it, some at a time."""
+        answers: dict[Any, bytes | StoreError] = {}
+        room = asyncio.Semaphore(CALLS_AT_ONCE)
+
+        async def one(name: Any, call: Awaitable[bytes]) -> None:
+            async with room:
+                try:
+                    answers[name] = await call
+                except StoreError as error:
+                    answers[name] = error
+
+        tasks = [self._nursery.spawn(one(name, call), name=f"ask {name}") for name, call in work.items()]
+        for task in tasks:
+            await task
+        return {name: answers[name] for name in work}
+
+    def _response(self, pin: str, taken: dict[PartitionId, Taken]) -> data_pb2.PinResponse:
+        topology = self._source.topology
+        response = data_pb2.PinResponse(
+            id=pin, ring_version=topology.ring.version, deadline_ms=min(each.deadline_ms for each in taken.values())
+        )
+        for partition, found in sorted(taken.items()):
+            message = response.partitions.add(
+                partition=partition,
+                ledger=found.position.ledger,
+                entry=found.position.entry,
+                sequence=found.seq,
+                time_ms=found.time_ms,
+                first_tokens=[span.first for span in found.spans],
+                last_tokens=[span.last for span in found.spans],
+                rows=found.records,
+                bytes=found.bytes,
+                split_tokens=found.split_tokens,
+                deadline_ms=found.deadline_ms,
+            )
+            for server in _best_first(topology, partition):
+                message.replicas.add(server=server, grpc=topology.servers[server].grpc)
+        return response
+
+
+def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
+    """Whom to ask: replicas that are up; the leader last, because it has other things to do."""
+    leader = topology.leaders.get(partition, (ServerId(""), 0))[0]
+    member = topology.ring.partitions.get(partition)
+    up = [each for each in member.replicas if each in topology.servers] if member is not None else []
+    return sorted(up, key=lambda server: (server == leader, up.index(server)))
+
+
+# docs/protocol.md K4
+def _flaw_of(
+    taken: dict[PartitionId, Taken], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
+) -> str:
+    """What is wrong with what was pinned, in words. A partition that owns nothing need not answer."""
+    told = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
+    if named:
+        return told
+    wrong = flaw({partition: found.spans for partition, found in taken.items()})
+    return f"{wrong}; {told}" if wrong and told else wrong
+
+
+def _may_pass(error: StoreError) -> bool:
+    """Whether the same call may succeed in a moment."""
+    if isinstance(error, Overloaded | NoSuchPin):
+        return False
+    return isinstance(error, Retryable | OutcomeUnknown | MetadataError)
+
+
+def _checked(pin: str) -> str:
+    if not _ID.fullmatch(pin) or pin in (".", ".."):
+        raise InvalidRequest(f"want a pin's id of 1 to 64 letters, digits, '-', '_', '.', got {pin[:80]!r}")
+    return pin
+
+
+def _ttl(ttl_ms: int) -> int:
+    if ttl_ms > TTL_MAX_MS:
+        raise InvalidRequest(f"want a pin of at most {TTL_MAX_MS} ms, got {ttl_ms}")
+    return ttl_ms or TTL_DEFAULT_MS

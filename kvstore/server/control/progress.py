@@ -1,0 +1,58 @@
+"""How far moves are: each server tells of those that come to the partitions which it leads."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping
+
+import msgspec
+
+from kvstore.errors import StoreError
+from kvstore.partition.partition import Partition
+from kvstore.ring import MoveId
+from kvstore.server.control.load_sampler import Calls
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+MOVES = PartitionId("@moves")
+"""What servers ask each other for; no partition has such an id."""
+CALL_S = 1.0
+
+Copied = dict[MoveId, float]
+"""Moves → which part of each is copied, from 0 to 1."""
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(dict[int, float]).decode
+
+
+class Progress:
+    """One server's share."""
+
+    def __init__(self, leading: Callable[[], Mapping[PartitionId, Partition]]) -> None:
+        self._leading = leading
+
+    def copied(self) -> Copied:
+        """Of the moves that come to partitions led here."""
+        found: Copied = {}
+        for _, replica in sorted(self._leading().items()):
+            if replica.mover is not None:
+                found |= replica.mover.copied()
+        return found
+
+    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+        """What another server is told."""
+        return _encode(self.copied())
+
+    async def of_cluster(self, links: Calls, own: ServerId, servers: Iterable[ServerId]) -> Copied:
+        """Of all moves whose targets' leaders answer."""
+        found = self.copied()
+        for server in servers:
+            if server == own:
+                continue
+            try:
+                told = _decode(await links.call(server, MOVES, "moves", b"", CALL_S))
+            except (StoreError, msgspec.MsgspecError) as error:
+                log.info("server=%s does not tell how far moves are: %r", server, error)
+            else:
+                found |= {MoveId(move): part for move, part in told.items()}
+        return found

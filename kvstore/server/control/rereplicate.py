@@ -1,0 +1,221 @@
+"""Makes copies where they are missing, when an operator asks: gives a lost bookie's place in closed ledgers to others,
+and reads what one bookie holds.
+
+A bookie is replaced in a fragment in this order: another one gets every entry that the lost one was to have, each read
+from the remaining copies and its digest verified; then the ledger's metadata names it, by compare-and-set on the
+version from which the copying began. A crash in between leaves copies that nobody asks for. Open ledgers are left to
+their writers, which alone may change their ensembles (docs/protocol.md, W11).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
+
+from kvstore.env import Env
+from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.store import MetadataStore
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState
+from kvstore.wal.bookies import Bookies
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.choice import BookieView as RegisteredView
+from kvstore.wal.copies.copying import Copying
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.placement import newcomers_of
+from kvstore.wal.ports import BookieClient
+from kvstore.wal.repair import Missing
+
+Progress = Callable[[str, int, int], None]
+"""(what is copied or read, entries done, entries in all)."""
+
+NO_SPARE = "no other bookie can take its place: start one on another machine"
+STILL_OPEN = "is open: its leader replaces the bookie, or goes on in a new ledger; try again later"
+UNREADABLE = "has metadata that cannot be read and may name the bookie: see `kvstore fsck`"
+BYTES_PER_S = 32 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """What became of one ledger that named the bookie."""
+
+    ledger: LedgerId
+    copied: int
+    """Entries copied."""
+    blocked: str
+    """Why it still names the bookie; empty if it does not."""
+
+
+class Recopier:
+    """Made by `recopying`. Calls raise MetadataError if the metadata store cannot be read."""
+
+    def __init__(
+        self, env: Env, store: MetadataStore, view: RegisteredView, bookies: BookieClient, progress: Progress
+    ) -> None:
+        self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
+        self._ledgers = LedgerStore(store)
+        self._cookies = CookieStore(store)
+        self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
+        self.bytes_per_s = BYTES_PER_S
+        self.undecodable: list[LedgerId] = []
+        """Ledgers whose metadata `named` could not read."""
+
+    def is_up(self, bookie: BookieId) -> bool:
+        """Whether it is registered."""
+        return bookie in self._view.current.all
+
+    async def is_known(self, bookie: BookieId) -> bool:
+        """Whether it was ever formatted and not given up, or a ledger names it."""
+        return bookie in await self._cookies.bookies() or bool(await self.named(bookie))
+
+    async def named(self, bookie: BookieId | None = None) -> dict[LedgerId, LedgerMetadata]:
+        """The ledgers that name the bookie, or all. Those that cannot be read are left out: fsck names them."""
+        found = {}
+        self.undecodable = []
+        for ledger in await self._ledgers.list_ids():
+            try:
+                metadata, _ = await self._ledgers.read(ledger)
+            except NoSuchLedger:
+                continue
+            except UndecodableNode:
+                self.undecodable.append(ledger)
+                continue
+            if bookie is None or any(bookie in fragment.ensemble for fragment in metadata.fragments):
+                found[ledger] = metadata
+        return found
+
+    async def replace(self, bookie: BookieId) -> list[Moved]:
+        """Give the bookie's place in every ledger to others. Returns what became of each, blocked ones included."""
+        moved = []
+        named = await self.named(bookie)
+        moved += [Moved(ledger, 0, UNREADABLE) for ledger in self.undecodable]
+        for ledger in sorted(named):
+            try:
+                moved.append(await self._replace_in(ledger, bookie))
+            except NoSuchLedger:
+                continue  # trimmed meanwhile
+            except (LedgerError, MetadataError) as error:
+                moved.append(Moved(ledger, 0, f"{type(error).__name__}: {error}"))
+        return moved
+
+    async def forget(self, bookie: BookieId) -> None:
+        """Delete the cookie of a bookie that no ledger names: it can never start again. No error if there is none."""
+        try:
+            _, version = await self._cookies.read(bookie)
+            await self._cookies.delete(bookie, version)
+        except NoSuchNode:
+            return
+
+    async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> Moved:
+        metadata, version = await self._ledgers.read_latest(ledger)
+        if metadata.state is not LedgerState.CLOSED:
+            return Moved(ledger, 0, STILL_OPEN)
+        wanted = self._without(metadata, bookie)
+        if wanted is None:
+            return Moved(ledger, 0, NO_SPARE)
+        copied = await self._fill(metadata, wanted)
+        await self._ledgers.write(wanted, version)
+        return Moved(ledger, copied, "")
+
+    def _without(self, metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
+        """The ledger with others in the bookie's place; None if there is nobody for one of them."""
+        fragments = []
+        for fragment in metadata.fragments:
+            if bookie in fragment.ensemble:
+                write = metadata.quorum.write
+                newcomer = self._choice.swaps(fragment.ensemble, {bookie}, write=write).get(bookie)
+                if newcomer is None:
+                    return None
+                ensemble = tuple(newcomer if each == bookie else each for each in fragment.ensemble)
+                fragment = Fragment(fragment.first, ensemble)
+            fragments.append(fragment)
+        return replace(metadata, fragments=tuple(fragments))
+
+    async def _fill(self, metadata: LedgerMetadata, wanted: LedgerMetadata) -> int:
+        """Copy to the newcomers what `wanted` names them for, as `metadata` says where it is; returns how much."""
+
+        def noticed(missing: list[Missing]) -> None:
+            self._progress(f"ledger {wanted.ledger}", missing[0].entry, wanted.last_entry + 1)
+
+        newcomers = newcomers_of(metadata, wanted)
+        return await self._copying(metadata).fill(wanted, wanted.last_entry, newcomers, newcomers, noticed)
+
+    def _copying(self, metadata: LedgerMetadata) -> Copying:
+        env = self._env
+        return Copying(metadata, self._bookies, env.nursery, env.clock, bytes_per_s=self.bytes_per_s)
+
+    # ── looking at what one bookie holds ──────────────────────────────────────────────────────────────────────────────
+
+    async def scrub(self, bookie: BookieId, *, repair: bool) -> list[tuple[LedgerId, EntryId, str]]:
+        """Read every entry that the bookie is to have: (ledger, entry, what is wrong) of those without a good copy
+        there. With `repair` each is copied there again, which `what` then says."""
+        found: list[tuple[LedgerId, EntryId, str]] = []
+        for ledger, metadata in sorted((await self.named(bookie)).items()):
+            found += await self._scrub_ledger(ledger, metadata, bookie, repair=repair)
+        return found
+
+    async def _scrub_ledger(
+        self, ledger: LedgerId, metadata: LedgerMetadata, bookie: BookieId, *, repair: bool
+    ) -> list[tuple[LedgerId, EntryId, str]]:
+        found = []
+        copying = self._copying(metadata)
+        reader = copying.reader
+        last = metadata.last_entry if metadata.state is LedgerState.CLOSED else await self._confirmed(reader)
+        for number in range(last + 1):
+            entry = EntryId(number)
+            if bookie not in metadata.write_set(entry):
+                continue
+            self._progress(f"ledger {ledger}", number, last + 1)
+            fault = await self._fault(reader, bookie, entry)
+            if fault and repair and self._choice.is_readonly(bookie):
+                fault += "; not repaired: its bookie is read-only"
+            elif fault and repair:
+                try:
+                    await copying.copy(entry, [bookie])
+                    fault += "; copied there again"
+                except LedgerError as error:
+                    fault += f"; not repaired: {error}"
+            if fault:
+                found.append((ledger, entry, fault))
+        return found
+
+    async def _confirmed(self, reader: EntryReader) -> EntryId:
+        """The last confirmed entry of a ledger that is being written, as far as its bookies know."""
+        last = EntryId(reader.metadata.fragments[-1].first - 1)
+        for bookie in reader.metadata.fragments[-1].ensemble:
+            try:
+                last = max(last, await self._bookies.read_lac(bookie, reader.metadata.ledger, reader.digest))
+            except LedgerError:
+                continue
+        return last
+
+    async def _fault(self, reader: EntryReader, bookie: BookieId, entry: EntryId) -> str:
+        """What is wrong with the bookie's copy; empty if it is good."""
+        ledger = reader.metadata.ledger
+        try:
+            answer = await self._bookies.read(bookie, ledger, entry)
+            if answer.packet is None:
+                return "missing"
+            size = len(reader.digest.open(ledger, entry, answer.packet).payload)
+        except Corrupted:
+            return "damaged"
+        except LedgerError as error:
+            return f"unreadable: {error}"
+        await asyncio.sleep(size / self.bytes_per_s)
+        return ""
+
+
+@asynccontextmanager
+async def recopying(env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> AsyncIterator[Recopier]:
+    """A Recopier that knows the registered bookies. Raises MetadataError."""
+    view = BookieView(store)
+    await view.refresh()
+    bookies = Bookies(env, view.address)
+    try:
+        yield Recopier(env, store, view, bookies, progress)
+    finally:
+        bookies.close()

@@ -1,0 +1,146 @@
+"""Carries out what assign.py decides: replicas move off servers that are drained or gone for good, and what partitions
+have left behind is removed once they have retired.
+
+Every server has one; that of the first server by name acts. Two that act at once do no harm: each change is a
+compare-and-set of the ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Container
+
+from kvstore.env import Env
+from kvstore.errors import StoreError
+from kvstore.meta.store import MetadataStore, SessionState
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.ring import PartitionState, Ring, Rings, steps
+from kvstore.server.control.assign import decide
+from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
+from kvstore.server.routing.membership import Membership
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+TICK_S = 1.0
+LOOK_AT_KEPT_S = 30.0
+"""How often it looks whether kept logs are old enough to go."""
+CLOSE_BEHIND = 1_000
+"""Mutations that a newcomer may be behind its leader when it takes the other's place: applied in milliseconds."""
+
+
+class Steward:
+    """One server's share in the upkeep of the whole cluster."""
+
+    def __init__(
+        self,
+        env: Env,
+        server: ServerId,
+        store: MetadataStore,
+        membership: Membership,
+        rings: Rings,
+        *,
+        repair_after_s: float,
+        keep_ms: int = 0,
+    ) -> None:
+        """`keep_ms`: how long the log of a partition that has left the ring can be read."""
+        self._keep_ms, self._looked_at_kept = keep_ms, 0.0
+        self._kept_since: dict[PartitionId, float] = {}
+        """Logs of partitions that have left, and since when this process has known of them."""
+        self._env, self._server, self._store = env, server, store
+        self._membership, self._rings, self._repair_after_s = membership, rings, repair_after_s
+        self._nursery = env.nursery.child("steward")
+        self._missing: dict[ServerId, float] = {}
+        """Servers with replicas that are away, and since when, as far as this process has seen."""
+        self.changes = 0
+        self._failed: list[str] = []
+
+    def start(self) -> None:
+        self._nursery.spawn(self._act_now_and_then(), name="act")
+
+    async def close(self) -> None:
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {"steward_changes_total": self.changes, "servers_missing": len(self._missing)}
+
+    async def _act_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S * (1 + self._env.random.random() / 4))
+            if self._store.state is not SessionState.CONNECTED:
+                self._missing.clear()  # who is away cannot be told, so nobody has been away for long
+                continue
+            failed: list[str] = []
+            await self._try(self._act(failed), failed)
+            if failed and failed != self._failed:
+                log.warning("the steward tries again: %s", "; ".join(failed))
+            self._failed = failed
+
+    # docs/protocol.md P34
+    async def _try(self, work: Awaitable[object], failed: list[str]) -> None:
+        """What cannot be done keeps nothing else from being done."""
+        try:
+            await work
+        except (StoreError, ValueError) as error:
+            failed.append(repr(error))
+
+    async def _act(self, failed: list[str]) -> None:
+        servers = self._membership.topology.servers
+        self._note_missing(servers)
+        if self._server != min(servers, default=""):
+            return
+        alive = {id: member.zone for id, member in servers.items() if member.resp and not member.draining}
+        ring = self._rings.ring
+        gone = frozenset(self._gone())
+        caught_up = frozenset([pair for pair in self._newcomers() if await self._has_caught_up(*pair)])
+        for change in decide(ring, alive, gone, caught_up):
+            log.info("ring version=%d: %s", ring.version, change)
+            await self._try(self._change(change.step), failed)
+        for partition in sorted(ring.partitions):
+            if ring.partitions[partition].state is PartitionState.RETIRED:
+                await self._try(self._remove(partition), failed)
+        if self._env.clock.now() - self._looked_at_kept >= LOOK_AT_KEPT_S:
+            self._looked_at_kept = self._env.clock.now()
+            await self._drop_kept()
+
+    async def _change(self, step: Callable[[Ring], Ring]) -> None:
+        await self._rings.change(step)
+        self.changes += 1
+
+    async def _drop_kept(self) -> None:
+        """Those that are old by the metadata store's date, and by what this process has seen: no date alone removes a
+        log (docs/protocol.md, P31)."""
+        now = self._env.clock.now()
+        kept = await partitions_kept(self._store)
+        self._kept_since = {each: self._kept_since.get(each, now) for each in kept}
+        old = [each for each, since in self._kept_since.items() if (now - since) * 1000 >= self._keep_ms]
+        await drop_kept(self._store, now_ms=self._env.clock.passed_ms(), keep_ms=self._keep_ms, among=old)
+
+    def _note_missing(self, servers: Container[ServerId]) -> None:
+        wanted = {server for member in self._rings.ring.partitions.values() for server in member.replicas}
+        now = self._env.clock.now()
+        self._missing = {server: self._missing.get(server, now) for server in sorted(wanted) if server not in servers}
+
+    def _gone(self) -> list[ServerId]:
+        if not self._repair_after_s:
+            return []
+        before = self._env.clock.now() - self._repair_after_s
+        return [server for server, since in self._missing.items() if since <= before]
+
+    def _newcomers(self) -> list[tuple[PartitionId, ServerId]]:
+        members = self._rings.ring.partitions
+        return [(each, newcomer) for each in sorted(members) for newcomer, _ in members[each].replacing]
+
+    async def _has_caught_up(self, partition: PartitionId, newcomer: ServerId) -> bool:
+        published = await Claims(self._store, partition, self._server).published()
+        said, others = published.pop(newcomer, None), list(published.values())
+        if said is None or not others:
+            return False
+        return said.seq + CLOSE_BEHIND >= max(each.seq for each in others) and (said.seq > 0 or said.epoch > 0)
+
+    async def _remove(self, partition: PartitionId) -> None:
+        now_ms = self._env.clock.passed_ms()
+        if await remove_log(self._store, partition, now_ms=now_ms):
+            await self._change(lambda ring: steps.forget(ring, partition))
+            log.info("partition=%s has retired and is gone", partition)

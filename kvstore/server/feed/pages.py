@@ -1,0 +1,126 @@
+"""Pages of one partition's feed, in columns: for readers who keep their positions themselves. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from kvstore.partition.state.changes import Interest, Logged
+from kvstore.proto import feed_pb2
+
+ROWS_DEFAULT, BYTES_DEFAULT = 10_000, 1 << 20
+ROWS_MAX, BYTES_MAX = 50_000, 5 << 19
+ROW_BYTES = 40
+"""Of a change beside key and value, at most."""
+
+
+class Bounds(NamedTuple):
+    """What a page may hold."""
+
+    until: int
+    """0: no bound."""
+    rows: int
+    bytes: int
+
+    @staticmethod
+    def of(request: feed_pb2.ChangesRequest) -> Bounds:
+        rows = min(request.rows_max or ROWS_DEFAULT, ROWS_MAX)
+        return Bounds(request.until, rows, min(request.bytes_max or BYTES_DEFAULT, BYTES_MAX))
+
+
+class Page:
+    """One page as it is filled, entry by entry."""
+
+    def __init__(self, interest: Interest, bounds: Bounds, after: int, *, keys_only: bool) -> None:
+        self.message = feed_pb2.ChangesResponse(next=after)
+        self.is_full = False
+        self._interest, self._bounds, self._keys_only = interest, bounds, keys_only
+        self._after, self._handed_at = after, -1
+        self._size = self._rows = 0
+        self._kinds: list[bytes] = []
+
+    @property
+    def is_news(self) -> bool:
+        """Whether something is in it that no page up to `after` had."""
+        return self._rows > 0 or self._handed_at > self._after
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether all that was taken stands before `next`: else a move stands right there, and whoever asks behind
+        `next` is told of it again, since he may have had another page before."""
+        return self._handed_at < self.message.next
+
+    def add(self, entry: Logged) -> bool:
+        """Take what is wanted of the next entry; True if that is all there is of it. `message.next` moves."""
+        message, until = self.message, self._bounds.until
+        rows = self._interest.rows(entry, message.next, until) if entry.keys else ()
+        fitting = self._fitting(entry, rows)
+        self._append(entry, rows if fitting == len(rows) else rows[:fitting])
+        if fitting < len(rows):
+            self.is_full = True
+            self.skip_to(entry.sequences[rows[fitting]] - 1)
+            return False
+        self.is_full = bool(until) and entry.after > until
+        if not (self.is_full and entry.before >= until):  # else all of it stands behind the bound
+            message.time_ms = entry.time_ms
+            if entry.handed is not None and entry.is_behind(message.next):
+                self._hand(entry)
+        self.skip_to(entry.after)
+        return not self.is_full
+
+    def skip_to(self, seq: int) -> None:
+        """All that is wanted up to there is in the page."""
+        bound = self._bounds.until
+        self.message.next = max(self.message.next, min(seq, bound) if bound else seq)
+
+    def finish(self, latest: int) -> feed_pb2.ChangesResponse:
+        self.message.kinds = b"".join(self._kinds)
+        self.message.latest = max(latest, self.message.next)
+        return self.message
+
+    def _fitting(self, entry: Logged, rows: Sequence[int]) -> int:
+        """How many of the rows still fit."""
+        count, size = 0, self._size
+        most = self._bounds.rows - self._rows
+        keys, values = entry.keys, entry.values
+        for row in rows[:most]:
+            size += len(keys[row]) + (0 if self._keys_only else len(values[row])) + ROW_BYTES
+            if size > self._bounds.bytes and (count or self._rows):
+                break
+            count, self._size = count + 1, size
+        return count
+
+    def _append(self, entry: Logged, rows: Sequence[int]) -> None:
+        if not rows:
+            return
+        message, count = self.message, len(rows)
+        self._rows += count
+        message.times_ms.extend([entry.time_ms] * count)
+        if count == len(entry.keys):
+            message.keys.extend(entry.keys)
+            message.values.extend([b""] * count if self._keys_only else entry.values)
+            message.sequences.extend(entry.sequences)
+            message.created.extend(entry.created)
+            message.expires_ms.extend(entry.expires_ms)
+            self._kinds.append(entry.kinds)
+            return
+        message.keys.extend([entry.keys[row] for row in rows])
+        message.values.extend([b""] * count if self._keys_only else [entry.values[row] for row in rows])
+        message.sequences.extend([entry.sequences[row] for row in rows])
+        message.created.extend([entry.created[row] for row in rows])
+        message.expires_ms.extend([entry.expires_ms[row] for row in rows])
+        self._kinds.append(bytes([entry.kinds[row] for row in rows]))
+
+    def _hand(self, entry: Logged) -> None:
+        handed = entry.handed
+        assert handed is not None
+        self._handed_at = handed.seq
+        self.message.handovers.add(
+            owned=handed.is_owned,
+            sequence=handed.seq,
+            peer=handed.peer,
+            peer_sequence=handed.peer_seq,
+            first_token=handed.span.first,
+            last_token=handed.span.last,
+            move=handed.move,
+        )

@@ -1,0 +1,329 @@
+"""The newest entries of one partition's log on this server, read once for all who watch; and one reader's place in it.
+
+While somebody watches a partition its log is tailed here, from the node's own bookie if it has one, and what comes is
+kept for a while: the window. A reader near the end takes entries from there; one who is further behind reads the log
+by itself, so nobody waits for him, and nothing is kept for him.
+
+What always holds. No entry at a cursor's `position` or before has a change of interest behind its `seq`, and the two
+move together: over an entry that was taken, or over entries that nobody touched. A cursor that nothing has touched is
+as good as at the tail's end; one that was touched stands no further than right before the first entry of interest. A
+page has all changes of interest behind `after`, up to its `next` and none behind it, so its cursor serves whoever asks
+behind that `next`: an entry of which part was wanted is not taken, and is looked at again (pages.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, PositionTrimmed, StoreError, Unavailable
+from kvstore.partition.state.changes import Interest, Logged, logged
+from kvstore.types import NO_ENTRY, PartitionId, Position, Seq
+from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.ports import LogEntry, LogReader
+from kvstore.wal.seek import Found
+
+log = logging.getLogger(__name__)
+
+WINDOW_BYTES = 2 << 20
+WINDOW_ENTRIES = 4_096
+"""What is kept of a partition's newest entries while somebody watches."""
+BATCH_BYTES = 256 << 10
+"""What a reader who is behind has in memory at a time, and one entry more."""
+POLL_MS = 2_000
+FETCH_MS = 500
+"""What is behind the window is there: it takes as long as bookies take to say how far they may be read."""
+RETRY_S = 0.1
+PATIENCE_S = 10.0
+
+
+class Seeking(Protocol):
+    """kvstore.wal.seek.Seeker."""
+
+    async def end(self, partition: PartitionId) -> Found: ...
+    async def last(self, partition: PartitionId, is_before: Callable[[bytes], bool]) -> Found: ...
+
+
+class FeedLogs(Protocol):
+    """The logs, as feeds read them (kvstore.wal.log)."""
+
+    @property
+    def seeker(self) -> Seeking: ...
+
+    def reader(self, partition: PartitionId, after: Position | None, *, batch_bytes: int = ...) -> LogReader: ...
+
+
+def end_of(found: Found) -> tuple[Position, Seq, int]:
+    """Position, sequence and record time of a place in a log. Raises Corrupted."""
+    if found.payload is None:
+        return found.position, Seq(max(0, found.listed.trimmed_seq - 1)), 0
+    last = logged(LogEntry(found.position, found.payload))
+    return last.position, last.after, last.time_ms
+
+
+# docs/protocol.md F7
+class LiveTail:
+    """The window of one partition. `run` until cancelled."""
+
+    def __init__(self, partition: PartitionId, logs: FeedLogs) -> None:
+        self.partition = partition
+        self.window: deque[Logged] = deque()
+        self.floor, self.end = BEGINNING, BEGINNING
+        """The log's entries behind `floor`, up to `end`, are in the window."""
+        self.seq = self.floor_seq = Seq(0)
+        """After the entry at `end`, and after that at `floor`."""
+        self.time_ms = 0
+        self.entries = 0
+        self.failure: StoreError | None = None
+        """Why nothing comes just now."""
+        self.failing_since = 0.0
+        self.joining = 0
+        """Readers who look for their place."""
+        self._logs = logs
+        self._bytes = 0
+        self._keyed: dict[bytes, dict[Cursor, None]] = {}
+        self._ranged: dict[Cursor, None] = {}
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    async def wait_open(self) -> None:
+        """Return once it is known where the log ends."""
+        await asyncio.shield(self._opened)
+
+    async def run(self) -> None:
+        while True:
+            try:
+                await self._follow()
+            except (LedgerError, MetadataError, Corrupted) as error:
+                if type(error) is not type(self.failure):
+                    log.info("partition=%s feed waits: %r", self.partition, error)
+                if self.failure is None:
+                    self.failing_since = asyncio.get_running_loop().time()
+                self.failure = error
+            self._wake_all()
+            await asyncio.sleep(RETRY_S)
+
+    async def _follow(self) -> None:
+        if not self._opened.done() or self.failure is None or isinstance(self.failure, NoSuchLedger):
+            self._begin(*end_of(await self._logs.seeker.end(self.partition)))
+        reader = self._logs.reader(self.partition, self.end, batch_bytes=BATCH_BYTES)
+        try:
+            while True:
+                for entry in await reader.read(POLL_MS):
+                    self._append(logged(entry))
+                self.failure = None
+        finally:
+            await reader.close()
+
+    def _begin(self, position: Position, seq: Seq, time_ms: int) -> None:
+        if position < self.end:
+            raise Corrupted(f"partition {self.partition}: its log ends at {position}, and had come to {self.end}")
+        before, before_seq = self.end, self.seq
+        self.window.clear()
+        self._bytes = 0
+        self.floor = self.end = position
+        self.floor_seq = self.seq = seq
+        self.time_ms = time_ms
+        self._wake_all(before, before_seq)
+        if not self._opened.done():
+            self._opened.set_result(None)
+
+    def _append(self, entry: Logged) -> None:
+        before, seq = self.end, self.seq
+        self.window.append(entry)
+        self._bytes += entry.size
+        self.entries += 1
+        self.end, self.seq, self.time_ms = entry.position, max(seq, entry.after), entry.time_ms
+        while self._bytes > WINDOW_BYTES or len(self.window) > WINDOW_ENTRIES:
+            gone = self.window.popleft()
+            self._bytes -= gone.size
+            self.floor, self.floor_seq = gone.position, max(self.floor_seq, gone.after)
+        if entry.handed is not None:
+            self._wake_all(before, seq)
+            return
+        if self._keyed:
+            keyed = self._keyed
+            for key in entry.keys:
+                if key in keyed:
+                    for cursor in list(keyed[key]):
+                        cursor.touch(before, seq)
+        for cursor in self._ranged:
+            if cursor.is_untouched and cursor.interest.meets(entry.keys):
+                cursor.touch(before, seq)
+
+    def after(self, position: Position) -> list[Logged]:
+        """Entries of the window behind a position in it, about BATCH_BYTES of them."""
+        window = self.window
+        if not window or position >= self.end:
+            return []
+        found: list[Logged] = []
+        size = 0
+        first = bisect_right(window, position, key=lambda entry: entry.position) if position > self.floor else 0
+        for place in range(first, len(window)):
+            found.append(window[place])
+            size += window[place].size
+            if size >= BATCH_BYTES:
+                break
+        return found
+
+    # ── who watches ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._keyed or self._ranged or self.joining)
+
+    def join(self, cursor: Cursor) -> None:
+        key = cursor.interest.key
+        (self._ranged if key is None else self._keyed.setdefault(key, {}))[cursor] = None
+
+    def leave(self, cursor: Cursor) -> None:
+        key = cursor.interest.key
+        if key is None:
+            self._ranged.pop(cursor, None)
+        elif key in self._keyed:
+            self._keyed[key].pop(cursor, None)
+            if not self._keyed[key]:
+                del self._keyed[key]
+
+    def _wake_all(self, before: Position | None = None, seq: Seq | None = None) -> None:
+        for cursor in [*self._ranged, *(each for cursors in self._keyed.values() for each in cursors)]:
+            cursor.touch(self.end if before is None else before, self.seq if seq is None else seq)
+
+
+class Cursor:
+    """One reader's place in one partition's feed. Has nothing in memory beyond one batch, and that only behind the
+    window."""
+
+    def __init__(
+        self,
+        tail: LiveTail,
+        logs: FeedLogs,
+        turns: asyncio.Semaphore,
+        interest: Interest,
+        wake: Callable[[], None],
+        position: Position,
+        seq: Seq,
+    ) -> None:
+        self.partition = tail.partition
+        self.interest = interest
+        self.position = position
+        """The last entry taken."""
+        self.seq = seq
+        """The reader has everything up to here."""
+        self.log_reads = 0
+        self._tail, self._logs, self._turns, self._wake = tail, logs, turns, wake
+        self._touched = None if position == tail.end else (position, seq)
+        """Nothing of interest stands before this; None: nor behind it, up to the tail's end."""
+        self._ahead: deque[Logged] = deque()
+        self._reader: LogReader | None = None
+        self._has_jumped = False
+        """The log reader stands elsewhere."""
+        tail.join(self)
+
+    @property
+    def is_untouched(self) -> bool:
+        return self._touched is None
+
+    def touch(self, position: Position, seq: Seq) -> None:
+        """Something of interest stands right behind a position."""
+        if self._touched is None:
+            self._touched = (position, seq)
+        self._wake()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the log is to be read (`fetch`) to go on."""
+        self._skip()
+        return not self._ahead and self.position < self._tail.floor
+
+    @property
+    def latest(self) -> Seq:
+        """How far the log has come, as far as is known here."""
+        return max(self._tail.seq, self.seq)
+
+    @property
+    def is_at_end(self) -> bool:
+        """Nothing is known behind it."""
+        return self.position >= self._tail.end and not self._ahead
+
+    def check(self) -> None:
+        """Raise Unavailable if what is new has not been readable here for some time: elsewhere it may be."""
+        failure = self._tail.failure
+        if failure is not None and asyncio.get_running_loop().time() > self._tail.failing_since + PATIENCE_S:
+            raise Unavailable(f"partition {self.partition}: its log cannot be read at this server: {failure}")
+
+    def ready(self) -> Sequence[Logged]:
+        """The next entries, without waiting. Take them one by one, or not."""
+        self._skip()
+        if self._ahead:
+            return list(self._ahead)
+        if self.position < self._tail.floor:
+            return []
+        return self._tail.after(self.position)
+
+    def take(self, entry: Logged) -> None:
+        """The reader has had the entry, which is the next one."""
+        if self._ahead:
+            self._ahead.popleft()
+        self.position = entry.position
+        self.seq = max(self.seq, entry.after)
+        if self.position >= self._tail.end:
+            self._touched = None
+
+    def _skip(self) -> None:
+        """Over what is of no interest."""
+        position, seq = self._touched or (self._tail.end, self._tail.seq)
+        if position > self.position:
+            self._ahead.clear()
+            self._has_jumped = True
+            self.position, self.seq = position, max(self.seq, seq)
+
+    async def fetch(self) -> None:
+        """Read the next entries from the log, if the window does not have them. Raises PositionTrimmed, Unavailable."""
+        if not self.is_behind:
+            return
+        async with self._turns:
+            self.log_reads += 1
+            try:
+                if self._reader is None or self._has_jumped:
+                    await self._stop_reading()
+                    self._has_jumped = False
+                    self._reader = self._logs.reader(self.partition, self.position, batch_bytes=BATCH_BYTES)
+                found = await self._reader.read(FETCH_MS)
+                self._ahead.extend(logged(entry) for entry in found)
+            except NoSuchLedger:
+                await self._stop_reading()
+                await self._pass_over_trimmed()
+            except (LedgerError, MetadataError, Corrupted) as error:
+                await self._stop_reading()
+                raise Unavailable(f"partition {self.partition}: its log cannot be read now: {error}") from error
+        if self._ahead and self._ahead[-1].position >= self._tail.floor:
+            await self._stop_reading()  # from here on the window has them
+
+    async def _pass_over_trimmed(self) -> None:
+        """The log begins behind this place by now. Raises PositionTrimmed unless the reader has had all before."""
+        try:
+            found = await self._logs.seeker.end(self.partition)
+        except StoreError as error:
+            raise Unavailable(f"partition {self.partition}: its log is being trimmed: {error}") from error
+        if self.seq < oldest_of(found) or not found.listed.ledgers:
+            raise PositionTrimmed(self.partition, self.seq, oldest_of(found))
+        self.position = Position(found.listed.ledgers[0].id, NO_ENTRY)
+
+    async def _stop_reading(self) -> None:
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            await reader.close()
+
+    async def close(self) -> None:
+        self._tail.leave(self)
+        self._ahead.clear()
+        await self._stop_reading()
+
+
+def oldest_of(found: Found) -> int:
+    """The least sequence behind which nothing was trimmed; −1 if the log is gone."""
+    return max(0, found.listed.trimmed_seq - 1) if found.listed.ledgers else -1

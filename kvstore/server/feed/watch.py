@@ -1,0 +1,214 @@
+"""One watch: the changes of a key or a range, from several partitions' feeds, as messages.
+
+Whoever writes the messages to the network asks for the next one when it can take it: so a slow reader holds one batch
+of one partition, and nobody waits for him.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Protocol
+
+from kvstore.env.events import wait_within
+from kvstore.errors import InvalidRequest, MetadataError, Overloaded, Retryable, StoreError, Unavailable
+from kvstore.partition.state.changes import DELETED, EXPIRED, Interest, Logged
+from kvstore.proto import kv_pb2
+from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.tail import Cursor
+from kvstore.server.feed.watch_plan import Follow, Plan
+from kvstore.types import PartitionId
+
+MESSAGE_BYTES = 256 << 10
+"""About how much a message carries: keys and values."""
+HEARTBEAT_S = 5.0
+HEARTBEAT_MIN_S = 0.05
+_DELETES = frozenset((DELETED, EXPIRED))
+SLOW_S = 60.0
+"""A client that takes no message for so long is cut off: it can go on from its position."""
+RETRY_S = 0.1
+"""Between two attempts to read what cannot be read just now."""
+
+
+class Writes(Protocol):
+    """The stream to the client."""
+
+    async def write(self, message: kv_pb2.WatchResponse) -> None:
+        """Returns when the network can take more."""
+        ...
+
+
+async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes) -> None:
+    """Send what a request watches, until the client goes. Raises StoreError: PositionTrimmed, InvalidRequest,
+    Unavailable, Overloaded."""
+    if request.end and request.end <= request.start:
+        raise InvalidRequest(f"want start < end, got {request.start!r} and {request.end!r}")
+    heartbeat_s = request.heartbeat_ms / 1000 or HEARTBEAT_S
+    interest = Interest(request.start, request.end)
+    watch = Watch(feeds, interest, heartbeat_s=heartbeat_s, keys_only=request.keys_only)
+    feeds.admit(watch.wake)
+    try:
+        async for message in watch.messages(request.after, request.seen):
+            async with asyncio.timeout(SLOW_S):
+                await stream.write(message)
+    except TimeoutError:
+        feeds.slow_total += 1
+        raise Overloaded(f"the client has taken nothing for {SLOW_S:g} s; it may go on from its position") from None
+    except MetadataError as error:
+        raise Unavailable(f"the metadata store cannot be read now: {error}") from error
+    finally:
+        feeds.leave(watch.wake)
+        await watch.close()
+
+
+# docs/protocol.md F5
+class Watch:
+    """`messages` until it is closed; then `close`."""
+
+    def __init__(
+        self, feeds: Feeds, interest: Interest, *, heartbeat_s: float = HEARTBEAT_S, keys_only: bool = False
+    ) -> None:
+        self._feeds, self._interest = feeds, interest
+        self._heartbeat_s, self._keys_only = max(heartbeat_s, HEARTBEAT_MIN_S), keys_only
+        self._plan = Plan(interest)
+        self._cursors: dict[PartitionId, Cursor] = {}
+        self._news = asyncio.Event()
+        self.wake = self._news.set
+        self._has_trouble = False
+        """Something could not be read in this round."""
+
+    async def messages(self, after: Mapping[str, int], seen: Mapping[str, int]) -> AsyncIterator[kv_pb2.WatchResponse]:
+        """Raises StoreError: PositionTrimmed, InvalidRequest, Unavailable."""
+        for follow in self._plan.begin(await self._feeds.newest_ring(), after):
+            await self._follow(follow, seen)
+        yield self._positions()
+        told = self._feeds.clock.now()
+        while True:
+            self._news.clear()
+            self._has_trouble = False
+            has_changed = await self._look_at_ring()
+            is_moving = False
+            for cursor in list(self._cursors.values()):
+                before = cursor.position
+                async for message in self._advance(cursor):
+                    yield message
+                is_moving |= cursor.position != before or (cursor.is_behind and not self._has_trouble)
+            has_changed |= await self._end_some()
+            left_s = told + self._heartbeat_s - self._feeds.clock.now()
+            if has_changed or left_s <= 0:
+                yield self._positions()
+                told = self._feeds.clock.now()
+            elif is_moving:
+                await asyncio.sleep(0)  # what is of no interest is looked through without waiting for anything
+            else:
+                await self._wait(min(left_s, RETRY_S) if self._has_trouble else left_s)
+
+    async def close(self) -> None:
+        for cursor in list(self._cursors.values()):
+            await self._feeds.drop(cursor)
+        self._cursors.clear()
+
+    # ── feeds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _follow(self, follow: Follow, seen: Mapping[str, int] | None = None) -> None:
+        partition, after, time_ms = follow
+        if time_ms is not None:
+            cursor = await self._feeds.cursor_at(partition, time_ms, self._interest, self.wake)
+        else:
+            cursor = await self._feeds.cursor(partition, after, self._interest, self.wake)
+            if after is None and seen:
+                cursor.seq = max(cursor.seq, type(cursor.seq)(seen.get(partition, 0)))
+        self._cursors[partition] = cursor
+        self._plan.positions[partition] = cursor.seq
+
+    async def _end(self, partition: PartitionId) -> None:
+        self._plan.ended(partition)
+        await self._feeds.drop(self._cursors.pop(partition))
+
+    async def _look_at_ring(self) -> bool:
+        """Follow whoever has joined. True if there is somebody."""
+        joined = self._plan.joined(self._feeds.ring())
+        for follow in joined:
+            if not await self._try_to_follow(follow):
+                return False
+        return bool(joined)
+
+    async def _try_to_follow(self, follow: Follow) -> bool:
+        try:
+            await self._follow(follow)
+        except (Retryable, MetadataError):
+            self._has_trouble = True
+            return False
+        return True
+
+    async def _end_some(self) -> bool:
+        """Leave the feeds that have ended. True if there is one."""
+        ring, count = self._feeds.ring(), len(self._cursors)
+        for partition, cursor in list(self._cursors.items()):
+            if self._plan.may_end(ring, partition) and cursor.is_at_end:
+                with contextlib.suppress(StoreError):
+                    if cursor.position >= (await self._feeds.end(partition))[0]:
+                        await self._end(partition)
+        return len(self._cursors) != count
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _advance(self, cursor: Cursor) -> AsyncIterator[kv_pb2.WatchResponse]:
+        """What can be given out of one feed now, about one batch."""
+        cursor.check()
+        try:
+            await cursor.fetch()
+        except (Retryable, MetadataError):
+            self._has_trouble = True
+            return
+        partition, message, size, is_over = cursor.partition, None, 0, False
+        for entry in cursor.ready():
+            if self._plan.is_held(entry):
+                break
+            follow = self._plan.goes_on_at(entry) if entry.is_behind(cursor.seq) else None
+            if follow is not None and not await self._try_to_follow(follow):
+                break
+            for change, more in self._changes(entry, cursor.seq):
+                message = message or kv_pb2.WatchResponse(partition=partition)
+                message.changes.append(change)
+                size += more
+                if size >= MESSAGE_BYTES:
+                    message.sequence = change.sequence
+                    yield message
+                    message, size = None, 0
+            is_over = entry.is_behind(cursor.seq) and self._plan.is_over(entry)
+            cursor.take(entry)
+            if is_over:
+                break
+        self._plan.positions[partition] = cursor.seq
+        if message is not None:
+            message.sequence = cursor.seq
+            yield message
+        if is_over:
+            await self._end(partition)
+            yield self._positions()
+
+    def _changes(self, entry: Logged, after: int) -> Iterator[tuple[kv_pb2.Change, int]]:
+        """Each change of interest, and its size."""
+        rows = self._interest.rows(entry, after) if entry.keys else ()
+        self._feeds.changes_total += len(rows)
+        for row in rows:
+            kind, key, value, sequence = entry.kinds[row], entry.keys[row], entry.values[row], entry.sequences[row]
+            change = kv_pb2.Change(key=key, sequence=sequence, time_ms=entry.time_ms)
+            if kind in _DELETES:
+                change.expired = kind == EXPIRED
+            else:
+                change.record.value = b"" if self._keys_only else value
+                change.record.version, change.record.created = sequence, entry.created[row]
+                change.record.written_ms, change.record.expires_ms = entry.time_ms, entry.expires_ms[row]
+            yield change, len(key) + len(value)
+
+    def _positions(self) -> kv_pb2.WatchResponse:
+        for partition, cursor in self._cursors.items():
+            cursor.ready()  # over what is of no interest
+            self._plan.positions[partition] = cursor.seq
+        return kv_pb2.WatchResponse(positions={str(each): seq for each, seq in self._plan.positions.items()})
+
+    async def _wait(self, seconds: float) -> None:
+        await wait_within(self._news, seconds)

@@ -1,0 +1,113 @@
+"""Which partitions' feeds make up one watch, and which of them waits for another. Decides only.
+
+All changes of a key stand in the log of whoever owned it then. So a watch of a range follows all partitions, and a
+watch of one key whoever owns that; a range that moves is followed from its RELEASE at the source to its OWN at the
+target. What the target logs behind OWN waits until everything up to RELEASE has been given out: so the changes of one
+key come in the order of their versions (docs/protocol.md F3, F4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from kvstore.errors import InvalidRequest
+from kvstore.partition.state.changes import Handed, Interest, Logged
+from kvstore.ring import Ring
+from kvstore.ring.hashing import token_of
+from kvstore.types import PartitionId
+
+NEW = 0
+"""Where the feed of a partition begins that has joined since."""
+
+
+class Follow(NamedTuple):
+    """A feed to be read, from one of these places on."""
+
+    partition: PartitionId
+    after: int | None = None
+    """Neither this nor a time: from now on."""
+    time_ms: int | None = None
+
+
+class Plan:
+    """Of one watch. `positions` are those of the feeds that are followed; whoever reads them keeps them up to date."""
+
+    def __init__(self, interest: Interest) -> None:
+        self.interest = interest
+        self.positions: dict[PartitionId, int] = {}
+        key = interest.key
+        self._token = token_of(key) if key is not None else None
+        self._ended: set[PartitionId] = set()
+        self._strangers: set[PartitionId] = set()
+        """Of one key: partitions that were named and did not own it, or not any more, when the watch began."""
+
+    def begin(self, ring: Ring, after: Mapping[str, int]) -> list[Follow]:
+        """What to follow first. `ring`: as it is now, read after the watch was asked for. Raises InvalidRequest."""
+        known = {*ring.partitions, *ring.retired}
+        unknown = sorted(set(after) - known)
+        if unknown:
+            raise InvalidRequest(f"`after` names {unknown}; want partitions of this cluster, as {sorted(known)}")
+        owners = self._owners(ring)
+        if after:
+            named = [PartitionId(each) for each in sorted(after)]
+            self._strangers = set(named) - set(owners) if self._token is not None and owners[0] in after else set()
+            more = [] if self._token is not None else [each for each in owners if each not in after]
+            return [Follow(each, after[each]) for each in named] + [Follow(each, NEW) for each in more]
+        return [Follow(each) for each in owners]
+
+    def _owners(self, ring: Ring) -> list[PartitionId]:
+        """Those who may log changes of interest from now on, but for whoever gets a range by a move that is planned
+        later. Of one key, its owner comes first."""
+        if self._token is None:
+            return [each for each in sorted(ring.partitions) if not ring.has_left(each)]
+        owners = [ring.owner_of(self._token)]
+        for move in ring.moves.values():
+            if move.first <= self._token <= move.end:
+                owners += [move.source, move.target]
+        return list(dict.fromkeys(owners))
+
+    def joined(self, ring: Ring) -> list[Follow]:
+        """Partitions that are new in the ring."""
+        if self._token is not None:
+            return []
+        new = [each for each in self._owners(ring) if each not in self.positions and each not in self._ended]
+        return [Follow(each, NEW) for each in new]
+
+    # ── entries ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def is_held(self, entry: Logged) -> bool:
+        """Whether the entry must wait: what the range's former owner logged comes first."""
+        handed = entry.handed
+        if handed is None or not handed.is_owned:
+            return False
+        return self.positions.get(handed.peer, handed.peer_seq) < handed.peer_seq
+
+    def goes_on_at(self, entry: Logged) -> Follow | None:
+        """A feed that has to be followed from now on, because of a range that goes there."""
+        handed = entry.handed
+        if handed is None or handed.is_owned or handed.peer in self.positions:
+            return None
+        if self._token is None:
+            return None if handed.peer in self._ended else Follow(handed.peer, NEW)
+        return Follow(handed.peer, time_ms=entry.time_ms) if handed.span.holds(self._token) else None
+
+    def is_over(self, entry: Logged) -> bool:
+        """Whether what follows in this feed does not matter: the one key has gone elsewhere."""
+        handed = entry.handed
+        return self._gives_away(handed) if handed is not None else False
+
+    def _gives_away(self, handed: Handed) -> bool:
+        return not handed.is_owned and self._token is not None and handed.span.holds(self._token)
+
+    # ── ends ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def may_end(self, ring: Ring, partition: PartitionId) -> bool:
+        """Whether nothing of interest can follow, once the feed has been read to its end."""
+        return partition in self._strangers or ring.has_left(partition)
+
+    def ended(self, partition: PartitionId) -> None:
+        self.positions.pop(partition, None)
+        self._strangers.discard(partition)
+        if self._token is None:
+            self._ended.add(partition)

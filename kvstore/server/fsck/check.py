@@ -1,0 +1,324 @@
+"""Checks every invariant of a live cluster that can be read from outside: reads metadata and all copies of all entries.
+
+It fences nothing and writes nothing. The cluster goes on meanwhile, so whatever looks wrong is read again before it is
+reported: a list may have been trimmed, and the third copy of an entry may be a moment behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+
+from kvstore.env import Env
+from kvstore.errors import Corrupted, LedgerError, MetadataError, NoSuchLedger, NoSuchNode, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.election.election import LeaderRecord, Published
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.proto.digest import EntryDigest
+from kvstore.ring import Ring, decode
+from kvstore.server.control.retirement import kept_ledgers
+from kvstore.server.fsck.findings import (
+    START_SERVERS,
+    SWEPT,
+    WAIT_FOR_LEADER,
+    Report,
+    Sequences,
+    check_copies,
+    check_length,
+    check_list,
+    check_quorum,
+    check_zones,
+    orphans,
+)
+from kvstore.server.fsck.undecodable import undecodable_nodes
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState, PartitionId, ServerId
+from kvstore.wal.bookies import Bookies
+from kvstore.wal.config import LogConfig
+from kvstore.wal.connection import AnsweredError
+from kvstore.wal.creator import owner_of
+from kvstore.wal.ledger_list import Listed
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+from kvstore.wal.placement import spread_out
+from kvstore.wal.repair import bookies_of
+
+ENTRIES_AT_ONCE = 32
+AGAIN_S = 0.5
+AGAIN_MAX = 6
+"""How often, and for how long in all, the copies of one ledger that one bookie lacks are waited for."""
+SILENT_AFTER = ENTRIES_AT_ONCE * AGAIN_MAX
+
+RESTORE_IT = (
+    "Everything else goes on without it. If a later version wrote it, that version can read it. Else keep a copy of "
+    "the node, and report it with the output of `kvstore fsck --json`."
+)
+TRUST_ONE = (
+    "Start every replica of the partition: a majority decides, and what it outvotes is made anew. If all are up and "
+    "still differ: `kvstore partition trust PARTITION --replica SERVER` declares one right; the others are made anew."
+)
+FOUND_IT = "Found it: `kvstore up` for a local cluster, `kvstore cluster init` for another."
+
+Progress = Callable[[str, int, int], None]
+"""(what is checked, entries done, entries in all)."""
+
+
+class LedgerCopies:
+    """Reads the single copies of one ledger's entries, without fencing it."""
+
+    def __init__(self, bookies: Bookies, metadata: LedgerMetadata) -> None:
+        self.metadata = metadata
+        self.silence: Counter[BookieId] = Counter()
+        """Of each bookie, how many reads in a row it has not answered."""
+        self.waited_for: set[BookieId] = set()
+        """Bookies that did not have an entry after AGAIN_MAX looks."""
+        self._bookies = bookies
+        self._digest = EntryDigest(metadata.digest, metadata.password)
+
+    async def last_entry(self) -> EntryId:
+        """The last entry of a closed ledger; of another, the last that is known to be confirmed."""
+        if self.metadata.state is LedgerState.CLOSED:
+            return self.metadata.last_entry
+        fragment = self.metadata.fragments[-1]
+        last = max(EntryId(fragment.first - 1), NO_ENTRY)
+        for bookie in fragment.ensemble:
+            try:
+                last = max(last, await self._bookies.read_lac(bookie, self.metadata.ledger, self._digest))
+            except LedgerError:
+                continue
+        return last
+
+    def is_silent(self, bookie: BookieId) -> bool:
+        """It has not answered so often that asking again is waiting in vain."""
+        return self.silence[bookie] >= SILENT_AFTER
+
+    async def read(self, bookie: BookieId, entry: EntryId) -> bytes | None:
+        """The payload of the bookie's copy; None if it has none, or a bad one, or does not answer."""
+        ledger = self.metadata.ledger
+        if self.is_silent(bookie):
+            return None
+        try:
+            answer = await self._bookies.read(bookie, ledger, entry)
+        except AnsweredError:  # damage, most likely; no reason to ask it nothing more
+            self.silence[bookie] = 0
+            return None
+        except LedgerError:
+            self.silence[bookie] += 1
+            return None
+        self.silence[bookie] = 0
+        try:
+            return None if answer.packet is None else self._digest.open(ledger, entry, answer.packet).payload
+        except Corrupted:
+            return None
+
+
+class Fsck:
+    """One check. `run` raises MetadataError if the metadata store cannot be read."""
+
+    def __init__(self, env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> None:
+        self.report = Report()
+        self._env, self._store, self._progress = env, store, progress
+        self._ledgers, self._lists = LedgerStore(store), LedgerLists(store)
+        self._view = BookieView(store)
+        self._bookies = Bookies(env, self._view.address)
+        self._unlisted: set[PartitionId] = set()
+        """Partitions whose lists cannot be read: which ledgers are left over cannot be told of them."""
+        self._silent: set[BookieId] = set()
+        """Registered bookies that do not answer."""
+
+    async def run(self) -> Report:
+        try:
+            await self._view.refresh()
+            ring = await self._ring()
+            if ring is not None:
+                for partition in sorted(ring.partitions):
+                    try:
+                        await self._partition(partition, ring)
+                    except UndecodableNode as error:
+                        self.report.error(str(partition), f"its list of ledgers cannot be read: {error}", RESTORE_IT)
+                        self._unlisted.add(partition)
+                async for path, why in undecodable_nodes(self._store, sorted(ring.partitions)):
+                    self.report.warn(path, f"cannot be read, and is passed over: {why}", RESTORE_IT)
+                await self._orphans(ring)
+        finally:
+            self._bookies.close()
+        return self.report
+
+    async def _ring(self) -> Ring | None:
+        try:
+            data, _ = await self._store.get(paths.RING)
+            return decode(data)
+        except NoSuchNode:
+            self.report.error("ring", "there is none: this cluster was never founded", FOUND_IT)
+        except Corrupted as error:
+            self.report.error("ring", str(error))
+        return None
+
+    # ── a partition ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _partition(self, partition: PartitionId, ring: Ring) -> None:
+        self.report.partitions += 1
+        await self._replicas(partition, ring.partitions[partition].replicas)
+        listed, _ = await self._lists.read(partition, latest=True)
+        found = await self._metadata(listed.ledgers)
+        gone = [each.id for each in listed.ledgers if each.id not in found]
+        if gone:  # trimmed while we read?
+            listed, _ = await self._lists.read(partition, latest=True)
+            found = await self._metadata(listed.ledgers)
+        check_list(self.report, partition, listed, found)
+        sequences = Sequences(self.report, partition)
+        for each in listed.ledgers:
+            if each.id in found:
+                sequences.begin(each.first_seq, exact=each.exact)
+                await self._ledger(partition, found[each.id], sequences)
+
+    async def _replicas(self, partition: PartitionId, replicas: Sequence[ServerId]) -> None:
+        published: dict[ServerId, Published] = {}
+        try:
+            published = await Claims(self._store, partition, ServerId("fsck")).published()
+            LeaderRecord.decode((await self._store.get(paths.partition_leader(partition)))[0])
+        except NoSuchNode:
+            self.report.warn(str(partition), "has no leader just now", WAIT_FOR_LEADER)
+        except Corrupted as error:
+            self.report.error(str(partition), f"its election cannot be read: {error!r}")
+            return
+        for server, said in sorted(published.items()):
+            if said.doubt is not None:
+                since, seq, crc = said.doubt
+                what = f"does not lead or answer: replicas differ since {since}, it has CRC {crc:08x} at {seq}"
+                self.report.error(f"{partition} {server}", what, TRUST_ONE)
+        missing = ", ".join(server for server in replicas if server not in published)
+        if missing:
+            self.report.warn(str(partition), f"replicas not up: {missing}", START_SERVERS)
+
+    async def _metadata(self, listed: Sequence[Listed]) -> dict[LedgerId, LedgerMetadata]:
+        found: dict[LedgerId, LedgerMetadata] = {}
+        for each in listed:
+            try:
+                found[each.id], _ = await self._ledgers.read(each.id)
+            except NoSuchLedger:
+                continue
+            except Corrupted as error:
+                self.report.error(f"ledger={each.id}", str(error))
+        return found
+
+    # ── a ledger ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _ledger(self, partition: PartitionId, metadata: LedgerMetadata, sequences: Sequences) -> None:
+        self.report.ledgers += 1
+        subject = f"{partition} ledger={metadata.ledger}"
+        check_quorum(self.report, subject, metadata, min(LogConfig().quorum.write, len(self._view.current.all)))
+        view = self._view
+        zones = {bookie: view.zone(bookie) for bookie in {*bookies_of(metadata), *view.current.all}}
+        better = spread_out(metadata, zones, view.current.writable, self._env.random)
+        check_zones(self.report, subject, metadata, better, zones)
+        copies = LedgerCopies(self._bookies, metadata)
+        last = await copies.last_entry()
+        read, bytes_read = 0, 0
+        async for entry, payloads in self._entries(copies, last):
+            payload = next((each for each in payloads.values() if each is not None), None)
+            if payload is None and await self._is_gone(metadata.ledger):
+                sequences.skip()
+                return  # trimmed while we read
+            check_copies(self.report, subject, metadata, entry, payloads, self._is_up)
+            if payload is not None:
+                sequences.add(subject, entry, payload)
+                read, bytes_read = read + 1, bytes_read + len(payload)
+            self._progress(subject, entry + 1, last + 1)
+        if read == last + 1:
+            check_length(self.report, subject, metadata, bytes_read)
+
+    async def _entries(
+        self, copies: LedgerCopies, last: EntryId
+    ) -> AsyncIterator[tuple[EntryId, dict[BookieId, bytes | None]]]:
+        """Every entry up to `last` with its copies, some read at a time."""
+        for first in range(0, last + 1, ENTRIES_AT_ONCE):
+            entries = [EntryId(entry) for entry in range(first, min(first + ENTRIES_AT_ONCE, last + 1))]
+            reading = [self._env.nursery.spawn(self._copies(copies, entry), name="fsck copies") for entry in entries]
+            for entry, task in zip(entries, reading, strict=True):
+                yield entry, await task
+
+    async def _copies(self, copies: LedgerCopies, entry: EntryId) -> dict[BookieId, bytes | None]:
+        payloads: dict[BookieId, bytes | None] = dict.fromkeys(copies.metadata.write_set(entry))
+        for attempt in range(AGAIN_MAX):
+            lacking = [bookie for bookie, payload in payloads.items() if payload is None]
+            if attempt:
+                lacking = [bookie for bookie in lacking if self._is_up(bookie) and bookie not in copies.waited_for]
+                if not lacking:
+                    break
+                await asyncio.sleep(AGAIN_S)
+            for bookie in lacking:
+                payloads[bookie] = await copies.read(bookie, entry)
+        for bookie, payload in payloads.items():
+            if payload is None:
+                await self._give_up(copies, bookie)
+        return payloads
+
+    async def _give_up(self, copies: LedgerCopies, bookie: BookieId) -> None:
+        """It was waited for once: what else it lacks of this ledger counts as lacking at once."""
+        if bookie in copies.waited_for:
+            return
+        copies.waited_for.add(bookie)
+        await self._view.refresh()
+        if copies.silence[bookie]:
+            self._silent.add(bookie)
+
+    async def _is_gone(self, ledger: LedgerId) -> bool:
+        try:
+            await self._ledgers.read(ledger)
+        except NoSuchLedger:
+            return True
+        return False
+
+    def _is_up(self, bookie: BookieId) -> bool:
+        return bookie in self._view.current.all and bookie not in self._silent
+
+    # ── what nobody lists ─────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _orphans(self, ring: Ring) -> None:
+        all_ids = await self._ledgers.list_ids()
+        listed = await self._listed(ring)
+        owners: dict[LedgerId, PartitionId] = {}
+        young: dict[LedgerId, bool] = {}
+        now_ms, spared_ms = self._env.clock.wall_ms(), int(LogConfig().orphan_age_s * 2000)
+        for ledger in [ledger for ledger in all_ids if ledger not in listed]:
+            try:
+                metadata, _ = await self._ledgers.read(ledger)
+            except NoSuchLedger:
+                continue
+            except UndecodableNode as error:
+                self.report.warn(f"ledger={ledger}", f"cannot be read, and is passed over: {error}", RESTORE_IT)
+                continue
+            except MetadataError as error:
+                self.report.warn(f"ledger={ledger}", f"could not be read: {error!r}")
+                continue
+            maker = owner_of(metadata)
+            if maker is not None and maker not in self._unlisted:
+                owners[ledger] = maker
+                young[ledger] = now_ms - metadata.ctime_ms < spared_ms
+        for ledger, owner in orphans(sorted(await self._listed(ring)), all_ids, owners):
+            subject, message = f"{owner} ledger={ledger}", "was made for this partition and is not in its list"
+            if young[ledger]:
+                self.report.note(subject, f"{message}; swept a few minutes after it was made")
+            elif await self._is_held(PartitionId(owner), ledger):
+                self.report.note(subject, f"{message}; held by a pin (a snapshot, a feed or a move)")
+            else:
+                self.report.warn(subject, message, SWEPT)
+
+    async def _listed(self, ring: Ring) -> set[LedgerId]:
+        found: set[LedgerId] = set()
+        for partition in sorted(ring.partitions):
+            with suppress(UndecodableNode):  # it was reported
+                ledgers, _ = await self._lists.read(partition, latest=True)
+                found.update(each.id for each in ledgers.ledgers)
+        with suppress(UndecodableNode):
+            found |= await kept_ledgers(self._store)
+        return found
+
+    async def _is_held(self, partition: PartitionId, ledger: LedgerId) -> bool:
+        oldest = await Pins(self._store, self._lists).oldest(partition, 0)
+        return oldest is not None and ledger >= oldest

@@ -1,0 +1,274 @@
+"""The Admin service: what operators ask of a node, answered from the node itself and from the cluster's metadata."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Protocol, TypeVar
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.errors import Corrupted, InvalidRequest, NoSuchLedger, StoreError, Unavailable
+from kvstore.meta.bookies import BookieView
+from kvstore.meta.cookie_store import CookieStore
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.paths import LEDGER_MAX
+from kvstore.meta.store import SessionState
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.proto import admin_pb2, admin_pb2_grpc
+from kvstore.rpc.calls import Few
+from kvstore.rpc.status import abort
+from kvstore.server.grpc.ring_admin import RingAdmin, RingSource
+from kvstore.server.routing.backend import Backend
+from kvstore.types import BookieId, LedgerId, LedgerMetadata, LedgerState, PartitionId
+from kvstore.wal.creator import owner_of
+from kvstore.wal.lists import LedgerLists
+
+Context = grpc.aio.ServicerContext[Any, Any]
+T = TypeVar("T")
+DRAIN_TIMEOUT_S = 30.0
+
+
+class AdminSource(RingSource, Protocol):
+    """The node behind the service."""
+
+    @property
+    def version(self) -> str: ...
+    @property
+    def zookeeper(self) -> str:
+        """The connection string that the node was given."""
+        ...
+
+    @property
+    def is_draining(self) -> bool: ...
+    def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
+        """What each replica here says of itself."""
+        ...
+
+    def statistics(self) -> Mapping[str, Mapping[str, Any]]:
+        """Numbers by part of the node."""
+        ...
+
+    async def drain(self) -> list[PartitionId]:
+        """Hand over what is led here and lead nothing any more; returns what was led."""
+        ...
+
+
+class Admin(admin_pb2_grpc.AdminServicer):
+    """`kvstore.v1.Admin`."""
+
+    def __init__(self, env: Env, source: AdminSource, backend: Backend) -> None:
+        self._source = source
+        self._ring = RingAdmin(env, source, backend)
+        self._clock = env.clock
+        self._began = env.clock.now()
+        self._reads = Few("surveys")
+
+    async def Status(self, request: admin_pb2.StatusRequest, context: Context) -> admin_pb2.StatusResponse:
+        source, topology = self._source, self._source.topology
+        response = admin_pb2.StatusResponse(
+            server=source.id,
+            version=source.version,
+            zookeeper=source.zookeeper,
+            ring_version=topology.ring.version,
+            metadata_connected=source.store.state is SessionState.CONNECTED,
+            draining=source.is_draining,
+            uptime_s=self._clock.now() - self._began,
+            statistics=numbers(source.statistics()),
+        )
+        led: dict[str, list[str]] = {}
+        for partition, (leader, _) in sorted(topology.leaders.items()):
+            led.setdefault(leader, []).append(partition)
+        members = {replica for member in topology.ring.partitions.values() for replica in member.replicas}
+        for id in sorted(members | set(topology.servers)):
+            node = response.nodes.add(id=id, alive=id in topology.servers, leads=led.get(id, []))
+            endpoints: Any = topology.servers.get(id)
+            if endpoints is not None:
+                node.grpc, node.resp, node.http, node.zone = (
+                    endpoints.grpc,
+                    endpoints.resp,
+                    endpoints.http,
+                    endpoints.zone,
+                )
+                node.bookie = getattr(endpoints, "bookie", "")
+        return response
+
+    async def Ring(self, request: admin_pb2.RingRequest, context: Context) -> admin_pb2.RingResponse:
+        ring, leaders = self._source.topology.ring, self._source.topology.leaders
+        shares = ring.shares()
+        ids = sorted(ring.partitions)
+        place = {partition: index for index, partition in enumerate(ids)}
+        response = admin_pb2.RingResponse(
+            version=ring.version, tokens=ring.tokens.keys(), owners=[place[owner] for owner in ring.tokens.values()]
+        )
+        for partition in ids:
+            member = ring.partitions[partition]
+            response.partitions.add(
+                id=partition,
+                state=member.state.value,
+                leader=leaders.get(partition, ("", 0))[0],
+                replicas=member.replicas,
+                share=shares[partition],
+            )
+        return response
+
+    async def ChangeRing(self, request: admin_pb2.ChangeRingRequest, context: Context) -> admin_pb2.ChangeRingResponse:
+        return await _answer(self._ring.change(request), context)
+
+    async def RingStatus(self, request: admin_pb2.RingStatusRequest, context: Context) -> admin_pb2.RingStatusResponse:
+        return await self._read(self._ring.status, context)
+
+    async def Loads(self, request: admin_pb2.LoadsRequest, context: Context) -> admin_pb2.LoadsResponse:
+        return await self._read(self._ring.loads, context)
+
+    async def ChangeReplicas(
+        self, request: admin_pb2.ChangeReplicasRequest, context: Context
+    ) -> admin_pb2.RingStatusResponse:
+        return await _answer(self._ring.change_replicas(request), context)
+
+    async def Partitions(self, request: admin_pb2.PartitionsRequest, context: Context) -> admin_pb2.PartitionsResponse:
+        return await self._read(self._partitions, context)
+
+    async def Ledgers(self, request: admin_pb2.LedgersRequest, context: Context) -> admin_pb2.LedgersResponse:
+        return await self._read(lambda: self._ledgers(request.partition), context)
+
+    async def Ledger(self, request: admin_pb2.LedgerRequest, context: Context) -> admin_pb2.LedgerResponse:
+        return await _answer(self._ledger(LedgerId(request.ledger)), context)
+
+    async def Bookies(self, request: admin_pb2.BookiesRequest, context: Context) -> admin_pb2.BookiesResponse:
+        return await self._read(self._bookies, context)
+
+    async def Drain(self, request: admin_pb2.DrainRequest, context: Context) -> admin_pb2.DrainResponse:
+        return await _answer(self._drain(request.timeout_s or DRAIN_TIMEOUT_S), context)
+
+    async def _read(self, work: Callable[[], Awaitable[T]], context: Context) -> T:
+        """The answer of what reads much of the metadata store."""
+        try:
+            with self._reads.place(context):
+                return await work()
+        except StoreError as error:
+            await abort(context, error)
+
+    async def _partitions(self) -> admin_pb2.PartitionsResponse:
+        response = admin_pb2.PartitionsResponse()
+        topology, store, here = self._source.topology, self._source.store, self._source.replicas()
+        for partition in sorted(topology.ring.partitions):
+            leader, epoch = topology.leaders.get(partition, ("", 0))
+            status = response.partitions.add(id=partition, leader=leader, epoch=epoch)
+            listed, _ = await LedgerLists(store).read(partition)
+            status.ledgers.extend(each.id for each in listed.ledgers)
+            status.trimmed_sequence = listed.trimmed_seq
+            published = await Claims(store, partition, self._source.id).published()
+            for server in topology.ring.partitions[partition].replicas:
+                replica = status.replicas.add(server=server, reachable=server in topology.servers)
+                replica.role = "leader" if server == leader else "follower"
+                if server in published:
+                    replica.sequence, replica.epoch = published[server].seq, published[server].epoch
+                if server == self._source.id and partition in here:
+                    own = here[partition]
+                    replica.role = str(own.get("role", replica.role))
+                    replica.sequence = max(replica.sequence, int(own.get("seq", 0)))
+                    replica.statistics.update(numbers({"": own}))
+        return response
+
+    async def _ledgers(self, partition: str) -> admin_pb2.LedgersResponse:
+        store, ring = self._source.store, self._source.topology.ring
+        if partition and partition not in ring.partitions:
+            raise InvalidRequest(f"no partition {partition}; want one of {', '.join(sorted(ring.partitions))}")
+        response = admin_pb2.LedgersResponse()
+        for each in [PartitionId(partition)] if partition else sorted(ring.partitions):
+            listed, _ = await LedgerLists(store).read(each)
+            for entry in listed.ledgers:
+                try:
+                    metadata, _ = await LedgerStore(store).read(entry.id)
+                except NoSuchLedger:
+                    continue  # trimmed meanwhile
+                status = ledger_status(metadata)
+                status.partition, status.first_sequence, status.epoch = each, entry.first_seq, entry.epoch
+                response.ledgers.append(status)
+        return response
+
+    async def _ledger(self, ledger: LedgerId) -> admin_pb2.LedgerResponse:
+        if ledger > LEDGER_MAX:
+            raise InvalidRequest(f"want a ledger id up to {LEDGER_MAX}, got {ledger}")
+        metadata, _ = await LedgerStore(self._source.store).read(ledger)
+        return admin_pb2.LedgerResponse(ledger=ledger_status(metadata))
+
+    async def _bookies(self) -> admin_pb2.BookiesResponse:
+        store = self._source.store
+        view = BookieView(store)
+        await view.refresh()
+        named: dict[BookieId, int] = {}
+        ledgers = LedgerStore(store)
+        for ledger in await ledgers.list_ids():
+            try:
+                metadata, _ = await ledgers.read(ledger)
+            except (NoSuchLedger, Corrupted):
+                continue
+            for bookie in {bookie for fragment in metadata.fragments for bookie in fragment.ensemble}:
+                named[bookie] = named.get(bookie, 0) + 1
+        known = {*await CookieStore(store).bookies(), *view.current.all, *named}
+        response = admin_pb2.BookiesResponse()
+        for bookie in sorted(known):
+            response.bookies.add(
+                id=bookie,
+                address=view.address(bookie) or "",
+                state=_state(view, bookie),
+                ledgers=named.get(bookie, 0),
+            )
+        return response
+
+    async def _drain(self, timeout_s: float) -> admin_pb2.DrainResponse:
+        try:
+            async with asyncio.timeout(timeout_s):
+                return admin_pb2.DrainResponse(handed_over=await self._source.drain())
+        except TimeoutError:
+            raise Unavailable(f"not everything was handed over within {timeout_s:g} s") from None
+
+
+async def _answer(work: Awaitable[T], context: Context) -> T:
+    try:
+        return await work
+    except StoreError as error:
+        await abort(context, error)
+
+
+def ledger_status(metadata: LedgerMetadata) -> admin_pb2.LedgerStatus:
+    """A ledger's metadata as it travels. Pure."""
+    quorum = metadata.quorum
+    status = admin_pb2.LedgerStatus(
+        id=metadata.ledger,
+        partition=owner_of(metadata) or "",
+        state=metadata.state.name,
+        ensemble_size=quorum.ensemble,
+        write_quorum=quorum.write,
+        ack_quorum=quorum.ack,
+        length=metadata.length,
+        created_ms=metadata.ctime_ms,
+        digest=metadata.digest.name,
+        custom=dict(metadata.custom),
+    )
+    if metadata.state is LedgerState.CLOSED:
+        status.last_entry = metadata.last_entry
+    for fragment in metadata.fragments:
+        status.fragments.add(first_entry=fragment.first, bookies=fragment.ensemble)
+    return status
+
+
+def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers of nested mappings by dotted names; everything else is left out. Pure."""
+    found: dict[str, float] = {}
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            inner = numbers(value)
+            found |= {f"{name}.{key}" if name else key: number for key, number in inner.items()}
+        elif isinstance(value, int | float):
+            found[str(name)] = float(value)
+    return found
+
+
+def _state(view: BookieView, bookie: BookieId) -> str:
+    if bookie in view.current.writable:
+        return "writable"
+    return "readonly" if bookie in view.current.readonly else "lost"

@@ -1,0 +1,66 @@
+"""How much the batches that are under way over gRPC may read together. Decides only.
+
+What a batch reads is held by its leader until its entry is on disk, and by its door until it is sent; how much that is,
+is known only then, and a batch cannot be done again. So room for the most that it may be is taken before it begins.
+"""
+
+from __future__ import annotations
+
+from kvstore.errors import Overloaded, StoreError
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Flag, Op, Result, Sink
+from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
+
+BYTES_MAX = 512 << 20
+_RETURN_OLD = int(Flag.RETURN_OLD)
+
+
+class BatchRoom:
+    """Of all callers of a server."""
+
+    def __init__(self, bytes_max: int = BYTES_MAX) -> None:
+        self.bytes = 0
+        self._bytes_max = bytes_max
+
+    def sink(self, op: Op, sink: Sink) -> Sink:
+        """Who is to be given the result of a batch, on behalf of `sink`. Raises Overloaded if there is no room."""
+        size = read_bytes(op)
+        if not size:
+            return sink
+        if self.bytes + size > self._bytes_max and self.bytes:
+            raise Overloaded("the batches under way may read too much together; ask again")
+        self.bytes += size
+        return _Counted(self, size, sink)
+
+
+class _Counted:
+    """Gives the room back when the batch has ended, whether or not anybody still waits for it."""
+
+    __slots__ = ("_room", "_sink", "_size")
+
+    def __init__(self, room: BatchRoom, size: int, sink: Sink) -> None:
+        self._room, self._size, self._sink = room, size, sink
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        self._room.bytes -= self._size
+        self._sink.complete(token, result)
+
+    def flush(self) -> None:
+        self._sink.flush()
+
+
+def read_bytes(op: Op) -> int:
+    """What a batch may read at most."""
+    return min(sum(map(_reads, op[2])) * VALUE_BYTES_MAX, BATCH_RESULT_BYTES_MAX)
+
+
+def _reads(op: Op) -> bool:
+    match op[0]:
+        case Code.GET:
+            return True
+        case Code.PUT:
+            return bool(op[4] & _RETURN_OLD)
+        case Code.DELETE:
+            return bool(op[2] & _RETURN_OLD)
+        case _:
+            return False

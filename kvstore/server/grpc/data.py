@@ -1,0 +1,169 @@
+"""The Data service: pins, and reads at pinned positions.
+
+All reads of a server take turns in slices of less than a millisecond, and the event loop has at least as long for
+everything else in between: so many of them at once delay an operation no longer than one does, and none waits for two.
+Where processors are short slices are longer: an operation waits longer than that for its own process to have a turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp, Overloaded, StoreError, Unavailable
+from kvstore.partition.leading.batch_delay import STARVED_FULL
+from kvstore.partition.state.engine import ViewClosed
+from kvstore.partition.state.pinned_scan import PinnedScan
+from kvstore.partition.state.pinned_views import Held
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span
+from kvstore.proto import data_pb2, data_pb2_grpc
+from kvstore.ring.hashing import TOKENS
+from kvstore.rpc.calls import Few
+from kvstore.rpc.status import abort
+from kvstore.server.control.pins import PinKeeper, PinsSource
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+
+Context = grpc.aio.ServicerContext[Any, Any]
+PAGE_BYTES, PAGE_BYTES_MAX = 512 << 10, 2 << 20
+STREAMS_MAX = 64
+SLICE_S, SLICE_STARVED_S, REST_S = 0.0007, 0.0014, 0.001
+"""How long all reads together may hold the event loop, also where it waits for processors, and then leave it alone. A
+timer is no finer than the rest."""
+CATCH_UP_S, LOOK_S = 2.0, 0.01
+"""How long a read waits for this replica to come to its position, and how often it looks."""
+
+
+class DataSource(PinsSource, Protocol):
+    """The node behind the service."""
+
+    def state_of(self, partition: PartitionId) -> State | None:
+        """The state of the replica here."""
+        ...
+
+
+class Data(data_pb2_grpc.DataServicer):
+    """`kvstore.v1.Data`."""
+
+    def __init__(self, env: Env, source: DataSource) -> None:
+        self._env, self._source = env, source
+        self._keeper = PinKeeper(env, source)
+        self._turn = asyncio.Lock()
+        self._streams = 0
+        self._surveys = Few("calls of Pins")
+
+    async def close(self) -> None:
+        await self._keeper.close()
+
+    async def Pin(self, request: data_pb2.PinRequest, context: Context) -> data_pb2.PinResponse:
+        try:
+            return await self._keeper.pin(request)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Renew(self, request: data_pb2.RenewRequest, context: Context) -> data_pb2.RenewResponse:
+        try:
+            return await self._keeper.renew(request)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Unpin(self, request: data_pb2.UnpinRequest, context: Context) -> data_pb2.UnpinResponse:
+        try:
+            return await self._keeper.unpin(request.id)
+        except StoreError as error:
+            await abort(context, error)
+
+    async def Pins(self, request: data_pb2.PinsRequest, context: Context) -> data_pb2.PinsResponse:
+        try:
+            with self._surveys.place(context):
+                return await self._keeper.listed()
+        except StoreError as error:
+            await abort(context, error)
+
+    async def ReadPinned(
+        self, request: data_pb2.ReadPinnedRequest, context: Context
+    ) -> AsyncIterator[data_pb2.PinnedPage]:
+        self._streams += 1
+        try:
+            if self._streams > STREAMS_MAX:
+                raise Overloaded(f"want at most {STREAMS_MAX} reads of pins at once")
+            async for page in self.pages(request):
+                yield page
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            self._streams -= 1
+
+    async def pages(self, request: data_pb2.ReadPinnedRequest) -> AsyncIterator[data_pb2.PinnedPage]:
+        """Raises StoreError."""
+        held, state = await self._held(request)
+        try:
+            scan = scan_of(held, request)
+            ends = False
+            while not ends:
+                while not await self._slice(scan):
+                    pass
+                _trust(state)  # docs/protocol.md, P5: it may have been barred since
+                page = scan.page()
+                ends = page.ends
+                yield page
+        except ViewClosed:
+            raise NoSuchPin(f"partition {request.partition}: pin {request.id!r} has ended here") from None
+        except OSError as error:
+            raise Unavailable(f"partition {request.partition}: {error}") from error
+
+    async def _slice(self, scan: PinnedScan) -> bool:
+        """Read on for a moment; whether there is a page to be sent."""
+        clock = self._env.clock
+        async with self._turn:
+            until = clock.now() + (SLICE_STARVED_S if self._env.starved() >= STARVED_FULL else SLICE_S)
+            while not (is_ready := scan.step()) and clock.now() < until:
+                pass
+            await asyncio.sleep(REST_S)
+        return is_ready
+
+    async def _held(self, request: data_pb2.ReadPinnedRequest) -> tuple[Held, State]:
+        """The state that was pinned, once the replica here has come there."""
+        partition = PartitionId(request.partition)
+        position = Position(LedgerId(request.ledger), EntryId(request.entry))
+        until = self._env.clock.now() + CATCH_UP_S
+        while True:
+            state = self._source.state_of(partition)
+            if state is None:
+                raise NoSuchPin(f"partition {partition} has no replica here")
+            _trust(state)
+            if state.position is not None and state.position >= position:
+                state.held.expire(self._env.clock.passed_ms())
+                return state.held.get(request.id, position), state
+            if self._env.clock.now() >= until:
+                raise NotCaughtUp(f"partition {partition}: this replica has not come to {tuple(position)}")
+            await asyncio.sleep(LOOK_S)
+
+
+def _trust(state: State) -> None:
+    """Raises NoSuchPin: another replica is asked."""
+    if state.is_suspect:
+        raise NoSuchPin(f"partition {state.partition}: the replica here may be damaged")
+
+
+def scan_of(held: Held, request: data_pb2.ReadPinnedRequest) -> PinnedScan:
+    """The scan that is asked for. Raises InvalidRequest."""
+    first = request.first_token if request.HasField("first_token") else 0
+    last = request.last_token if request.HasField("last_token") else TOKENS - 1
+    if first > last:
+        raise InvalidRequest(f"want tokens from a first to a last one, got {first} to {last}")
+    if request.after and not (request.after.startswith(b"d") and len(request.after) >= 5):
+        raise InvalidRequest(f"want a page's `last` as `after`, got {request.after[:16].hex()}")
+    return PinnedScan(
+        held,
+        Span(first, last),
+        start=request.start,
+        end=request.end,
+        after=request.after,
+        keys_only=request.keys_only,
+        page_bytes=min(request.page_bytes or PAGE_BYTES, PAGE_BYTES_MAX),
+    )

@@ -1,0 +1,202 @@
+"""Operations of the gRPC messages → the partition's operations, checked. Decides only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
+from kvstore.partition.state.operations import size_of
+from kvstore.proto import kv_pb2
+from kvstore.ring.hashing import TOKENS
+
+OPERATIONS_MAX = 8_192
+"""Of one lane."""
+NUMBER_MAX = (1 << 62) - 1
+"""Of everything that is counted or is a time: sums of two still fit what is stored."""
+SCAN_KEYS_MAX = 10_000
+"""Of one page; who names no limit gets as many."""
+TOKEN_MAX = TOKENS - 1
+
+_GET, _PUT, _DELETE = int(Code.GET), int(Code.PUT), int(Code.DELETE)
+_NO_OPTIONS = kv_pb2.Options()
+_LEVELS = frozenset(int(level) for level in Level)
+_FLAGS = int(sum(Flag))  # `&` on a Flag costs ten times as much
+_KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
+"""What may come without a key: it goes to the partition that its lane names."""
+
+
+def ops_of(lane: kv_pb2.Lane) -> list[Op | StoreError]:
+    """The lane's operations, or why one cannot be done. Raises InvalidRequest if the columns do not fit each other."""
+    codes, keys = list(lane.codes), list(lane.keys)
+    count = len(codes)
+    values: Sequence[bytes] = list(lane.values) or [b""] * count
+    sequences: Sequence[int] = list(lane.sequences) or [0] * count
+    if not len(keys) == len(values) == len(sequences) == count:
+        found = f"{count} codes, {len(keys)} keys, {len(values)} values, {len(sequences)} sequences"
+        raise InvalidRequest(f"want columns of one length, got {found}")
+    check_level(lane.level)
+    client, level, token = lane.client, lane.level, lane.token
+    first, seen = lane.first_unacknowledged, lane.seen_ms
+    check_numbers(first, seen, token, *sequences)
+    if any(sequences) and len(client) != CLIENT_BYTES:
+        raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(client)}")
+    options = {each.index: each for each in lane.options}
+    if not options and _are_small(keys, values):
+        return [
+            (_PUT, key, value, 0, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
+            if code == _PUT
+            else (_GET, key, level, token)
+            if code == _GET
+            else (_DELETE, key, 0, 0, RequestId(client, sequence, first, seen) if sequence else None)
+            if code == _DELETE
+            else _op(code, key, value, _NO_OPTIONS, _request(client, sequence, first, seen), level, token)
+            for code, key, value, sequence in zip(codes, keys, values, sequences, strict=True)
+        ]
+    return [
+        op_or_error(
+            code, key, value, options.get(index, _NO_OPTIONS), _request(client, sequence, first, seen), level, token
+        )
+        for index, code, key, value, sequence in zip(range(count), codes, keys, values, sequences, strict=True)
+    ]
+
+
+def _are_small(keys: Sequence[bytes], values: Sequence[bytes]) -> bool:
+    """Whether every key and value of a lane is within its bounds: three passes in C."""
+    sizes = list(map(len, keys))
+    return bool(sizes) and min(sizes) > 0 and max(sizes) <= KEY_BYTES_MAX and max(map(len, values)) <= VALUE_BYTES_MAX
+
+
+def _request(client: bytes, sequence: int, first: int, seen: int) -> RequestId | None:
+    return RequestId(client, sequence, first, seen) if sequence else None
+
+
+def request_id(message: kv_pb2.RequestId) -> RequestId | None:
+    """The id of a unary request; None if it has none. Raises InvalidRequest."""
+    if not message.sequence:
+        return None
+    if len(message.client) != CLIENT_BYTES:
+        raise InvalidRequest(f"want a client id of {CLIENT_BYTES} bytes, got {len(message.client)}")
+    check_numbers(message.sequence, message.first_unacknowledged, message.seen_ms)
+    return RequestId(message.client, message.sequence, message.first_unacknowledged, message.seen_ms)
+
+
+def check_numbers(*numbers: int) -> None:
+    """Raises InvalidRequest for one that could not be stored."""
+    if max(numbers) > NUMBER_MAX:
+        raise InvalidRequest(f"want numbers up to {NUMBER_MAX}, got {max(numbers)}")
+
+
+def check_level(level: int) -> None:
+    """Raises InvalidRequest."""
+    if level not in _LEVELS:
+        raise InvalidRequest(f"want a level from 0 to {max(_LEVELS)}, got {level}")
+
+
+def op_or_error(
+    code: int, key: bytes, value: bytes, options: kv_pb2.Options, request: RequestId | None, level: int, token: int
+) -> Op | StoreError:
+    """One operation, or why it cannot be done."""
+    try:
+        check_sizes(code, key, value)
+        return _op(code, key, value, options, request, level, token)
+    except InvalidRequest as error:
+        return error
+
+
+def check_sizes(code: int, key: bytes, value: bytes) -> None:
+    """Raises InvalidRequest."""
+    if not key and code not in _KEYLESS:
+        raise InvalidRequest("want a key of at least one byte")
+    if len(key) > KEY_BYTES_MAX + (code == Code.SCAN):  # from behind a key on: that with a zero byte
+        raise InvalidRequest(f"want a key of at most {KEY_BYTES_MAX} bytes, got {len(key)}")
+    if len(value) > VALUE_BYTES_MAX:
+        raise InvalidRequest(f"want a value of at most {VALUE_BYTES_MAX} bytes, got {len(value)}")
+
+
+def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: RequestId | None) -> Op:
+    """An atomic batch. Raises InvalidRequest."""
+    if not operations:
+        raise InvalidRequest("want at least one operation in a batch")
+    ops = tuple(map(_op_in_batch, operations))
+    size = sum(map(size_of, ops))
+    if size > BATCH_BYTES_MAX:
+        raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
+    return (Code.BATCH, ops[0][1], ops, check_flags(flags), request)
+
+
+def _op_in_batch(part: kv_pb2.Operation) -> Op:
+    code, key, value = part.code, part.key, part.value
+    check_sizes(code, key, value)
+    if code not in _IN_BATCH:
+        raise InvalidRequest(f"operation {_name(code)} cannot stand in a batch")
+    if part.HasField("options"):
+        return _op(code, key, value, part.options, None, 0, 0)
+    if code == _PUT:
+        return (_PUT, key, value, 0, 0, 0, None)
+    return _op(code, key, value, _NO_OPTIONS, None, 0, 0)
+
+
+def _op(
+    code: int, key: bytes, value: bytes, options: kv_pb2.Options, request: RequestId | None, level: int, token: int
+) -> Op:
+    build = _BUILD.get(code)
+    if build is None:
+        raise InvalidRequest(f"want an operation code from 1 to {max(Code)}, got {code}")
+    if options is not _NO_OPTIONS:
+        check_numbers(options.expires_ms, options.version)
+        if options.token > TOKEN_MAX:
+            raise InvalidRequest(f"want a token up to {TOKEN_MAX}, got {options.token}")
+    return build(key, value, options, request, level, token)
+
+
+def check_flags(flags: int) -> int:
+    """The flags. Raises InvalidRequest if there is one that nobody knows."""
+    if flags & ~_FLAGS:
+        raise InvalidRequest(f"unknown flags {flags & ~_FLAGS:#x}")
+    return flags
+
+
+def _limit(options: kv_pb2.Options) -> int:
+    return min(options.limit or SCAN_KEYS_MAX, SCAN_KEYS_MAX)
+
+
+def _batch(key: bytes, value: bytes, o: kv_pb2.Options, request: RequestId | None, level: int, token: int) -> Op:
+    return batch_op(o.operations, o.flags, request)
+
+
+def _increment(key: bytes, value: bytes, o: kv_pb2.Options, request: RequestId | None, level: int, token: int) -> Op:
+    return (Code.INCREMENT, key, o.delta, request)
+
+
+_Build = Callable[[bytes, bytes, kv_pb2.Options, RequestId | None, int, int], Op]
+_BUILD: dict[int, _Build] = {
+    Code.GET: lambda key, value, o, request, level, token: (Code.GET, key, level, token),
+    Code.META: lambda key, value, o, request, level, token: (Code.META, key, level, token),
+    Code.PUT: lambda key, value, o, request, level, token: (
+        (Code.PUT, key, value, o.expires_ms, check_flags(o.flags), o.version, request)
+    ),
+    Code.DELETE: lambda key, value, o, request, level, token: (
+        (Code.DELETE, key, check_flags(o.flags), o.version, request)
+    ),
+    Code.INCREMENT: _increment,
+    Code.APPEND: lambda key, value, o, request, level, token: (Code.APPEND, key, value, request),
+    Code.EXPIRE: lambda key, value, o, request, level, token: (
+        (Code.EXPIRE, key, o.expires_ms, check_flags(o.flags), request)
+    ),
+    Code.BATCH: _batch,
+    Code.DELETE_RANGE: lambda key, value, o, request, level, token: (Code.DELETE_RANGE, key, value, request),
+    Code.SCAN: lambda key, value, o, request, level, token: (
+        (Code.SCAN, key, value, _limit(o), check_flags(o.flags), level, token)
+    ),
+    Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
+    Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),
+}
+_IN_BATCH: frozenset[int] = frozenset(
+    {Code.GET, Code.META, Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE}
+)
+
+
+def _name(code: int) -> str:
+    return Code(code).name if code in _BUILD else str(code)

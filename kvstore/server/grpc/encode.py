@@ -1,0 +1,179 @@
+"""The partition's results → the columns of Answers. Decides only."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from kvstore.errors import OutcomeUnknown, StoreError
+from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
+from kvstore.proto import kv_pb2
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.rpc.status import describe
+
+MESSAGE_BYTES = 1 << 20
+"""A message is sent when this much has gathered; one result may still go beyond."""
+RESULT_BYTES_MAX = 5 << 19
+"""Of one operation. Only a batch of many large reads can have more."""
+
+_GET = int(Code.GET)
+_VERSIONED = frozenset({int(Code.PUT), int(Code.DELETE)})
+"""What is answered with a version, and nothing else if no record is asked for."""
+
+
+class Columns:
+    """Results that wait to be sent, in the columns of one message."""
+
+    __slots__ = ("absent", "bytes", "failures", "found", "numbers", "records", "results", "versions")
+
+    def __init__(self) -> None:
+        self.bytes = 0
+        """What the values take; small columns are not counted."""
+        self.numbers: list[int] = []
+        self.versions: list[int] = []
+        self.found: list[int] = []
+        self.records: list[Record] = []
+        self.absent: list[int] = []
+        self.results: list[kv_pb2.Result] = []
+        self.failures: dict[StoreError, list[int]] = {}
+
+    @property
+    def count(self) -> int:
+        failed = sum(map(len, self.failures.values()))
+        return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
+
+    def message(self) -> kv_pb2.Answers:
+        """The columns as they are sent."""
+        answers = kv_pb2.Answers(numbers=self.numbers, versions=self.versions, absent=self.absent, results=self.results)
+        if self.found:
+            values, versions, created, written, expiries = zip(*self.records, strict=True)
+            answers.found.extend(self.found)
+            answers.values.extend(values)
+            answers.found_versions.extend(versions)
+            answers.created.extend(created)
+            answers.written_ms.extend(written)
+            if any(expiries):
+                answers.expiries_ms.extend(expiries)
+        for error, numbers in self.failures.items():
+            answers.failures.append(failure(error, numbers))
+        return answers
+
+
+class Outbox:
+    """What a stream has still to send. Several results share a message; values beyond MESSAGE_BYTES begin another."""
+
+    def __init__(self) -> None:
+        self._full: deque[Columns] = deque()
+        self._open = Columns()
+        self.count = 0
+        """Results that wait."""
+        self.bytes = 0
+        """What their values take; plain numbers are not counted."""
+
+    def add(self, number: int, op: Op, result: Result | StoreError) -> None:
+        """Take in the result of `op`, to be sent under `number`."""
+        columns = self._open
+        self.count += 1
+        if result.__class__ is int:
+            columns.numbers.append(number)
+            columns.versions.append(result)
+        elif result is None and op[0] == _GET:
+            columns.absent.append(number)
+        elif isinstance(result, StoreError):
+            columns.failures.setdefault(result, []).append(number)
+        else:
+            self._add_large(columns, number, op, result)
+
+    def _add_large(self, columns: Columns, number: int, op: Op, result: Result) -> None:
+        if op[0] == _GET:
+            columns.found.append(number)
+            columns.records.append(result)
+            size = len(result[0])
+        else:
+            message = result_message(op, result)
+            message.number = number
+            size = message.ByteSize()
+            if size > RESULT_BYTES_MAX:
+                columns.failures[answer_too_large(size)] = [number]
+                return
+            columns.results.append(message)
+        self.bytes += size
+        columns.bytes += size
+        if columns.bytes >= MESSAGE_BYTES:
+            self._full.append(columns)
+            self._open = Columns()
+
+    def is_empty(self) -> bool:
+        return not self.count
+
+    def take(self) -> Iterator[kv_pb2.Answers]:
+        """What has gathered, message by message."""
+        while self.count:
+            columns = self._full.popleft() if self._full else self._open
+            if columns is self._open:
+                self._open = Columns()
+            self.bytes -= columns.bytes
+            self.count -= columns.count
+            yield columns.message()
+
+
+def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:
+    """Raises OutcomeUnknown for an answer that is larger than a message: gRPC would say that the call was refused."""
+    if (size := message.ByteSize()) > MESSAGE_BYTES_MAX:
+        raise answer_too_large(size)
+
+
+def answer_too_large(size: int) -> OutcomeUnknown:
+    return OutcomeUnknown(f"it has ended, but its answer of {size} bytes is larger than a message")
+
+
+def failure(error: StoreError, numbers: list[int]) -> kv_pb2.Failure:
+    """An error as it stands in a frame."""
+    reason, message, metadata = describe(error)
+    return kv_pb2.Failure(numbers=numbers, reason=reason, message=message, metadata=metadata)
+
+
+def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
+    value, version, created, written_ms, expires_ms = record
+    return kv_pb2.Record(value=value, version=version, created=created, written_ms=written_ms, expires_ms=expires_ms)
+
+
+def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
+    """The result of one operation in full, as batches and rare operations carry it."""
+    if result.__class__ is int and op[0] in _VERSIONED:
+        return kv_pb2.Result(version=result)
+    if isinstance(result, StoreError):
+        return kv_pb2.Result(failure=failure(result, []))
+    if result is None:
+        return kv_pb2.Result()
+    match op[0]:
+        case Code.GET:
+            return kv_pb2.Result(version=result[1], record=record_message(result))
+        case Code.META:
+            length, version, created, written_ms, expires_ms = result
+            record = kv_pb2.Record(version=version, created=created, written_ms=written_ms, expires_ms=expires_ms)
+            return kv_pb2.Result(version=version, integer=length, record=record)
+        case Code.PUT if op[4] & Flag.RETURN_OLD:
+            applied, version, old = result
+            return kv_pb2.Result(version=version, integer=int(applied), record=record_message(old) if old else None)
+        case Code.DELETE if op[2] & Flag.RETURN_OLD:
+            sequence, old = result
+            return kv_pb2.Result(version=sequence, record=record_message(old) if old else None)
+        case Code.INCREMENT | Code.APPEND:
+            return kv_pb2.Result(integer=result[0], version=result[1])
+        case Code.EXPIRE | Code.DELETE_RANGE | Code.COUNT:
+            return kv_pb2.Result(integer=int(result))
+        case Code.BATCH:
+            return kv_pb2.Result(results=[result_message(*pair) for pair in zip(op[2], result, strict=True)])
+        case Code.SCAN:
+            return _page(result[0], next=result[1])
+        case Code.SCAN_TOKENS:
+            return _page(result[0], next_token=result[1])
+    raise AssertionError(f"no message for the result of {op[0]}")
+
+
+def _page(
+    items: list[tuple[bytes, Record]], *, next: bytes | None = None, next_token: int | None = None
+) -> kv_pb2.Result:
+    keys, records = [key for key, _ in items], [record_message(record) for _, record in items]
+    return kv_pb2.Result(keys=keys, records=records, next=next, next_token=next_token)

@@ -1,0 +1,309 @@
+"""The Feed service: positions, pages of changes, and holds on logs, of all partitions, at any server."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import (
+    InvalidRequest,
+    MetadataError,
+    NodeExists,
+    NoSuchLedger,
+    Overloaded,
+    PositionTrimmed,
+    StoreError,
+    Unavailable,
+)
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.state.changes import Interest
+from kvstore.proto import feed_pb2, feed_pb2_grpc
+from kvstore.ring import PartitionState, Ring
+from kvstore.rpc.calls import Few
+from kvstore.rpc.status import abort
+from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.pages import Bounds, Page
+from kvstore.server.feed.tail import Cursor
+from kvstore.server.routing.backend import Backend
+from kvstore.types import LedgerId, PartitionId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import EVERYTHING, FEED_PIN, Pins
+
+Context = grpc.aio.ServicerContext[Any, Any]
+
+WAIT_MAX_MS = 20_000
+CALLS_MAX = 256
+"""Of Changes at a time; more are refused."""
+KEPT_MAX = 64
+KEPT_S = 30.0
+"""A reader's place is kept for its next call, so that it need not be looked for again."""
+WORK_S = 1.0
+"""A page without anything that is asked for ends after so long: its `next` has moved."""
+HOLD_MAX_MS = 7 * 24 * 3_600_000
+HOLDS_MAX = 256
+"""Names of holds on one partition's log: each is a znode there."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Place(NamedTuple):
+    """A reader's place, and what it waits by."""
+
+    cursor: Cursor
+    news: asyncio.Event
+
+
+class FeedService(feed_pb2_grpc.FeedServicer):
+    """`kvstore.v1.Feed`."""
+
+    def __init__(self, env: Env, backend: Backend, feeds: Feeds, store: MetadataStore) -> None:
+        self._env, self._backend, self._feeds = env, backend, feeds
+        self._lists = LedgerLists(store)
+        self._pins = Pins(store, self._lists)
+        self._kept: dict[tuple[str, int, bytes, bytes], tuple[Place, float]] = {}
+        self._sweep: asyncio.TimerHandle | None = None
+        self._running = 0
+        self._surveys, self._holding = Few("calls of Positions"), Few("calls of Hold")
+
+    def close(self) -> None:
+        """Places that are kept end with the feeds."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+        self._kept.clear()
+
+    # ── positions ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def Positions(self, request: feed_pb2.PositionsRequest, context: Context) -> feed_pb2.PositionsResponse:
+        try:
+            with self._surveys.place(context):
+                return await self._positions()
+        except StoreError as error:
+            await abort(context, _seen_outside(error))
+
+    async def _positions(self) -> feed_pb2.PositionsResponse:
+        ring = await self._feeds.newest_ring()
+        here = [each for each in sorted(ring.partitions) if not ring.has_left(each)]
+        response = feed_pb2.PositionsResponse(ring_version=ring.routed, cluster=await self._feeds.cluster())
+        readable = {*ring.partitions, *await self._feeds.left(ring)}
+        for partition in sorted({*readable, *ring.retired}):
+            feed = response.partitions.add(partition=partition, ended=partition not in here)
+            if partition in here:
+                listed, _ = await self._lists.read(partition)
+                feed.latest = await self._feeds.latest(partition) if listed.ledgers else 0
+                feed.oldest = max(0, listed.trimmed_seq - 1)
+            else:
+                ends = await self._feeds.ends(partition) if partition in readable else None
+                feed.oldest, feed.latest = ends or (0, 0)
+                feed.gone = ends is None
+            feed.servers.extend(self._servers_of(partition))
+        return response
+
+    def _servers_of(self, partition: PartitionId) -> list[str]:
+        topology = self._backend.topology
+        member = topology.ring.partitions.get(partition)
+        leader = topology.leaders.get(partition, ("", 0))[0]
+        replicas = sorted(member.replicas if member is not None else (), key=lambda server: server == leader)
+        return [topology.servers[each].grpc for each in replicas if each in topology.servers]
+
+    # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def Changes(self, request: feed_pb2.ChangesRequest, context: Context) -> feed_pb2.ChangesResponse:
+        if self._running >= CALLS_MAX:
+            await abort(context, Overloaded(f"{self._running} readers of changes at this server, at most {CALLS_MAX}"))
+        self._running += 1
+        try:
+            return await self._changes(request)
+        except StoreError as error:
+            await abort(context, _seen_outside(error))
+        finally:
+            self._running -= 1
+
+    async def _changes(self, request: feed_pb2.ChangesRequest) -> feed_pb2.ChangesResponse:
+        partition = PartitionId(request.partition)
+        if request.until and request.until < request.after:
+            raise InvalidRequest(f"want until >= after, got {request.until} and {request.after}")
+        ring = self._feeds.ring()
+        if partition not in ring.partitions and partition not in ring.retired:
+            _check_partitions([partition], await self._feeds.newest_ring())
+        place = await self._place(request)
+        is_kept = False
+        try:
+            page = await self._fill(request, place)
+            response = page.finish(place.cursor.latest)
+            response.ended = await self._has_ended(place.cursor)
+            is_kept = page.is_exact and not response.ended
+        finally:
+            if is_kept:
+                self._keep((partition, response.next, request.start, request.end), place)
+            else:
+                await self._feeds.drop(place.cursor)
+        self._feeds.pages_total += 1
+        self._feeds.changes_total += len(response.keys)
+        return response
+
+    async def _fill(self, request: feed_pb2.ChangesRequest, place: Place) -> Page:
+        cursor, news = place
+        page = Page(cursor.interest, Bounds.of(request), request.after, keys_only=request.keys_only)
+        now = self._env.clock.now()
+        until = now + min(request.wait_ms, WAIT_MAX_MS) / 1000
+        work_until = now + max(WORK_S, min(request.wait_ms, WAIT_MAX_MS) / 1000)
+        while not page.is_full:
+            news.clear()
+            cursor.check()
+            await cursor.fetch()
+            entries = cursor.ready()
+            for entry in entries:
+                if not page.add(entry):
+                    return page
+                cursor.take(entry)
+            await asyncio.sleep(0)  # a page is many batches: others come in between
+            now = self._env.clock.now()
+            if entries or cursor.is_behind:
+                if now >= work_until:
+                    break
+                continue
+            page.skip_to(cursor.seq)
+            if page.is_news or now >= until:
+                break
+            await wait_within(news, until - now)
+        return page
+
+    async def _has_ended(self, cursor: Cursor) -> bool:
+        if not self._feeds.ring().has_left(cursor.partition) or not cursor.is_at_end:
+            return False
+        return cursor.position >= (await self._feeds.end(cursor.partition))[0]
+
+    async def _place(self, request: feed_pb2.ChangesRequest) -> Place:
+        kept = self._kept.pop((request.partition, request.after, request.start, request.end), None)
+        if kept is not None:
+            return kept[0]
+        news = asyncio.Event()
+        interest = Interest(request.start, request.end)
+        cursor = await self._feeds.cursor(PartitionId(request.partition), request.after, interest, news.set)
+        return Place(cursor, news)
+
+    def _keep(self, key: tuple[str, int, bytes, bytes], place: Place) -> None:
+        now = self._env.clock.now()
+        old = self._kept.pop(key, None)
+        self._kept[key] = (place, now)
+        if old is not None:
+            self._drop(old[0])
+        while len(self._kept) > KEPT_MAX or next(iter(self._kept.values()))[1] < now - KEPT_S:
+            self._drop(self._kept.pop(next(iter(self._kept)))[0])
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._sweep_kept)
+
+    def _sweep_kept(self) -> None:
+        self._sweep = None
+        before = self._env.clock.now() - KEPT_S
+        for key in [key for key, (_, at) in self._kept.items() if at <= before]:
+            self._drop(self._kept.pop(key)[0])
+        if self._kept:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT_S, self._sweep_kept)
+
+    def _drop(self, place: Place) -> None:
+        self._env.nursery.spawn(self._feeds.drop(place.cursor), name="drop a feed reader's place")
+
+    # ── holds ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def Hold(self, request: feed_pb2.HoldRequest, context: Context) -> feed_pb2.HoldResponse:
+        try:
+            with self._holding.place(context):
+                return await self._hold(request)
+        except StoreError as error:
+            await abort(context, _seen_outside(error))
+
+    async def _hold(self, request: feed_pb2.HoldRequest) -> feed_pb2.HoldResponse:
+        if not _NAME.fullmatch(request.name) or request.ttl_ms > HOLD_MAX_MS:
+            raise InvalidRequest("want a name of 1 to 64 letters, digits, '-', '_' or '.', and at most a week")
+        deadline_ms = self._env.clock.date_ms() + request.ttl_ms
+        ring = await self._feeds.newest_ring()
+        _check_partitions(request.positions, ring)
+        left = await self._feeds.left(ring)
+        if request.ttl_ms:
+            for partition in sorted({*request.positions} - {*left}):
+                await self._check_room(request.name, PartitionId(partition))
+        for partition, after in sorted(request.positions.items()):
+            if partition not in left:  # nobody trims such a log: it stays for the retention as it is, then it goes
+                await self._move_hold(request.name, PartitionId(partition), after, deadline_ms, request.ttl_ms > 0)
+        # Read again: a partition that joined meanwhile got no holds but those that there were.
+        for partition, member in sorted((await self._feeds.newest_ring()).partitions.items()):
+            if partition in request.positions:
+                continue
+            if not request.ttl_ms:
+                await self._release(request.name, partition)
+            elif member.state is not PartitionState.RETIRED:  # such a one would stay for as long as it is held
+                is_new = member.state is PartitionState.JOINING
+                await self._prolong(request.name, partition, deadline_ms, is_new=is_new)
+        return feed_pb2.HoldResponse(deadline_ms=deadline_ms)
+
+    async def _check_room(self, hold: str, partition: PartitionId) -> None:
+        """Raises Overloaded where that would be one name too many."""
+        pins = await self._pins.names(partition)
+        others = {each.rpartition("@")[0] for each in pins if each.startswith(FEED_PIN)} - {f"{FEED_PIN}{hold}"}
+        if len(others) >= HOLDS_MAX:
+            raise Overloaded(f"partition {partition}: {len(others)} names of holds, at most {HOLDS_MAX}; release some")
+
+    async def _move_hold(
+        self, hold: str, partition: PartitionId, after: int, deadline_ms: int, is_wanted: bool
+    ) -> None:
+        """Hold what stands behind `after`, and nothing under earlier deadlines any more."""
+        name = _pin_name(hold, deadline_ms)
+        if is_wanted:
+            ledger = await self._ledger_behind(partition, after)
+            if ledger is None:
+                await self._pins.hold_on(partition, name, deadline_ms)
+            else:
+                await self._pin(partition, after, ledger, name, deadline_ms)
+        await self._release(hold, partition, but=name if is_wanted else "")
+
+    async def _prolong(self, hold: str, partition: PartitionId, deadline_ms: int, *, is_new: bool) -> None:
+        """Of a partition that the reader does not know yet: what is held stays held, and of a new one everything is."""
+        name = _pin_name(hold, deadline_ms)
+        old = [pin.ledger for _, pin in await self._pins.all(partition, _pin_name(hold))]
+        if old or is_new:
+            await self._pins.hold_on(partition, name, deadline_ms, min(old, default=EVERYTHING))
+        await self._release(hold, partition, but=name)
+
+    async def _release(self, hold: str, partition: PartitionId, *, but: str = "") -> None:
+        for each in sorted(await self._pins.names(partition)):
+            if each.startswith(_pin_name(hold)) and each != but:
+                await self._pins.release(partition, each)
+
+    async def _ledger_behind(self, partition: PartitionId, after: int) -> LedgerId | None:
+        """None: nothing is logged yet."""
+        place = await self._feeds.cursor(partition, after, Interest(), lambda: None)
+        ledger = place.position.ledger
+        await self._feeds.drop(place)
+        return ledger if ledger >= 0 else None
+
+    async def _pin(self, partition: PartitionId, after: int, ledger: LedgerId, name: str, deadline_ms: int) -> None:
+        try:
+            with suppress(NodeExists):  # asked twice in one millisecond
+                await self._pins.hold(partition, name, ledger, deadline_ms=deadline_ms)
+        except NoSuchLedger:
+            raise PositionTrimmed(partition, after, (await self._feeds.end(partition))[2]) from None
+
+
+def _check_partitions(named: Iterable[str], ring: Ring) -> None:
+    """Raises InvalidRequest for one that the ring does not know: it would be asked for in the metadata store by its
+    name, and a tail that fails at that ends the process."""
+    for each in sorted(named):
+        if each not in ring.partitions and each not in ring.retired:
+            raise InvalidRequest(f"no partition {each[:80]!r}; there are {sorted(ring.partitions)}")
+
+
+def _pin_name(hold: str, deadline_ms: int | None = None) -> str:
+    """Without a deadline: how all of that hold's begin."""
+    return f"{FEED_PIN}{hold}@{'' if deadline_ms is None else deadline_ms}"
+
+
+def _seen_outside(error: StoreError) -> StoreError:
+    """The metadata store is no client's business: what it keeps from being done may be done later."""
+    return Unavailable(f"the metadata store cannot be read now: {error}") if isinstance(error, MetadataError) else error

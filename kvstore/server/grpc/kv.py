@@ -1,0 +1,257 @@
+"""The KV service: gRPC messages ↔ operations of the server behind it. Decides nothing about data."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Mapping
+from functools import partial
+from typing import Any
+
+import grpc
+
+from kvstore.env import Env
+from kvstore.env.histogram import Histogram
+from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError, Unavailable
+from kvstore.partition.state.commands import Code, Flag, Op, Result, Sink
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
+from kvstore.rpc.status import abort
+from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.watch import send_watch
+from kvstore.server.grpc.batch_budget import BatchRoom
+from kvstore.server.grpc.decode import (
+    batch_op,
+    check_flags,
+    check_level,
+    check_numbers,
+    check_sizes,
+    request_id,
+)
+from kvstore.server.grpc.encode import check_answer, record_message, result_message
+from kvstore.server.grpc.scan import scan_pages
+from kvstore.server.grpc.scan_slots import ScanPlaces
+from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Unsent, progress_of
+from kvstore.server.grpc.topology import Topologies
+from kvstore.server.routing.ask import Submits, ask
+from kvstore.server.routing.backend import Backend
+from kvstore.server.routing.pending import check_one_partition
+from kvstore.types import PartitionId
+
+logger = logging.getLogger(__name__)
+Context = grpc.aio.ServicerContext[Any, Any]
+_METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "Delete", Code.BATCH: "Batch"}
+_FRAMES = ("Execute", "Session")
+
+
+class KV(kv_pb2_grpc.KVServicer):
+    """`kvstore.v1.KV`."""
+
+    def __init__(self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None) -> None:
+        """Without `feeds` there is nothing to watch."""
+        self._env, self._backend, self._feeds = env, backend, feeds
+        self._scans = ScanPlaces(env.clock.now)
+        self._unsent, self._batches = Unsent(), BatchRoom()
+        self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
+        """Seconds that calls of a method took, refused ones too; of frames, each lane."""
+        self._topologies = Topologies(backend, env.clock, server)
+
+    def close(self) -> None:
+        """Let the topology go. Calls that wait for another one end with the server."""
+        self._topologies.close()
+
+    async def Get(self, request: kv_pb2.GetRequest, context: Context) -> kv_pb2.GetResponse:
+        key = request.key
+        try:
+            check_sizes(Code.GET, key, b"")
+            check_level(request.level)
+            partition = self._backend.topology.ring.partition_of(key)
+            op = (Code.GET, key, request.level, _token(request.token, partition))
+            record = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        return kv_pb2.GetResponse(record=record_message(record) if record is not None else None, **self._seal(key))
+
+    async def Put(self, request: kv_pb2.PutRequest, context: Context) -> kv_pb2.PutResponse:
+        key, value, flags = request.key, request.value, request.flags
+        try:
+            check_sizes(Code.PUT, key, value)
+            check_numbers(request.expires_ms, request.version)
+            id = request_id(request.request)
+            op = (Code.PUT, key, value, request.expires_ms, check_flags(flags), request.version, id)
+            result = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        response = kv_pb2.PutResponse(version=0, applied=True, **self._seal(key))
+        if flags & Flag.RETURN_OLD:
+            response.applied, response.version, old = result
+            if old is not None:
+                response.old.CopyFrom(record_message(old))
+        else:
+            response.version = result
+        return response
+
+    async def Delete(self, request: kv_pb2.DeleteRequest, context: Context) -> kv_pb2.DeleteResponse:
+        try:
+            check_sizes(Code.DELETE, request.key, b"")
+            check_numbers(request.version)
+            flags = check_flags(request.flags)
+            op = (Code.DELETE, request.key, flags, request.version, request_id(request.request))
+            result = await self._in_time(op, request.ring_version, context)
+        except StoreError as error:
+            await abort(context, error)
+        response = kv_pb2.DeleteResponse(**self._seal(request.key))
+        if request.flags & Flag.RETURN_OLD:
+            response.sequence, old = result
+            if old is not None:
+                response.old.CopyFrom(record_message(old))
+        else:
+            response.sequence = result
+        return response
+
+    async def Batch(self, request: kv_pb2.BatchRequest, context: Context) -> kv_pb2.BatchResponse:
+        try:
+            op = batch_op(request.operations, request.flags, request_id(request.request))
+            check_one_partition(op, self._backend.topology.ring.partition_of)
+            result = await self._in_time(op, request.ring_version, context, _Batches(self._backend, self._batches))
+            response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
+            check_answer(response)
+        except StoreError as error:
+            await abort(context, error)
+        return response
+
+    async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
+        session = _frames(self, "Execute", UNARY_BYTES_MAX)
+        try:
+            session.accept(request)
+            await session.wait_all_done()
+            answers = kv_pb2.Answers()
+            for part in session.take():
+                answers.MergeFrom(part)
+            check_answer(answers)
+        except StoreError as error:
+            await abort(context, error)
+        finally:
+            session.close()
+        return answers
+
+    async def Session(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
+        self, requests: AsyncIterator[kv_pb2.Frame], context: Context
+    ) -> None:
+        # The head goes out at once: it tells the client that what it sends from now on has been sent.
+        await context.send_initial_metadata(())
+        session = _frames(self, "Session", UNSENT_BYTES_MAX)
+        sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
+        wrong: InvalidRequest | None = None
+        try:
+            while (frame := await context.read()) is not grpc.aio.EOF:
+                try:
+                    session.accept(frame)
+                except InvalidRequest as error:
+                    wrong = error
+                    break
+                await session.wait_room()
+            await session.wait_all_done()
+            session.finish()
+            await sending  # also before an error: what came earlier has its answers
+            if wrong is not None:
+                await abort(context, wrong)
+        finally:
+            session.close()
+            sending.cancel()
+
+    async def Scan(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
+        self, request: kv_pb2.ScanRequest, context: Context
+    ) -> None:
+        try:
+            check_level(request.level)
+            check_numbers(0, *request.token.values())
+            check_sizes(Code.SCAN, request.start, b"")
+            check_sizes(Code.SCAN, request.end, b"")
+            async with self._scans.place() as place:
+                async for page in scan_pages(self._backend, partial(ask, self._backend), request):
+                    await place.wait_read(context.write(page))
+        except StoreError as error:
+            await abort(context, error)
+        except grpc.aio.BaseError as error:
+            logger.debug("the client of a scan is gone: %r", error)
+
+    async def Watch(  # type: ignore[override]  # gRPC takes coroutines that write to the context as well
+        self, request: kv_pb2.WatchRequest, context: Context
+    ) -> None:
+        if self._feeds is None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, "this server has no change feed")
+        try:
+            await send_watch(self._feeds, request, context)
+        except StoreError as error:
+            await abort(context, error)
+        except grpc.aio.BaseError as error:
+            logger.debug("the client of a watch is gone: %r", error)
+
+    async def Topology(self, request: kv_pb2.TopologyRequest, context: Context) -> kv_pb2.TopologyResponse:
+        return await self._topologies.wait(request.known, request.wait_ms)
+
+    def _seal(self, key: bytes) -> dict[str, Any]:
+        ring = self._backend.topology.ring
+        progress = progress_of(self._backend, self._env.clock, ring.partition_of(key))
+        return {"progress": progress, "ring_version": ring.routed}
+
+    async def _in_time(self, op: Op, ring_version: int, context: Context, backend: Submits | None = None) -> Result:
+        """The result. gRPC cancels a call at its deadline; one that came without gets ours."""
+        now = self._env.clock.now
+        begun, backend = now(), backend or self._backend
+        try:
+            if context.time_remaining() is not None:
+                return await ask(backend, op, ring_version=ring_version)
+            async with asyncio.timeout(TIMEOUT_DEFAULT_MS / 1000):
+                return await ask(backend, op, ring_version=ring_version)
+        except TimeoutError:
+            kind = Unavailable if op[0] == Code.GET else OutcomeUnknown
+            raise kind(f"no answer within {TIMEOUT_DEFAULT_MS} ms") from None
+        finally:
+            self.histograms[_METHODS[op[0]]].add(now() - begun)
+
+
+class _Batches:
+    """Stands before the backend where batches come one by one."""
+
+    def __init__(self, backend: Backend, room: BatchRoom) -> None:
+        self._backend, self._room = backend, room
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None:
+        """Raises Overloaded."""
+        self._backend.submit(op, self._room.sink(op, sink), token, ring_version, partition)
+
+
+def _token(token: Mapping[str, int], partition: str) -> int:
+    """What a session token says of a partition. Raises InvalidRequest."""
+    sequence = token.get(partition, 0)
+    check_numbers(sequence)
+    return sequence
+
+
+def _frames(kv: KV, method: str, unsent_bytes_max: int) -> Session:
+    return Session(
+        kv._backend,
+        kv._env.clock,
+        unsent_bytes_max,
+        unsent=kv._unsent,
+        batches=kv._batches,
+        took=kv.histograms[method],
+    )
+
+
+async def _send(session: Session, context: Context) -> None:
+    try:
+        while not session.is_finished:
+            await session.wait_answers()
+            for answers in session.take():
+                await context.write(answers)
+    except grpc.aio.BaseError as error:
+        logger.debug("the client of a session is gone: %r", error)
+    except Exception:  # the root of a task: one stream must not end the process
+        logger.exception("cannot send the answers of a session")
+    finally:
+        session.close()  # the reader ends by itself

@@ -1,0 +1,310 @@
+"""The operators' side of the ring: plans are shown or made, moves and replicas are watched and steered."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import InvalidRequest, StoreError
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.state.commands import Code, Level, Op, Result
+from kvstore.proto import admin_pb2
+from kvstore.ring import Member, Move, MoveId, MoveState, Ring, Rings
+from kvstore.ring import replicas as replica_steps
+from kvstore.ring.once import once, plan_token
+from kvstore.ring.operations import find
+from kvstore.server.control import proposal
+from kvstore.server.control.assign import homeless
+from kvstore.server.control.load import Load, suggest
+from kvstore.server.routing.backend import Backend, Topology
+from kvstore.types import PartitionId, ServerId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import FEED_PIN, Pins
+
+log = logging.getLogger(__name__)
+
+ASK_S, ASK_FOR_STATUS_S = 4.0, 1.0
+"""For all partitions' counts of keys and samples of them."""
+SAMPLE_KEYS = 100
+_OVERHEAD_BYTES = 32
+"""Of a record beside its key and value: versions, times, its place in the index."""
+
+
+class RingSource(Protocol):
+    """The node behind the service."""
+
+    @property
+    def id(self) -> ServerId: ...
+    @property
+    def store(self) -> MetadataStore: ...
+    @property
+    def topology(self) -> Topology: ...
+    @property
+    def rings(self) -> Rings: ...
+    async def loads(self) -> dict[PartitionId, Load]:
+        """What every partition has to do, as far as its leader answers."""
+        ...
+
+    async def copied(self) -> dict[MoveId, float]:
+        """Which part of each open move is copied, as far as its target's leader answers."""
+        ...
+
+
+class RingAdmin:
+    """Answers what concerns the ring. All methods raise StoreError."""
+
+    def __init__(self, env: Env, source: RingSource, backend: Backend) -> None:
+        self._env, self._source = env, source
+        self._backend = backend
+
+    async def change(self, request: admin_pb2.ChangeRingRequest) -> admin_pb2.ChangeRingResponse:
+        """Do what is asked, once if it has an id, or only tell what it would change."""
+        step = proposal.step_of(request, self._servers(), self._env.clock.date_ms())
+        before = self._source.rings.ring
+        if request.dry_run or request.action == admin_pb2.ChangeRingRequest.LOOK:
+            after = _checked(lambda: step(before))
+            answer = await self._propose(before, after)
+            answer.plan = plan_token(before, after)
+            return answer
+        asked = proposal.asked(request)
+
+        def note(ring: Ring) -> Ring:
+            nonlocal before
+            before = ring
+            return once(ring, request.operation, asked, step)
+
+        try:
+            after = await self._source.rings.change(note)
+        except ValueError as error:
+            raise proposal.refused(error) from None
+        done = find(after.operations, request.operation)
+        if done is not None and done.before != before.version:
+            await self._hold_logs_of(done.joined, before)  # whoever did it may have died before that
+            moves = proposal.open_moves(done, after)
+            return proposal.recalled(done, after, *await self._sizes_for(moves, after))
+        await self._hold_logs_of(sorted(after.partitions.keys() - before.partitions.keys()), before)
+        answer = await self._propose(before, after)
+        answer.version = after.version
+        return answer
+
+    async def _hold_logs_of(self, joined: Collection[PartitionId], before: Ring) -> None:
+        """Who holds the logs to read them later wants those of partitions that join meanwhile, too (F6)."""
+        pins = Pins(self._source.store, LedgerLists(self._source.store))
+        others = [each for each in before.partitions if each not in joined]
+        try:
+            await pins.hold_as_others(joined, others if joined else (), FEED_PIN, self._env.clock.passed_ms())
+        except StoreError as error:  # the ring has changed, and that is what was asked
+            log.warning("partitions=%s their logs may not be held for readers of feeds: %r", joined, error)
+
+    async def change_replicas(self, request: admin_pb2.ChangeReplicasRequest) -> admin_pb2.RingStatusResponse:
+        """Move a replica, or mark a server to hold none, or some again."""
+        step, asked = _replica_step(request, self._servers()), proposal.asked(request)
+        try:
+            await self._source.rings.change(lambda ring: once(ring, request.operation, asked, step))
+        except ValueError as error:
+            raise proposal.refused(error) from None
+        return await self.status()
+
+    async def status(self) -> admin_pb2.RingStatusResponse:
+        """The moves, and how far they are."""
+        ring = self._source.rings.ring
+        copied = await self._source.copied() if ring.moves else {}
+        done, left_s = proposal.eta_s(ring, self._env.clock.date_ms(), copied)
+        answer = admin_pb2.RingStatusResponse(
+            version=ring.version,
+            paused=ring.pace.paused,
+            bytes_per_s=ring.pace.bytes_per_s,
+            parallel=ring.pace.parallel,
+            moves=await self._move_statuses(ring, copied),
+            moves_planned=ring.journey.moves,
+            moves_done=max(0, ring.journey.moves - len(ring.moves)),
+            progress=done,
+            eta_s=left_s,
+            draining=ring.draining,
+        )
+        servers = self._servers()
+        for server in ring.draining:
+            answer.homeless.extend(each for each in homeless(ring, servers, server) if each not in answer.homeless)
+        for member in ring.partitions.values():
+            if member.replacing:
+                await self._tell_replacing(member, answer)
+        return answer
+
+    async def _move_statuses(self, ring: Ring, copied: Mapping[MoveId, float]) -> list[admin_pb2.MoveStatus]:
+        sources = {move.source for move in ring.moves.values()}
+        owning = sorted(sources & set(ring.tokens.values()))
+        keys, sizes = await self._sizes_of(owning, ring, ASK_FOR_STATUS_S, sample=True)
+        shares = ring.shares()
+        return [
+            proposal.move_status(
+                move,
+                proposal.keys_of(move, shares, keys),
+                sizes.get(move.source, 0.0),
+                1.0 if move.state is MoveState.FLIPPED else copied.get(move.id, 0.0),
+            )
+            for move in ring.moves.values()
+        ]
+
+    async def loads(self) -> admin_pb2.LoadsResponse:
+        """What each partition has to do, and what to move where."""
+        loads = await self._source.loads()
+        answer = admin_pb2.LoadsResponse()
+        for partition in sorted(loads):
+            load = loads[partition]
+            row = answer.partitions.add(
+                id=partition,
+                ops_per_s=load.ops_per_s,
+                writes_per_s=load.writes_per_s,
+                written_bytes_per_s=load.written_bytes_per_s,
+            )
+            for hot in load.hot:
+                row.hot_keys.add(key=hot.key, share=hot.share)
+        for each in suggest(self._source.rings.ring, loads):
+            answer.suggestions.add(
+                source=each.source,
+                target=each.target,
+                first=each.first,
+                last=each.last,
+                ops_per_s=each.ops_per_s,
+                text=each.text,
+            )
+        return answer
+
+    async def _tell_replacing(self, member: Member, answer: admin_pb2.RingStatusResponse) -> None:
+        published = await Claims(self._source.store, member.id, self._source.id).published()
+        furthest = max((said.seq for said in published.values()), default=0)
+        for newcomer, leaving in member.replacing:
+            said = published.get(newcomer)
+            answer.replacing.add(
+                partition=member.id,
+                newcomer=newcomer,
+                leaving=leaving,
+                newcomer_sequence=said.seq if said else 0,
+                leader_sequence=furthest,
+            )
+
+    def _servers(self) -> dict[ServerId, str]:
+        """Those that may hold replicas, and the zone of each."""
+        servers: Any = self._source.topology.servers
+        return {ServerId(id): each.zone for id, each in servers.items() if not getattr(each, "draining", False)}
+
+    async def _propose(self, before: Ring, after: Ring) -> admin_pb2.ChangeRingResponse:
+        keys, sizes = await self._sizes_for(proposal.changed_moves(before, after), before)
+        return proposal.proposal(before, after, keys, sizes)
+
+    async def _sizes_for(
+        self, moves: Collection[Move], ring: Ring
+    ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
+        """Of the sources of these moves; without any, of all partitions."""
+        wanted = {move.source for move in moves} or set(ring.partitions)
+        owning = sorted(wanted & set(ring.tokens.values()))
+        return await self._sizes_of(owning, ring, ASK_S, sample=bool(moves))
+
+    async def _sizes_of(
+        self, owning: Iterable[PartitionId], ring: Ring, within_s: float, *, sample: bool
+    ) -> tuple[dict[PartitionId, int], dict[PartitionId, float]]:
+        """Keys and, if wanted, mean bytes of a record, of those that answer in time. All are asked at once."""
+        starts: dict[PartitionId, int] = {}
+        for span in ring.ranges():  # a partition's first one: its last may hold too few records
+            starts.setdefault(span.owner, span.start + 1 if span.start < span.end else 0)
+        asked: list[tuple[PartitionId, Op]] = []
+        for partition in owning:
+            asked.append((partition, (Code.COUNT, b"", int(Level.STALE))))
+            if sample:
+                some = (Code.SCAN_TOKENS, starts[partition], SAMPLE_KEYS, int(Level.STALE), 0)
+                asked.append((partition, some))
+        answers = _Answers(len(asked))
+        for number, (partition, op) in enumerate(asked):
+            self._backend.submit(op, answers, number, 0, partition)
+        await wait_within(answers.all_done, within_s)
+        keys: dict[PartitionId, int] = {}
+        sizes: dict[PartitionId, float] = {}
+        for number, found in answers.found.items():
+            partition, op = asked[number]
+            if op[0] == Code.COUNT:
+                keys[partition] = found
+            else:
+                sizes[partition] = _record_bytes(found[0])
+        return keys, sizes
+
+
+class _Answers:
+    """The sink of several operations; keeps what is no error."""
+
+    def __init__(self, count: int) -> None:
+        self.found: dict[int, Any] = {}
+        self.all_done = asyncio.Event()
+        self._missing = count
+        if not count:
+            self.all_done.set()
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        if not isinstance(result, StoreError):
+            self.found[token] = result
+        self._missing -= 1
+        if not self._missing:
+            self.all_done.set()
+
+    def flush(self) -> None:
+        """The caller is woken by itself."""
+
+
+def _record_bytes(items: Sequence[tuple[bytes, Any]]) -> float:
+    """Mean size of some records."""
+    if not items:
+        return 0.0
+    return sum(len(key) + len(record[0]) + _OVERHEAD_BYTES for key, record in items) / len(items)
+
+
+def _replica_step(request: admin_pb2.ChangeReplicasRequest, servers: dict[ServerId, str]) -> Callable[[Ring], Ring]:
+    """Raises InvalidRequest."""
+    if request.drain:
+        server = ServerId(request.drain)
+
+        def drain(ring: Ring) -> Ring:
+            _check_known(ring, servers, server)
+            stuck = homeless(ring, servers, server)
+            if stuck:
+                raise ValueError(f"no other server can take the replicas of {', '.join(stuck)}: add one first")
+            return replica_steps.drain(ring, server)
+
+        return drain
+    if request.undrain:
+        server = ServerId(request.undrain)
+
+        def undrain(ring: Ring) -> Ring:
+            _check_known(ring, servers, server)
+            return replica_steps.undrain(ring, server)
+
+        return undrain
+    newcomer = ServerId(request.newcomer)
+    if newcomer not in servers:
+        takers = ", ".join(sorted(servers))
+        raise InvalidRequest(f"want one of the servers that are up and not draining, {takers}, got {newcomer!r}")
+    partition, leaving = PartitionId(request.partition), ServerId(request.leaving)
+
+    def begin(ring: Ring) -> Ring:
+        if newcomer in ring.draining:
+            raise ValueError(f"server {newcomer} is drained: want one that shall hold replicas")
+        return replica_steps.begin_replacing(ring, partition, newcomer, leaving)
+
+    return begin
+
+
+def _check_known(ring: Ring, servers: Collection[ServerId], server: ServerId) -> None:
+    """Raises ValueError for a server that is not up, holds nothing, and is not drained."""
+    known = {*servers, *ring.draining, *(each for member in ring.partitions.values() for each in member.replicas)}
+    if server not in known:
+        raise ValueError(f"want one of the servers {', '.join(sorted(known))}, got {server}")
+
+
+def _checked(work: Callable[[], Ring]) -> Ring:
+    try:
+        return work()
+    except ValueError as error:
+        raise proposal.refused(error) from None

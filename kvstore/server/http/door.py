@@ -1,0 +1,233 @@
+"""The HTTP door: health, metrics and a status page. Bounded: it has few connections, reads no bodies and answers from
+memory. A crowd on another door does not keep it from saying that the process is well."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Protocol
+
+import orjson
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client.core import Metric
+
+from kvstore.env import Listener, Transport
+from kvstore.server.http.metrics import Statistics, metrics_of
+from kvstore.server.http.page import page_of
+
+HEADER_BYTES_MAX = 8190
+CONNECTIONS_MAX = 64
+"""One more takes the place of that which has asked for nothing for the longest time."""
+SILENT_S = 75.0
+"""A connection that brings no whole request for so long is closed."""
+SHUTDOWN_S = 2.0
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
+RESTS = 9
+"""How many times as long as a costly page took to make it is given out as it is."""
+LAG_LOOK_S = 0.25
+"""How often the event loop's delay is measured."""
+
+
+class Shown(Protocol):
+    """What the door shows: a node, starting or running."""
+
+    def status(self) -> Statistics:
+        """For the status page."""
+        ...
+
+    def not_ready(self) -> list[str]:
+        """Why requests should not be sent here; empty if they may be."""
+        ...
+
+    def leaderless(self) -> Sequence[str]:
+        """The partitions without a leader, as far as is known here."""
+        ...
+
+    def statistics(self) -> Mapping[str, Statistics]:
+        """Numbers by part; a part whose values are tables again is labelled by their names (for example partitions)."""
+        ...
+
+
+class HttpDoor:
+    """Listens from `open` to `close`."""
+
+    def __init__(self, shown: Shown, transport: Transport) -> None:
+        self._shown, self._transport = shown, transport
+        self._registry = CollectorRegistry()
+        self._lag = LoopLag()
+        self._registry.register(Collected(shown, self._lag))
+        ProcessCollector(namespace="", registry=self._registry)
+        self._measured = Rested(lambda: generate_latest(self._registry), lambda: asyncio.get_running_loop().time())
+        self._pages = {
+            "/": self._status,
+            "/healthz": self._healthz,
+            "/readyz": self._readyz,
+            "/clusterz": self._clusterz,
+            "/metrics": self._metrics,
+        }
+        self._runner: web.ServerRunner | None = None
+        self._listener: Listener | None = None
+
+    async def open(self, address: str) -> None:
+        """Raises OSError."""
+        connections = Connections(self._answer)
+        self._runner = web.ServerRunner(connections, shutdown_timeout=SHUTDOWN_S)
+        await self._runner.setup()
+        self._listener = await self._transport.listen(address, connections, is_vital=True)
+        self._lag.start()
+
+    async def close(self) -> None:
+        self._lag.stop()
+        if self._listener is not None:
+            self._listener.close()
+        if self._runner is not None:
+            await self._runner.cleanup()
+
+    def _answer(self, request: web.BaseRequest) -> web.Response:
+        page = self._pages.get(request.path)
+        if page is None:
+            return web.Response(text="404: Not Found", status=404)
+        if request.method not in ("GET", "HEAD"):
+            return web.Response(text="405: Method Not Allowed", status=405, headers={"Allow": "GET,HEAD"})
+        return page(request)
+
+    def _status(self, request: web.BaseRequest) -> web.Response:
+        """A page for whoever says that it reads HTML, as browsers do; JSON for all others."""
+        if "text/html" in request.headers.get("Accept", ""):
+            page = page_of(self._shown.status())
+            return web.Response(text=page, content_type="text/html", headers={"Content-Security-Policy": PAGE_POLICY})
+        body = orjson.dumps(self._shown.status(), default=str, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS)
+        return web.Response(body=body, content_type="application/json")
+
+    def _healthz(self, _: web.BaseRequest) -> web.Response:
+        """The event loop runs, or this would not answer."""
+        return web.Response(text="ok\n")
+
+    def _readyz(self, _: web.BaseRequest) -> web.Response:
+        """For load balancers: of this server alone."""
+        return _ok_unless(self._shown.not_ready())
+
+    def _clusterz(self, _: web.BaseRequest) -> web.Response:
+        """For who waits until the whole cluster serves."""
+        leaderless = [f"partition {each} has no leader" for each in self._shown.leaderless()]
+        return _ok_unless([*self._shown.not_ready(), *leaderless])
+
+    def _metrics(self, _: web.BaseRequest) -> web.Response:
+        return web.Response(body=self._measured.take(), content_type="text/plain", charset="utf-8")
+
+
+def _ok_unless(faults: Sequence[str]) -> web.Response:
+    return web.Response(text="\n".join(faults or ["ok"]) + "\n", status=503 if faults else 200)
+
+
+class Connections(web.Server):
+    """Speaks HTTP on as many connections as there may be."""
+
+    def __init__(self, answer: Callable[[web.BaseRequest], web.Response]) -> None:
+        super().__init__(
+            self._handle,
+            access_log=None,
+            logger=_own_faults(),
+            max_line_size=HEADER_BYTES_MAX,
+            max_field_size=HEADER_BYTES_MAX,
+            keepalive_timeout=SILENT_S,
+        )
+        self._answer = answer
+        self._silent: dict[asyncio.Transport, None] = {}
+        """All of them; who has asked for nothing for the longest time is the first."""
+
+    def connection_made(self, handler: web.RequestHandler, transport: asyncio.Transport) -> None:
+        super().connection_made(handler, transport)
+        self._silent[transport] = None
+        if len(self._silent) > CONNECTIONS_MAX:
+            longest = next(iter(self._silent))
+            del self._silent[longest]
+            longest.abort()
+
+    def connection_lost(self, handler: web.RequestHandler, exc: BaseException | None = None) -> None:
+        super().connection_lost(handler, exc)
+        if handler.transport is not None:
+            self._silent.pop(handler.transport, None)
+
+    async def _handle(self, request: web.BaseRequest) -> web.Response:
+        if request.transport in self._silent:
+            del self._silent[request.transport]
+            self._silent[request.transport] = None
+        return self._answer(request)
+
+
+class _OwnFault(logging.Filter):
+    """Lets pass what failed in here. What a client sends wrongly is answered to it: a traceback for each few bytes of
+    it would fill the log."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+
+
+def _own_faults() -> logging.Logger:
+    logger = logging.getLogger(f"{__name__}.requests")
+    logger.addFilter(_OWN_FAULT)
+    return logger
+
+
+_OWN_FAULT = _OwnFault()
+
+
+class Rested:
+    """A page that is costly to make. It takes at most a tenth of the event loop, however often and whoever asks for it:
+    everything in this process waits meanwhile, leases too."""
+
+    def __init__(self, make: Callable[[], bytes], now: Callable[[], float]) -> None:
+        self._make, self._now = make, now
+        self._made = b""
+        self._until = -math.inf
+
+    def take(self) -> bytes:
+        """The page, as it is or was a moment ago."""
+        began = self._now()
+        if began >= self._until:
+            self._made = self._make()
+            ended = self._now()
+            self._until = ended + RESTS * (ended - began)
+        return self._made
+
+
+class Collected:
+    """A prometheus_client collector over `statistics()`: nothing is counted twice, nothing is kept here."""
+
+    def __init__(self, shown: Shown, lag: LoopLag) -> None:
+        self._shown, self._lag = shown, lag
+
+    def collect(self) -> Iterator[Metric]:
+        for part, values in self._shown.statistics().items():
+            yield from metrics_of(part, {**values, "loop_lag_max_s": self._lag.take()} if part == "process" else values)
+
+
+class LoopLag:
+    """The longest delay of the event loop since somebody asked: everything in this process waits as long."""
+
+    def __init__(self) -> None:
+        self._longest_s = 0.0
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._due = loop.time() + LAG_LOOK_S
+        self._timer = loop.call_later(LAG_LOOK_S, self._look)
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def take(self) -> float:
+        longest, self._longest_s = self._longest_s, 0.0
+        return longest
+
+    def _look(self) -> None:
+        self._longest_s = max(self._longest_s, asyncio.get_running_loop().time() - self._due)
+        self.start()

@@ -1,0 +1,268 @@
+"""What servers say to each other, as bytes. Decides only. Golden bytes are in its test.
+
+    stream  := frame*
+    frame   := length u32 big endian | body
+    body    := MessagePack of one of the arrays below, its kind first
+
+Each side of a link decodes with types and bounds (lengths, codes, counts) before anything is done; what does not fit is
+FrameError, and its link ends. Columns keep thousands of operations to a few microseconds: the common ones are decoded
+straight into the tuples that partitions take.
+"""
+
+from __future__ import annotations
+
+import operator
+import struct
+from collections.abc import Iterator
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Struct
+from msgspec.msgpack import Decoder, Encoder, Ext
+
+from kvstore import errors
+from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Op, RequestId
+
+VERSION = 2
+"""Of the link. A server refuses another one by number. In 1 nobody had to prove anything."""
+FRAME_BYTES_MAX = 32 << 20
+HEADER = struct.Struct(">I")
+BODY_BYTES_MAX = 8 << 20
+"""Of a call between replicas, and of its answer."""
+
+_Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
+_AnyKey = Annotated[bytes, Meta(max_length=KEY_BYTES_MAX)]
+_Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
+_Id = Annotated[int, Meta(ge=0)]
+_Name = Annotated[str, Meta(min_length=1, max_length=128)]
+_Level = Annotated[int, Meta(ge=0, le=3)]
+_Get = tuple[Literal[1], _Key, _Level, int]
+_Put = tuple[Literal[3], _Key, _Value, int, int, int, RequestId | None]
+_ERROR_EXT = 1
+
+
+class Lane(Struct, array_like=True, forbid_unknown_fields=True):
+    """Operations on one partition, by the sender's numbers."""
+
+    partition: _Name
+    gets: list[tuple[_Id, _Get]] = []
+    puts: list[tuple[_Id, _Put]] = []
+    others: list[tuple[_Id, tuple[Any, ...]]] = []
+
+    def in_order(self) -> tuple[list[tuple[int, Op]], list[tuple[int, InvalidRequest]]]:
+        """All of them as they were submitted, and why some of the rarer ones cannot be done."""
+        if not self.puts and not self.others:
+            return self.gets, []
+        if not self.gets and not self.others:
+            return self.puts, []
+        good: list[tuple[int, Op]] = [*self.gets, *self.puts]
+        bad: list[tuple[int, InvalidRequest]] = []
+        for number, op in self.others:
+            try:
+                good.append((number, restored(op)))
+            except FrameError as error:
+                bad.append((number, InvalidRequest(str(error))))
+        good.sort(key=operator.itemgetter(0))
+        return good, bad
+
+
+class Operations(Struct, array_like=True, tag=1, forbid_unknown_fields=True):
+    """Operations that the sender was asked for and the receiver leads."""
+
+    ring_version: int
+    lanes: list[Lane]
+    heard: _Id = 0
+    """Frames of results that the sender had taken in. What it sent before it heard of a refusal is refused too, so that
+    a partition's operations are done in the order in which they came to the sender."""
+
+
+class Results(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
+    """Answers to operations, in any order."""
+
+    numbers: list[tuple[_Id, int]] = []
+    """Versions and sequences."""
+    records: list[tuple[_Id, tuple[bytes, int, int, int, int]]] = []
+    absent: list[_Id] = []
+    others: list[tuple[_Id, Any]] = []
+    progress: list[tuple[_Name, int, int]] = []
+    """(partition, sequence, time) no smaller than those of any answer in here."""
+
+
+class Call(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
+    """What a partition's replica asks another one."""
+
+    number: _Id
+    partition: _Name
+    method: _Name
+    body: Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)]
+
+
+class Answer(Struct, array_like=True, tag=4, forbid_unknown_fields=True):
+    """The answer to a Call: bytes or an error."""
+
+    number: _Id
+    body: Annotated[bytes, Meta(max_length=BODY_BYTES_MAX)] = b""
+    error: Any = None
+
+
+class Ping(Struct, array_like=True, tag=5, forbid_unknown_fields=True):
+    """Says that the sender lives; answered with itself."""
+
+    number: _Id
+
+
+class Goodbye(Struct, array_like=True, tag=6, forbid_unknown_fields=True):
+    """From the answering side: send nothing more, and close when everything has been answered."""
+
+
+Message = Operations | Results | Call | Answer | Ping | Goodbye
+
+
+class FrameError(Exception):
+    """What a peer sent is not a frame of this protocol."""
+
+
+def encode(message: Message) -> bytes:
+    """The message as a frame. Raises FrameError if it is larger than a frame may be."""
+    body = _encoder.encode(message)
+    if len(body) > FRAME_BYTES_MAX:
+        raise FrameError(f"a frame of {len(body)} bytes, at most {FRAME_BYTES_MAX}")
+    return HEADER.pack(len(body)) + body
+
+
+def decode(body: bytes) -> Message:
+    """Raises FrameError."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise FrameError(f"malformed: {error}") from error
+
+
+class Frames:
+    """Cuts a stream of bytes into frames. Holds at most one incomplete frame."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes] = []
+        self._size = 0
+        self._needed = HEADER.size
+
+    def feed(self, data: bytes) -> Iterator[bytes]:
+        """The bodies that `data` completes. Raises FrameError for a length beyond the bound."""
+        self._parts.append(data)
+        self._size += len(data)
+        if self._size < self._needed:
+            return
+        data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
+        at, size = 0, len(data)
+        while True:
+            if size - at < HEADER.size:
+                self._needed = HEADER.size
+                break
+            (length,) = HEADER.unpack_from(data, at)
+            if length > FRAME_BYTES_MAX:
+                raise FrameError(f"a frame of {length} bytes, at most {FRAME_BYTES_MAX}")
+            end = at + HEADER.size + length
+            if end > size:
+                self._needed = end - at
+                break
+            yield data[at + HEADER.size : end]
+            at = end
+        self._parts = [data[at:]] if at < size else []
+        self._size = size - at
+
+
+# ── the rarer operations ──────────────────────────────────────────────────────────────────────────────────────────────
+
+_INT, _BYTES = int, bytes
+_SHAPES: dict[int, tuple[type, ...]] = {
+    Code.GET: (_INT, _BYTES, _INT, _INT),
+    Code.META: (_INT, _BYTES, _INT, _INT),
+    Code.PUT: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, object),
+    Code.DELETE: (_INT, _BYTES, _INT, _INT, object),
+    Code.INCREMENT: (_INT, _BYTES, _INT, object),
+    Code.APPEND: (_INT, _BYTES, _BYTES, object),
+    Code.EXPIRE: (_INT, _BYTES, _INT, _INT, object),
+    Code.BATCH: (_INT, _BYTES, tuple, _INT, object),
+    Code.DELETE_RANGE: (_INT, _BYTES, _BYTES, object),
+    Code.SCAN: (_INT, _BYTES, _BYTES, _INT, _INT, _INT, _INT),
+    Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT, _INT),
+    Code.COUNT: (_INT, _BYTES, _INT),
+}
+_KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
+_IN_BATCH = frozenset({Code.GET, Code.META, Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE})
+_WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
+
+
+def restored(op: tuple[Any, ...]) -> Op:
+    """One of the rarer operations as partitions take it: nested arrays as tuples, the request id by name. Raises
+    FrameError for anything that is not an operation."""
+    if not op:
+        raise FrameError("an empty operation")
+    code = op[0]
+    if code in _WITH_REQUEST and op[-1] is not None:
+        op = (*op[:-1], _request(op[-1]))
+    if code == Code.BATCH and len(op) > 2 and isinstance(op[2], list):
+        ops = tuple(restored(tuple(each)) for each in op[2] if isinstance(each, list))
+        if len(ops) != len(op[2]) or any(each[0] not in _IN_BATCH for each in ops):
+            raise FrameError("a batch with what cannot stand in one")
+        op = (*op[:2], ops, *op[3:])
+    check_op(op)
+    return op
+
+
+def check_op(op: tuple[Any, ...]) -> None:
+    """Raises FrameError unless `op` has the shape and the bounds of an operation."""
+    shape = _SHAPES.get(op[0]) if op and type(op[0]) is int else None
+    if shape is None or not len(shape) - (op[0] == Code.SCAN_TOKENS) <= len(op) <= len(shape):
+        raise FrameError("an unknown operation")
+    for value, kind in zip(op, shape, strict=False):
+        if kind is object:
+            if value is not None and type(value) is not RequestId:
+                raise FrameError(f"operation {op[0]}: a malformed request id")
+        elif type(value) is not kind:
+            raise FrameError(f"operation {op[0]}: want {kind.__name__}, got {type(value).__name__}")
+    if op[0] == Code.SCAN_TOKENS:
+        return
+    if not (0 if op[0] in _KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] == Code.SCAN):
+        raise FrameError(f"operation {op[0]}: a key of {len(op[1])} bytes")
+    if len(op) > 2 and type(op[2]) is bytes and len(op[2]) > VALUE_BYTES_MAX:
+        raise FrameError(f"operation {op[0]}: a value of {len(op[2])} bytes")
+
+
+def _request(fields: Any) -> RequestId:
+    try:
+        return msgspec.convert(fields, RequestId)
+    except msgspec.ValidationError as error:
+        raise FrameError(f"a malformed request id: {error}") from error
+
+
+# ── errors ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+_ERRORS: dict[str, type[StoreError]] = {
+    name: each for name, each in vars(errors).items() if isinstance(each, type) and issubclass(each, StoreError)
+}
+
+
+def _encode_error(value: Any) -> Ext:
+    if not isinstance(value, StoreError):
+        raise TypeError(f"cannot send a {type(value).__name__}")
+    arguments = [each if isinstance(each, str | int) else str(each) for each in value.args]
+    return Ext(_ERROR_EXT, msgspec.msgpack.encode([type(value).__name__, *arguments]))
+
+
+def _decode_error(code: int, data: memoryview) -> StoreError:
+    if code != _ERROR_EXT:
+        raise ValueError(f"an unknown extension {code}")
+    name, *arguments = _error_decoder.decode(data)
+    cls = _ERRORS.get(str(name))
+    if cls is None:
+        # A newer server's error: what it means for the operation is not known here.
+        return OutcomeUnknown(f"{name}: {arguments}")
+    return cls(*arguments)
+
+
+_error_decoder = Decoder(list[str | int])
+_encoder = Encoder(enc_hook=_encode_error)
+_decoder: Decoder[Message] = Decoder(Message, ext_hook=_decode_error)

@@ -1,0 +1,338 @@
+"""One link to another server: a connection for operations that it leads and for the calls between replicas.
+
+What is submitted in one turn of the event loop leaves as one frame, and results come back in frames. When a link
+breaks, what had not been sent, and reads, go back to the dispatcher; a mutation that had been sent is OutcomeUnknown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from operator import itemgetter
+from typing import Any, Protocol
+
+from kvstore.env import Stream
+from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
+from kvstore.partition.election.peer_replicas import HOLD
+from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.server.peer import frames
+from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
+from kvstore.server.peer.proof import Caller, Credentials
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import READS, written_bytes
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+OPERATION_TIMEOUT_S = 5.0
+SILENCE_S = 3.0
+"""A link that owes answers and says nothing for so long is broken."""
+SWEEP_S = 0.5
+STOOD_STILL_S = 2 * SWEEP_S
+"""A sweep that comes so late tells that this process was stopped, or had no turn."""
+WRITE_HIGH_BYTES = 4 << 20
+CALLS_MAX = 64
+"""Calls between replicas under way on one link, whatever else is."""
+HOLDS_MAX = 1_024
+"""Of those that leaders answer when their lead ends, beside these: one for each partition that is followed here and led
+there, so as many as a ring may have. Among the others they would leave them no room."""
+
+_GET, _PUT = int(Code.GET), int(Code.PUT)
+
+
+class Owner(Protocol):
+    """Whose link it is: kvstore.server.peer.links.PeerLinks."""
+
+    credentials: Credentials
+    dispatcher: Dispatcher
+    forwarded_max: int
+
+    def now(self) -> float: ...
+
+    def ring_version(self) -> int: ...
+
+    def lost(self, link: Link) -> None:
+        """The link is gone."""
+        ...
+
+    def complain(self, server: ServerId, error: FrameError) -> None:
+        """The server has not proven itself, or has sent what is no frame."""
+        ...
+
+
+class Link:
+    """One connection to another server, from its connect to its loss; a StreamHandler. Not used again after that."""
+
+    def __init__(self, links: Owner, server: ServerId) -> None:
+        self.server = server
+        self.is_open = False
+        self._is_full = self._is_leaving = False
+        """The other side does not read; it stops."""
+        self.flight = Flight(server, links.forwarded_max)
+        self._links = links
+        self._stream: Stream | None = None
+        self._caller = Caller(links.credentials, server)
+        self._frames = Frames()
+        self._lanes: dict[PartitionId, Lane] = {}
+        """What leaves with this turn's frame."""
+        self._results = 0
+        """Frames of results that have come."""
+        self._marks: deque[tuple[float, int]] = deque()
+        self._calls: dict[int, asyncio.Future[bytes]] = {}
+        self._holds = 0
+        """How many of them are held until a lead ends."""
+        self._heard_at = self._swept_at = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done when the link can be used; OSError or FrameError when it will never be."""
+
+    # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def send(self, partition: PartitionId, number: int, op: Op) -> None:
+        """Send an operation of the flight with this turn's frame."""
+        lane = self._lanes.get(partition)
+        if lane is None:
+            if not self._lanes:
+                asyncio.get_running_loop().call_soon(self.flush)
+            lane = self._lanes[partition] = Lane(partition, [], [], [])
+        if op[0] == _GET:
+            lane.gets.append((number, op))
+        elif op[0] == _PUT:
+            lane.puts.append((number, op))
+        else:
+            lane.others.append((number, op))
+
+    @property
+    def in_flight(self) -> int:
+        """Operations sent and not answered."""
+        return len(self.flight.pending)
+
+    async def call(self, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        """One call between replicas. Raises Overloaded, OutcomeUnknown, Unavailable if it was lost since it was opened,
+        and what the other side raised."""
+        if not self.is_open:
+            raise Unavailable(f"the link to {self.server} was lost")
+        is_hold = method == HOLD
+        under_way, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._calls) - self._holds, CALLS_MAX)
+        if under_way >= most:
+            raise Overloaded(f"{most} calls to {self.server} are under way")
+        self._holds += is_hold
+        number = self.flight.next_number()
+        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        self._calls[number] = answer
+        try:
+            self._write(frames.encode(Call(number, partition, method, body)))
+            async with asyncio.timeout(timeout_s):
+                return await answer
+        except TimeoutError:
+            raise OutcomeUnknown(f"{self.server} did not answer {method} within {timeout_s} s") from None
+        finally:
+            del self._calls[number]
+            self._holds -= is_hold
+
+    def close(self) -> None:
+        self.is_open = False
+        self.flight.is_closed_for_more = True  # what is submitted before the loss is noticed goes elsewhere
+        if self._stream is not None:
+            self._stream.abort()
+
+    # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: Stream) -> None:
+        self._stream = transport
+        transport.set_write_buffer_limits(high=WRITE_HIGH_BYTES)
+        transport.write(self._caller.hello())
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self._links.now()
+        try:
+            if not self.is_open:
+                data = self._greet(data)
+            if data:
+                for body in self._frames.feed(data):
+                    self._take(frames.decode(body))
+        except FrameError as error:
+            self._links.complain(self.server, error)
+            self.fail_opening(error)
+            self.close()
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.fail_opening(exc or ConnectionResetError(f"{self.server} closed the connection"))
+        self.is_open = False
+        if self._timer is not None:
+            self._timer.cancel()
+        self._links.lost(self)
+        self._give_up()
+
+    def pause_writing(self) -> None:
+        self._is_full = True
+        self._note_room()
+
+    def resume_writing(self) -> None:
+        self._is_full = False
+        self._note_room()
+
+    def _note_room(self) -> None:
+        self.flight.is_closed_for_more = self._is_full or self._is_leaving or not self.is_open
+
+    def _greet(self, data: bytes) -> bytes:
+        """Prove that this server is of the cluster, and have the other side prove it; what follows that."""
+        proof, rest = self._caller.take(data)
+        self._write(proof)
+        if not self._caller.is_proven:
+            return b""
+        self.is_open = True
+        self._swept_at = self._links.now()
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        if not self.opened.done():
+            self.opened.set_result(None)
+        self._links.dispatcher.link_opened(self.flight)
+        return rest
+
+    def fail_opening(self, error: Exception) -> None:
+        if not self.opened.done():
+            self.opened.set_exception(error)
+            self.opened.exception()  # nobody has to wait for it
+
+    def _write(self, data: bytes) -> None:
+        if self._stream is not None:
+            self._stream.write(data)
+
+    def flush(self) -> None:
+        """Send what was submitted in this turn."""
+        if not self._lanes or not self.is_open:
+            return
+        lanes, self._lanes = self._lanes, {}
+        try:
+            self._write(self._encoded(list(lanes.values())))
+        except FrameError:
+            for lane in lanes.values():
+                self._send_singly(lane)
+
+    def _send_singly(self, lane: Lane) -> None:
+        """Too much for one frame: one frame for each."""
+        for number, op in sorted([*lane.gets, *lane.puts, *lane.others]):
+            single = Lane(lane.partition, [], [], [(number, op)])
+            self._write(self._encoded([single]))
+
+    def _encoded(self, lanes: list[Lane]) -> bytes:
+        return frames.encode(Operations(self._links.ring_version(), lanes, self._results))
+
+    # ── what comes back ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: frames.Message) -> None:
+        match message:
+            case Operations() | Call():
+                raise FrameError(f"a {type(message).__name__} from the answering side")
+            case Results():
+                self._take_results(message)
+            case Answer(number, body, error):
+                self._take_answer(number, body, error)
+            case Ping():
+                pass
+            case Goodbye():
+                self._is_leaving = True
+                self._note_room()
+        if self._is_leaving and self._stream is not None and not self._owes_answers():
+            self._stream.close()
+
+    def _owes_answers(self) -> bool:
+        return bool(self.flight.pending) or not all(answer.done() for answer in self._calls.values())
+
+    def _take_results(self, results: Results) -> None:
+        if results.others:
+            self._take_refusals(results.others)
+        self._results += 1
+        flight, sinks = self.flight, dict[int, Sink]()
+        pop = flight.pending.pop
+        for partition, seq, time_ms in results.progress:
+            self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
+        for number, result in [*results.numbers, *results.records, *results.others]:
+            entry = pop(number, None)
+            if entry is not None:
+                pending = entry[1]
+                if pending.op[0] != _GET:
+                    flight.bytes -= written_bytes(pending.op)
+                sink = pending.sink
+                sink.complete(pending.token, result)
+                sinks[id(sink)] = sink
+        for number in results.absent:
+            entry = pop(number, None)
+            if entry is not None:
+                sink = entry[1].sink
+                sink.complete(entry[1].token, None)
+                sinks[id(sink)] = sink
+        for sink in sinks.values():
+            sink.flush()
+
+    def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
+        """What goes out again, before anything that follows it can be submitted; and what was submitted before this
+        frame was heard says so (docs/protocol.md M15)."""
+        refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=itemgetter(0))
+        if refused:
+            self.flush()
+            self._links.dispatcher.take_refusals(self.flight, refused)
+
+    def _take_answer(self, number: int, body: bytes, error: Any) -> None:
+        waiter = self._calls.get(number)
+        if waiter is None or waiter.done():
+            return
+        if error is None:
+            waiter.set_result(body)
+        elif isinstance(error, StoreError):
+            waiter.set_exception(error)
+        else:
+            raise FrameError("an answer whose error is none")
+
+    # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _give_up(self) -> None:
+        """The connection is gone, and what had not been sent with it."""
+        unsent = (number for lane in self._lanes.values() for number in _numbers(lane))
+        self._links.dispatcher.link_lost(self.flight, min(unsent, default=self.flight.last_number + 1))
+        self._lanes = {}
+        for waiter in self._calls.values():
+            if not waiter.done():
+                waiter.set_exception(OutcomeUnknown(f"the link to {self.server} broke before it answered"))
+
+    def _sweep(self) -> None:
+        """End what has waited too long, and a link that owes answers and is silent."""
+        now = self._links.now()
+        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        since_s, self._swept_at = now - self._swept_at, now
+        if since_s > STOOD_STILL_S:
+            return  # it was this process that said nothing: first it reads what has come meanwhile
+        owes = self._owes_answers()
+        if owes and now - self._heard_at > SILENCE_S:
+            log.warning("server=%s says nothing for %.1f s, closing the link", self.server, now - self._heard_at)
+            self.close()
+            return
+        if not owes:
+            self._heard_at = now
+        elif now - self._heard_at > SILENCE_S / 3:
+            self._write(frames.encode(Ping(0)))
+        self.flight.forget_keys()
+        self._marks.append((now, self.flight.last_number))
+        expired = 0
+        while self._marks and now - self._marks[0][0] > OPERATION_TIMEOUT_S:
+            expired = self._marks.popleft()[1]
+        self._expire(expired)
+
+    def _expire(self, up_to: int) -> None:
+        sinks: dict[int, Sink] = {}
+        for pending in self.flight.end_up_to(up_to):
+            reason = f"{self.server} did not answer within {OPERATION_TIMEOUT_S} s"
+            is_read = pending.op[0] in READS
+            pending.sink.complete(pending.token, Unavailable(reason) if is_read else OutcomeUnknown(reason))
+            sinks[id(pending.sink)] = pending.sink
+        for sink in sinks.values():
+            sink.flush()
+
+
+def _numbers(lane: Lane) -> list[int]:
+    return [number for column in (lane.gets, lane.puts, lane.others) for number, _ in column]

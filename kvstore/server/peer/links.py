@@ -1,0 +1,172 @@
+"""Links to the other servers: who has one, how it is made, and the calling half of the replicas' Peers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from kvstore.env import Env
+from kvstore.errors import InvalidRequest, PeerRefused, Unavailable
+from kvstore.partition.state.commands import Op
+from kvstore.server.peer import frames
+from kvstore.server.peer.frames import FrameError
+from kvstore.server.peer.link import Link
+from kvstore.server.peer.proof import Credentials
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.types import PartitionId, ServerId
+
+CONNECT_TIMEOUT_S = 2.0
+CONNECT_AGAIN_S = 0.1
+CUT_OFF_S = 5.0
+"""So long a failed attempt to connect says something about the network."""
+COMPLAIN_S = 60.0
+"""A link that is refused is tried again and again, and logged once in that time."""
+
+log = logging.getLogger(__name__)
+
+
+class PeerLinks:
+    """The links to all other servers: the dispatcher's Links, and the calling half of the replicas' Peers."""
+
+    def __init__(
+        self,
+        env: Env,
+        credentials: Credentials,
+        dispatcher: Dispatcher,
+        forwarded_max: int,
+        serve_here: Callable[[ServerId, PartitionId, str, bytes], Awaitable[bytes]],
+    ) -> None:
+        self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
+        self.server = credentials.server
+        self._env = env
+        self._serve_here = serve_here
+        self._nursery = env.nursery.child("peer links")
+        self._links: dict[ServerId, Link] = {}
+        self._addresses: dict[ServerId, str] = {}
+        """The last ones known: a server whose znode is gone may still be there."""
+        self._refused_at: dict[ServerId, float] = {}
+        self._complaints = 0
+        self._complained_at: dict[ServerId, float] = {}
+        self.lost_links = 0
+        self._is_closed = False
+
+    # ── for the dispatcher ────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connect(self, server: ServerId) -> None:
+        """Begin to open a link to the server, if there is none."""
+        if server not in self._links:
+            self._open(server)
+
+    def send(self, server: ServerId, partition: PartitionId, number: int, op: Op) -> None:
+        """Send an operation that is in the server's flight."""
+        self._links[server].send(partition, number, op)
+
+    def is_cut_off(self, servers: Collection[ServerId]) -> bool:
+        """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one
+        says more about it than about this server. Who is cut off tries again, since nobody will send it operations."""
+        since = self.now() - CUT_OFF_S
+        if len(servers) < 2 or not all(self._has_failed(server, since) for server in servers):
+            return False
+        for server in sorted(servers):
+            if server not in self._links:
+                self._open(server)
+        return True
+
+    def flush(self) -> None:
+        """Send what was submitted."""
+        for link in self._links.values():
+            link.flush()
+
+    # ── for the replicas ──────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        """See kvstore.partition.ports.Peers."""
+        if len(body) > frames.BODY_BYTES_MAX:
+            raise InvalidRequest(f"a call of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
+        if server == self.server:
+            return await self._serve_here(server, partition, method, body)
+        link = self._links.get(server)
+        if link is None:  # and not merely idle, which its length would say
+            link = self._open(server, at_once=True)
+        if link is None:
+            raise Unavailable(f"no address is known for server {server}")
+        try:
+            async with asyncio.timeout(timeout_s):
+                await asyncio.shield(link.opened)
+        except ConnectionRefusedError as error:
+            raise PeerRefused(f"{server} refuses connections: {error}") from error
+        except (OSError, FrameError, TimeoutError) as error:
+            raise Unavailable(f"{server} cannot be reached: {error or 'no answer in time'}") from error
+        return await link.call(partition, method, body, timeout_s)
+
+    # ── for links ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def lost(self, link: Link) -> None:
+        """The link is gone; another one is made when it is needed."""
+        if self._links.get(link.server) is link:
+            del self._links[link.server]
+            self.lost_links += 1
+
+    def complain(self, server: ServerId, error: FrameError) -> None:
+        """The server refuses the link, does not prove itself, or has sent what is no frame: the link ends."""
+        self._complaints += 1
+        now = self.now()
+        if now - self._complained_at.get(server, now - COMPLAIN_S) >= COMPLAIN_S:
+            self._complained_at[server] = now
+            log.warning("server=%s no link to it, or no more: %s", server, error)
+
+    def now(self) -> float:
+        return self._env.clock.now()
+
+    def ring_version(self) -> int:
+        return self.dispatcher.topology.ring.routed
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "peer_links": sum(link.is_open for link in self._links.values()),
+            "peer_links_lost_total": self.lost_links,
+            "peer_links_refused_total": self._complaints,
+            "peer_operations_in_flight": sum(link.in_flight for link in self._links.values()),
+        }
+
+    async def close(self) -> None:
+        """End every link, and make no more; what is under way on them is answered as on a loss."""
+        self._is_closed = True
+        for server in sorted(self._links):
+            self._links[server].close()
+        await self._nursery.close()
+
+    def _has_failed(self, server: ServerId, since: float) -> bool:
+        link = self._links.get(server)
+        return (link is None or not link.is_open) and self._refused_at.get(server, since) > since
+
+    def _open(self, server: ServerId, *, at_once: bool = False) -> Link | None:
+        """Begin to connect. None if no address is known, if the last attempt failed a moment ago, or after `close`."""
+        address = self._address_of(server)
+        if (
+            address is None
+            or self._is_closed
+            or (not at_once and self.now() - self._refused_at.get(server, -1e9) < CONNECT_AGAIN_S)
+        ):
+            return None
+        link = self._links[server] = Link(self, server)
+        self._nursery.spawn(self._connect(link, address), name=f"connect {server}")
+        return link
+
+    def _address_of(self, server: ServerId) -> str | None:
+        member = self.dispatcher.topology.servers.get(server)
+        if member is not None:
+            self._addresses[server] = member.resp
+        return self._addresses.get(server)
+
+    async def _connect(self, link: Link, address: str) -> None:
+        try:
+            async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                await self._env.transport.connect(address, link)
+                await asyncio.shield(link.opened)
+        except (OSError, FrameError) as error:
+            link.fail_opening(error if not isinstance(error, TimeoutError) else ConnectionError("no answer in time"))
+            self._refused_at[link.server] = self.now()
+            link.close()
+            self.lost(link)

@@ -1,0 +1,335 @@
+"""The answering side of the links between servers: operations for what this server leads, and calls to its replicas."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from kvstore.env import Env, Stream, StreamHandler
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError
+from kvstore.partition.election.peer_replicas import HOLD
+from kvstore.partition.state.commands import Op, Record
+from kvstore.server.peer import frames
+from kvstore.server.peer.door import PeerDoor, Strangers
+from kvstore.server.peer.flow_control import Pace
+from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
+from kvstore.server.peer.identity import host_of
+from kvstore.server.peer.link import HOLDS_MAX
+from kvstore.server.peer.proof import Credentials, Refused
+from kvstore.server.peer.refusals import Refusals
+from kvstore.server.redis.commands import CommandError
+from kvstore.server.routing.dispatch import Dispatcher
+from kvstore.server.routing.pending import PeerSink
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+LINKS_MAX = 256
+"""Servers that have a link to this one."""
+CALLS_MAX = 128
+"""Calls from one server that are being answered at once, beside HOLDS_MAX that wait until a lead ends."""
+OUTPUT_HIGH_BYTES = 4 << 20
+"""What another server has not read of its answers; from here on nothing is begun for it and nothing read from it."""
+CLOSE_S = 1.0
+"""How long a stop waits for the other servers to let go."""
+CLOSE_LOOKS = 50
+RESULT_BYTES = 4 << 20
+"""A frame of results leaves when its values are this large together."""
+
+Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
+
+
+class PeerServer:
+    """Takes over connections on which another server has introduced itself. The serving half of the replicas' Peers."""
+
+    def __init__(self, env: Env, credentials: Credentials, dispatcher: Dispatcher, operations_max: int) -> None:
+        self.credentials, self.dispatcher, self.operations_max = credentials, dispatcher, operations_max
+        self._strangers = Strangers(env.clock)
+        self._hosts: dict[ServerId, str] = {}
+        """Where servers are or were registered: one whose session has ended may still be there."""
+        self._forget_topology = dispatcher.on_topology(self._note_hosts)
+        self._note_hosts()
+        self._nursery = env.nursery.child("peer server")
+        self._handlers: dict[PartitionId, Handler] = {}
+        self._sessions: dict[ServerId, PeerSession] = {}
+        self.operations = 0
+
+    def serve(self, partition: PartitionId, handler: Handler) -> None:
+        """See kvstore.partition.ports.Peers."""
+        self._handlers[partition] = handler
+
+    def forget(self, partition: PartitionId) -> None:
+        self._handlers.pop(partition, None)
+
+    async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
+        """What the replica here says to a call. Raises StoreError."""
+        handler = self._handlers.get(partition)
+        if handler is None:
+            raise NotLeader(partition)
+        return await handler(server, method, body)
+
+    def accept(self, words: list[bytes], stream: Stream, let_in: Callable[[StreamHandler], None]) -> StreamHandler:
+        """Take over a connection that began with `KVSTORE.PEER …`; `let_in` is called with its next handler once the
+        other side has proven itself (docs/protocol.md H8). Raises CommandError."""
+        try:
+            return PeerDoor(self, words[1:], stream, let_in)
+        except Refused as refused:
+            self.note_refused(stream, refused)
+            raise CommandError(f"ERR {refused.answer}") from None
+
+    def open(self, server: ServerId, stream: Stream, answer: bytes) -> PeerSession:
+        """Begin the link of a server that has proven itself. It has one at a time: one that it had before is over, even
+        if nobody has told this server so, as when the network was away. Raises Refused."""
+        former = self._sessions.pop(server, None)
+        if former is not None:
+            former.close()
+        if len(self._sessions) >= LINKS_MAX:
+            raise Refused(f"max number of links reached: {LINKS_MAX}")
+        session = self._sessions[server] = PeerSession(self, server, stream)
+        stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        stream.write(answer)
+        return session
+
+    def note_refused(self, stream: Stream, refused: Refused) -> None:
+        address = stream.get_extra_info("peername")
+        self._strangers.note(str(address[0]) if address else "?", str(refused))
+
+    def host_of(self, server: ServerId) -> str | None:
+        """Where the server is registered, or was last."""
+        return self._hosts.get(server)
+
+    def _note_hosts(self) -> None:
+        self._hosts.update((each, host_of(member.resp)) for each, member in self.dispatcher.topology.servers.items())
+
+    def ended(self, session: PeerSession) -> None:
+        if self._sessions.get(session.server) is session:
+            del self._sessions[session.server]
+
+    def spawn_answer(self, session: PeerSession, call: Call) -> None:
+        self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "peer_sessions": len(self._sessions),
+            "peer_operations_total": self.operations,
+            "peer_refused_total": self._strangers.count,
+        }
+
+    async def close(self) -> None:
+        """Let the other servers end their links, each when it has its answers; end what is left after CLOSE_S."""
+        self._forget_topology()
+        for session in list(self._sessions.values()):
+            session.say_goodbye()
+        for _ in range(CLOSE_LOOKS):
+            if not self._sessions:
+                break
+            await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
+        for session in list(self._sessions.values()):
+            session.close()
+        await self._nursery.close()
+
+
+class PeerSession(PeerSink):
+    """One other server's connection: a StreamHandler, and the Sink of its operations."""
+
+    def __init__(self, owner: PeerServer, server: ServerId, stream: Stream) -> None:
+        self.server = server
+        self._owner, self._stream = owner, stream
+        self._frames = Frames()
+        self._pace = Pace()
+        self._calls = self._holds = 0
+        self._in_flight = 0
+        self._partitions: dict[PartitionId, None] = {}
+        self._results = 0
+        """Frames of results written."""
+        self._refusals = Refusals()
+        self._refused_partitions = self._refusals.partitions.said_by
+        self._refused_keys = self._refusals.keys.said_by
+        self._is_flush_due = False
+        self._is_lost = False
+        self._clear()
+
+    def _clear(self) -> None:
+        self._numbers: list[tuple[int, int]] = []
+        self._records: list[tuple[int, Any]] = []
+        self._absent: list[int] = []
+        self._others: list[tuple[int, Any]] = []
+        self._bytes = 0
+
+    # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def connection_made(self, transport: Stream) -> None:
+        raise AssertionError("the connection was made before it was taken over")
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for body in self._frames.feed(data):
+                self._take(frames.decode(body))
+        except FrameError as error:
+            log.warning("server=%s sent what is no frame, closing the link: %s", self.server, error)
+            self.close()
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._is_lost = True
+        self._pace.clear()
+        self._owner.ended(self)
+
+    def pause_writing(self) -> None:
+        """The other server reads too slowly: take nothing more from it."""
+        self._pace.is_held = True
+        self._stream.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._pace.is_held = False
+        self._stream.resume_reading()
+        self._begin()
+
+    def close(self) -> None:
+        self._is_lost = True
+        self._stream.abort()
+
+    def say_goodbye(self) -> None:
+        """Ask the other server to send nothing more."""
+        self._write(frames.encode(Goodbye()))
+
+    # ── requests ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _take(self, message: frames.Message) -> None:
+        match message:
+            case Operations(ring_version, lanes, heard):
+                for lane in lanes:
+                    self._submit(PartitionId(lane.partition), *lane.in_order(), ring_version, heard)
+            case Call():
+                self._take_call(message)
+            case Ping():
+                self._write(frames.encode(message))
+            case _:
+                raise FrameError(f"a {type(message).__name__} from the asking side")
+
+    def _submit(
+        self,
+        partition: PartitionId,
+        ops: list[tuple[int, Any]],
+        refused: list[tuple[int, Any]],
+        ring_version: int,
+        heard: int,
+    ) -> None:
+        self._partitions[partition] = None
+        self._owner.operations += len(ops)
+        if self._in_flight + self._pace.waiting + len(ops) > self._owner.operations_max:
+            refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
+            ops = []
+        if refused:
+            self._others += refused
+            self._send_results()
+        self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
+        self._begin()
+        if self._refused_partitions or self._refused_keys:
+            self._refusals.forget(self._pace.oldest(heard))
+
+    def _begin(self) -> None:
+        """Begin what waits, as far as the pace allows."""
+        submit = self._owner.dispatcher.submit_here
+        partitions, keys = self._refused_partitions, self._refused_keys
+        for partition, op, number, ring_version, heard in self._pace.take():
+            self._in_flight += 1
+            error = self._refusals.of(partition, op, heard) if partitions or keys else None
+            if error is None:
+                submit(partition, op, self, number, ring_version)
+            else:
+                self.turn_away(op, number, error)
+
+    def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+        if isinstance(error, Moved):
+            self._refusals.refuse(op)
+        self.complete(token, error)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            asyncio.get_running_loop().call_soon(self.flush)
+
+    def _take_call(self, call: Call) -> None:
+        is_hold = call.method == HOLD
+        if (self._holds >= HOLDS_MAX) if is_hold else (self._calls >= CALLS_MAX):
+            self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
+            return
+        self._holds += is_hold
+        self._calls += not is_hold
+        self._owner.spawn_answer(self, call)
+
+    async def answer(self, call: Call) -> None:
+        """Answer one call with what its replica says."""
+        try:
+            body = await self._owner.answer(self.server, PartitionId(call.partition), call.method, call.body)
+            if len(body) > frames.BODY_BYTES_MAX:
+                raise InvalidRequest(f"an answer of {len(body)} bytes, at most {frames.BODY_BYTES_MAX}")
+            reply = Answer(call.number, body)
+        except StoreError as error:
+            reply = Answer(call.number, b"", error)
+        except Exception:  # the root of a task: what another server sends must not end this one
+            log.exception("server=%s asked what cannot be answered: %s", self.server, call.method)
+            return self.close()
+        finally:
+            self._holds -= call.method == HOLD
+            self._calls -= call.method != HOLD
+        self._write(frames.encode(reply))
+
+    # ── results ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def complete(self, token: int, result: Any) -> None:
+        self._in_flight -= 1
+        kind = result.__class__
+        self._pace.end(token, len(result[0]) if kind is Record else 0)
+        if kind is int:
+            self._numbers.append((token, result))
+        elif kind is Record:
+            self._records.append((token, result))
+            self._bytes += len(result[0])
+            if self._bytes > RESULT_BYTES:
+                self._send_results()
+        elif result is None:
+            self._absent.append(token)
+        else:
+            if kind is NotLeader:
+                self._refusals.partitions.refuse([PartitionId(result.partition)])
+            self._others.append((token, result))
+
+    def flush(self) -> None:
+        self._is_flush_due = False
+        self._send_results()
+        if self._pace.waiting:
+            self._begin()
+
+    def _send_results(self) -> None:
+        numbers, records, absent, others = self._numbers, self._records, self._absent, self._others
+        if not (numbers or records or absent or others):
+            return
+        self._clear()
+        progress = [(str(each), *self._owner.dispatcher.progress(each)) for each in self._partitions]
+        try:
+            self._write_results(Results(numbers, records, absent, others, progress))
+        except FrameError:
+            self._write_results(Results(numbers, records, absent, [], progress))
+            for number, result in others:
+                self._send_singly(number, result)
+        self._refusals.tell(self._results)
+
+    def _send_singly(self, number: int, result: Any) -> None:
+        try:
+            self._write_results(Results(others=[(number, result)]))
+        except FrameError as error:
+            # Not refused: whatever it was, it has been carried out.
+            self._write_results(Results(others=[(number, OutcomeUnknown(f"it has ended, but its result is {error}"))]))
+
+    def _write_results(self, results: Results) -> None:
+        self._write(frames.encode(results))
+        self._results += 1
+
+    def _write(self, data: bytes) -> None:
+        if self._is_lost:
+            return
+        self._stream.write(data)

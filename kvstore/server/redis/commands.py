@@ -1,0 +1,406 @@
+"""The Redis commands we know: words → a plan. Decides only: no connection, no clock, no cluster in here.
+
+A plan is one operation and the format of its reply, several operations and what makes one reply of them, or a reply.
+What needs more than that (transactions, scans, the connection's own state) is a Special, done in session.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from kvstore.errors import OutcomeUnknown, Refused, StoreError
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.partition.state.operations import EXPIRES_MS_MAX
+from kvstore.server.redis import replies
+from kvstore.server.redis.replies import FORMATS, Fmt
+
+GET, META, PUT, DELETE = int(Code.GET), int(Code.META), int(Code.PUT), int(Code.DELETE)
+INCREMENT, APPEND, EXPIRE = int(Code.INCREMENT), int(Code.APPEND), int(Code.EXPIRE)
+PATTERN_BYTES_MAX = 1024
+"""To compile one, and to look for it in a long key, takes milliseconds from here on."""
+OPTIONS_MAX = 32
+"""Words of a command that has options, or names of what it is asked about."""
+INT64_MIN, INT64_MAX = -(1 << 63), (1 << 63) - 1
+FROM_BROWSERS = (b"POST", b"HOST:")
+"""How lines of HTTP begin. A web page may have a browser send anything to a port of its own machine, and among what it
+sends could be our commands; so none is read after these."""
+_KEY_TOO_LONG = f"ERR key is too long: at most {KEY_BYTES_MAX} bytes"
+
+
+class CommandError(Exception):
+    """The command cannot be done as it is; the text is the reply's, first word included."""
+
+
+class Context(NamedTuple):
+    """What a plan may depend on beside the words."""
+
+    protocol: int = 2
+    level: int = Level.LINEARIZABLE
+    now_ms: int = 0
+
+
+class Single(NamedTuple):
+    """One operation; the reply is made by the format of that number."""
+
+    op: Op
+    format: int
+
+
+class Several(NamedTuple):
+    """Operations whose results make one reply together."""
+
+    ops: Sequence[Op]
+    combine: Callable[[list[Any]], bytes]
+
+
+class Reply(NamedTuple):
+    """Needs no operation."""
+
+    data: bytes
+
+
+class Special(NamedTuple):
+    """Done by the session; waits until everything before it has been answered, and holds what comes after it."""
+
+    name: str
+    words: list[bytes]
+
+
+Plan = Single | Several | Reply | Special
+Build = Callable[[list[bytes], Context], Plan]
+
+
+class Command(NamedTuple):
+    """`least` and `most` count the words, the command's own included; `most` 0: any number."""
+
+    build: Build
+    least: int
+    most: int
+
+
+def plan(words: list[bytes], context: Context) -> Plan:
+    """What to do for a command. Raises CommandError."""
+    return known(words).build(words, context)
+
+
+def known(words: list[bytes]) -> Command:
+    """The command, which takes so many words. Raises CommandError."""
+    name = words[0].upper()
+    command = COMMANDS.get(name)
+    if command is None and name in FROM_BROWSERS:
+        return Command(_special, 1, 0)
+    if command is None:
+        arguments = "".join(f"'{word[:32].decode('utf-8', 'replace')}' " for word in words[1:9])
+        shown = words[0][:64].decode("utf-8", "replace")
+        raise CommandError(f"ERR unknown command '{shown}', with args beginning with: {arguments}")
+    if len(words) < command.least or (command.most and len(words) > command.most):
+        raise CommandError(f"ERR wrong number of arguments for '{name.decode().lower()}' command")
+    return command
+
+
+def check_key(key: bytes) -> bytes:
+    if not 0 < len(key) <= KEY_BYTES_MAX:
+        raise CommandError(_KEY_TOO_LONG if key else "ERR empty keys are not allowed")
+    return key
+
+
+def check_value(value: bytes) -> bytes:
+    if len(value) > VALUE_BYTES_MAX:
+        raise CommandError(f"ERR value is too large: at most {VALUE_BYTES_MAX} bytes")
+    return value
+
+
+def check_pattern(pattern: bytes) -> bytes:
+    if len(pattern) > PATTERN_BYTES_MAX:
+        raise CommandError(f"ERR pattern is too long: at most {PATTERN_BYTES_MAX} bytes")
+    return pattern
+
+
+def integer(word: bytes) -> int:
+    """A signed 64-bit number, written as Redis wants it: no blanks, plus sign or leading zeros. Raises CommandError."""
+    digits = word[1:] if word[:1] == b"-" else word
+    plain = digits.isdigit() and len(digits) <= 19 and (digits[:1] != b"0" or word == b"0")
+    if not plain or not INT64_MIN <= int(word) <= INT64_MAX:
+        raise CommandError("ERR value is not an integer or out of range")
+    return int(word)
+
+
+def _get(words: list[bytes], context: Context) -> Plan:
+    return Single((GET, check_key(words[1]), context.level, 0), Fmt.VALUE)
+
+
+def _meta(format_: int) -> Build:
+    return lambda words, context: Single((META, check_key(words[1]), context.level, 0), format_)
+
+
+def _set(words: list[bytes], context: Context) -> Plan:
+    key, value = check_key(words[1]), check_value(words[2])
+    if len(words) == 3:
+        return Single((PUT, key, value, 0, 0, 0, None), Fmt.OK)
+    expires_ms, flags = _set_options(words[3:], context.now_ms)
+    if flags & Flag.RETURN_OLD:
+        return Single((PUT, key, value, expires_ms, flags, 0, None), Fmt.OLD_VALUE)
+    conditional = flags & (Flag.IF_ABSENT | Flag.IF_PRESENT)
+    return Single((PUT, key, value, expires_ms, flags, 0, None), Fmt.OK_OR_NULL if conditional else Fmt.OK)
+
+
+_SET_FLAGS = {b"NX": Flag.IF_ABSENT, b"XX": Flag.IF_PRESENT, b"GET": Flag.RETURN_OLD, b"KEEPTTL": Flag.KEEP_TTL}
+_SET_EXPIRY = {b"EX": (1000, True), b"PX": (1, True), b"EXAT": (1000, False), b"PXAT": (1, False)}
+
+
+def _set_options(words: list[bytes], now_ms: int) -> tuple[int, int]:
+    flags = 0
+    expiry = time = b""
+    at = 0
+    while at < len(words):
+        option = words[at].upper()
+        if option in _SET_FLAGS:
+            flags |= _SET_FLAGS[option]
+        elif option in _SET_EXPIRY and at + 1 < len(words) and expiry in (b"", option):
+            at += 1
+            expiry, time = option, words[at]
+        else:
+            raise CommandError("ERR syntax error")
+        at += 1
+    both = Flag.IF_ABSENT | Flag.IF_PRESENT
+    if flags & both == both or (flags & Flag.KEEP_TTL and expiry):
+        raise CommandError("ERR syntax error")
+    if not expiry:
+        return 0, int(flags)
+    unit_ms, relative = _SET_EXPIRY[expiry]
+    return _expiry("set", time, unit_ms, relative, now_ms), int(flags | (Flag.RELATIVE_TTL if relative else 0))
+
+
+def _expiry(command: str, word: bytes, unit_ms: int, relative: bool, now_ms: int) -> int:
+    """A time to live or a time, in milliseconds."""
+    value = integer(word) * unit_ms
+    if not 0 < value <= EXPIRES_MS_MAX - (now_ms if relative else 0):
+        raise CommandError(f"ERR invalid expire time in '{command}' command")
+    return value
+
+
+def _setnx(words: list[bytes], context: Context) -> Plan:
+    op = (PUT, check_key(words[1]), check_value(words[2]), 0, int(Flag.IF_ABSENT), 0, None)
+    return Single(op, Fmt.APPLIED)
+
+
+def _setex(unit_ms: int, command: str) -> Build:
+    def build(words: list[bytes], context: Context) -> Plan:
+        expires_ms, flags = _expiry(command, words[2], unit_ms, True, context.now_ms), int(Flag.RELATIVE_TTL)
+        return Single((PUT, check_key(words[1]), check_value(words[3]), expires_ms, flags, 0, None), Fmt.OK)
+
+    return build
+
+
+def _getset(words: list[bytes], context: Context) -> Plan:
+    op = (PUT, check_key(words[1]), check_value(words[2]), 0, int(Flag.RETURN_OLD), 0, None)
+    return Single(op, Fmt.OLD_VALUE)
+
+
+def _getdel(words: list[bytes], context: Context) -> Plan:
+    return Single((DELETE, check_key(words[1]), int(Flag.RETURN_OLD), 0, None), Fmt.OLD_VALUE)
+
+
+def _append(words: list[bytes], context: Context) -> Plan:
+    return Single((APPEND, check_key(words[1]), check_value(words[2]), None), Fmt.NUMBER)
+
+
+def _increment(sign: int) -> Build:
+    def build(words: list[bytes], context: Context) -> Plan:
+        delta = sign * integer(words[2]) if len(words) == 3 else sign
+        if delta > INT64_MAX:
+            raise CommandError("ERR decrement would overflow")
+        return Single((INCREMENT, check_key(words[1]), delta, None), Fmt.NUMBER)
+
+    return build
+
+
+_EXPIRE_FLAGS = {b"NX": Flag.IF_NO_TTL, b"XX": Flag.IF_TTL, b"GT": Flag.IF_LONGER, b"LT": Flag.IF_SHORTER}
+
+
+def _expire(unit_ms: int, relative: bool) -> Build:
+    def build(words: list[bytes], context: Context) -> Plan:
+        flags = int(Flag.RELATIVE_TTL) if relative else 0
+        for word in words[3:]:
+            if word.upper() not in _EXPIRE_FLAGS:
+                raise CommandError(f"ERR Unsupported option {word[:32].decode('utf-8', 'replace')}")
+            flags |= _EXPIRE_FLAGS[word.upper()]
+        if flags & Flag.IF_NO_TTL and flags & (Flag.IF_TTL | Flag.IF_LONGER | Flag.IF_SHORTER):
+            raise CommandError("ERR NX and XX, GT or LT options at the same time are not compatible")
+        if flags & Flag.IF_LONGER and flags & Flag.IF_SHORTER:
+            raise CommandError("ERR GT and LT options at the same time are not compatible")
+        value = integer(words[2]) * unit_ms
+        if not INT64_MIN <= value <= EXPIRES_MS_MAX - (context.now_ms if relative else 0):
+            name = words[0].decode("utf-8", "replace").lower()
+            raise CommandError(f"ERR invalid expire time in '{name}' command")
+        # 0 would remove the expiry; what is past already deletes the key, however long ago it was.
+        if value <= 0:
+            value, flags = 1, flags & ~int(Flag.RELATIVE_TTL)
+        return Single((EXPIRE, check_key(words[1]), value, flags, None), Fmt.CHANGED)
+
+    return build
+
+
+def _persist(words: list[bytes], context: Context) -> Plan:
+    return Single((EXPIRE, check_key(words[1]), 0, 0, None), Fmt.CHANGED)
+
+
+def _ttl(unit_ms: int) -> Build:
+    def build(words: list[bytes], context: Context) -> Plan:
+        def combine(results: list[Any]) -> bytes:
+            (found,) = results
+            if isinstance(found, StoreError):
+                return replies.failure(found)
+            if found is None:
+                return replies.number(-2)
+            if not found[4]:
+                return replies.number(-1)
+            return replies.number((max(0, found[4] - context.now_ms) + unit_ms // 2) // unit_ms)
+
+        return Several([(META, check_key(words[1]), context.level, 0)], combine)
+
+    return build
+
+
+def _getrange(words: list[bytes], context: Context) -> Plan:
+    first, last = integer(words[2]), integer(words[3])
+
+    def combine(results: list[Any]) -> bytes:
+        (found,) = results
+        if isinstance(found, StoreError):
+            return replies.failure(found)
+        value = found[0] if found else b""
+        start = max(0, first + len(value)) if first < 0 else first
+        end = max(0, last + len(value)) if last < 0 else last
+        is_empty = start > end or last < first < 0
+        return replies.bulk(b"" if is_empty else value[start : end + 1])
+
+    return Several([(GET, check_key(words[1]), context.level, 0)], combine)
+
+
+def _mget(words: list[bytes], context: Context) -> Plan:
+    format_value = FORMATS[context.protocol][Fmt.VALUE]
+    ops = [(GET, check_key(key), context.level, 0) for key in words[1:]]
+    return Several(ops, lambda results: first_failure(results) or replies.array(map(format_value, results)))
+
+
+def _mset(words: list[bytes], context: Context) -> Plan:
+    if len(words) % 2 == 0:
+        raise CommandError("ERR wrong number of arguments for 'mset' command")
+    pairs = zip(words[1::2], words[2::2], strict=True)
+    ops = [(PUT, check_key(key), check_value(value), 0, 0, 0, None) for key, value in pairs]
+    return Several(ops, lambda results: _part_failed(results) or replies.OK)
+
+
+def _delete(words: list[bytes], context: Context) -> Plan:
+    ops = [(DELETE, check_key(key), 0, 0, None) for key in words[1:]]
+    if len(ops) == 1:
+        return Single(ops[0], Fmt.DELETED)
+    return Several(ops, lambda results: _part_failed(results) or replies.number(sum(map(bool, results))))
+
+
+def _exists(words: list[bytes], context: Context) -> Plan:
+    ops = [(META, check_key(key), context.level, 0) for key in words[1:]]
+    if len(ops) == 1:
+        return Single(ops[0], Fmt.EXISTS)
+    return Several(ops, lambda results: first_failure(results) or replies.number(len(results) - results.count(None)))
+
+
+def first_failure(results: Sequence[Any]) -> bytes:
+    """The reply for the gravest failure among results, an unknown outcome before any other; empty if none failed."""
+    failures = [result for result in results if isinstance(result, StoreError)]
+    return replies.failure(min(failures, key=_gravity)) if failures else b""
+
+
+def _part_failed(results: Sequence[Any]) -> bytes:
+    """The same for writes: a refusal says that nothing was done, so when some of them were it does not stand."""
+    failures = [result for result in results if isinstance(result, StoreError)]
+    if 0 < len(failures) < len(results) and all(isinstance(failure, Refused) for failure in failures):
+        done = len(results) - len(failures)
+        return replies.failure(
+            OutcomeUnknown(f"{done} of {len(results)} keys are written, not the others: {failures[0]}")
+        )
+    return first_failure(results)
+
+
+def _gravity(failure: StoreError) -> int:
+    return int(isinstance(failure, Refused))
+
+
+def _ping(words: list[bytes], context: Context) -> Plan:
+    return Reply(replies.bulk(words[1]) if len(words) == 2 else b"+PONG\r\n")
+
+
+def _echo(words: list[bytes], context: Context) -> Plan:
+    return Reply(replies.bulk(words[1]))
+
+
+def _select(words: list[bytes], context: Context) -> Plan:
+    if integer(words[1]) != 0:
+        raise CommandError("ERR DB index is out of range")
+    return Reply(replies.OK)
+
+
+def _time(words: list[bytes], context: Context) -> Plan:
+    seconds, ms = divmod(context.now_ms, 1000)
+    return Reply(replies.bulks([b"%d" % seconds, b"%d" % (ms * 1000)]))
+
+
+def _special(words: list[bytes], context: Context) -> Plan:
+    return Special(words[0].upper().decode(), words)
+
+
+COMMANDS: dict[bytes, Command] = {
+    b"PING": Command(_ping, 1, 2),
+    b"ECHO": Command(_echo, 2, 2),
+    b"SELECT": Command(_select, 2, 2),
+    b"TIME": Command(_time, 1, 1),
+    b"GET": Command(_get, 2, 2),
+    b"SET": Command(_set, 3, OPTIONS_MAX),
+    b"SETNX": Command(_setnx, 3, 3),
+    b"SETEX": Command(_setex(1000, "setex"), 4, 4),
+    b"PSETEX": Command(_setex(1, "psetex"), 4, 4),
+    b"GETSET": Command(_getset, 3, 3),
+    b"GETDEL": Command(_getdel, 2, 2),
+    b"GETRANGE": Command(_getrange, 4, 4),
+    b"SUBSTR": Command(_getrange, 4, 4),
+    b"MGET": Command(_mget, 2, 0),
+    b"MSET": Command(_mset, 3, 0),
+    b"DEL": Command(_delete, 2, 0),
+    b"UNLINK": Command(_delete, 2, 0),
+    b"EXISTS": Command(_exists, 2, 0),
+    b"STRLEN": Command(_meta(Fmt.LENGTH), 2, 2),
+    b"TYPE": Command(_meta(Fmt.TYPE), 2, 2),
+    b"APPEND": Command(_append, 3, 3),
+    b"INCR": Command(_increment(1), 2, 2),
+    b"DECR": Command(_increment(-1), 2, 2),
+    b"INCRBY": Command(_increment(1), 3, 3),
+    b"DECRBY": Command(_increment(-1), 3, 3),
+    b"EXPIRE": Command(_expire(1000, True), 3, OPTIONS_MAX),
+    b"PEXPIRE": Command(_expire(1, True), 3, OPTIONS_MAX),
+    b"EXPIREAT": Command(_expire(1000, False), 3, OPTIONS_MAX),
+    b"PEXPIREAT": Command(_expire(1, False), 3, OPTIONS_MAX),
+    b"PERSIST": Command(_persist, 2, 2),
+    b"TTL": Command(_ttl(1000), 2, 2),
+    b"PTTL": Command(_ttl(1), 2, 2),
+    b"SCAN": Command(_special, 2, OPTIONS_MAX),
+    b"KEYS": Command(_special, 2, 2),
+    b"DBSIZE": Command(_special, 1, 1),
+    b"MULTI": Command(_special, 1, 1),
+    b"EXEC": Command(_special, 1, 1),
+    b"DISCARD": Command(_special, 1, 1),
+    b"HELLO": Command(_special, 1, OPTIONS_MAX),
+    b"AUTH": Command(_special, 2, 0),
+    b"CLIENT": Command(_special, 2, OPTIONS_MAX),
+    b"COMMAND": Command(_special, 1, 8 * OPTIONS_MAX),
+    b"CONFIG": Command(_special, 2, OPTIONS_MAX),
+    b"INFO": Command(_special, 1, OPTIONS_MAX),
+    b"READONLY": Command(_special, 1, 1),
+    b"READWRITE": Command(_special, 1, 1),
+    b"WAIT": Command(_special, 3, 3),
+    b"RESET": Command(_special, 1, 1),
+    b"QUIT": Command(_special, 1, 0),
+    b"KVSTORE.PEER": Command(_special, 4, 6),
+}

@@ -1,0 +1,242 @@
+"""The door for Redis clients: accepts connections, bounds them, and tells them what they ask about the server."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
+
+from kvstore.env import Env, Listener, Stream, StreamHandler
+from kvstore.env.histogram import Histogram
+from kvstore.partition.state.commands import Op
+from kvstore.ring.ring import Ring
+from kvstore.server.config import Limits
+from kvstore.server.redis import replies
+from kvstore.server.redis.admission import SERVERS_MAX, Admission
+from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.fresh import Fresh
+from kvstore.server.redis.inflight_limit import Window
+from kvstore.server.redis.latency import Rounds
+from kvstore.server.redis.reply_memory import LOOK_S, Holder, Room
+from kvstore.server.redis.session import REDIS_VERSION, Facts
+from kvstore.server.routing.ask import ask
+from kvstore.server.routing.backend import Backend
+from kvstore.types import PartitionId
+
+log = logging.getLogger(__name__)
+
+INPUT_BYTES_MAX = 256 << 20
+"""Commands that are incomplete or wait, over all connections."""
+CLOSE_S = 1.0
+"""How long a stop waits for what is under way; what is not done then is answered to nobody."""
+CLOSE_LOOKS = 50
+SILENT_S = 10.0
+"""A connection that has sent no command for so long since it began gives way to one more than there may be."""
+
+BROWSERS_S = 60.0
+"""Between two lines in the log about those that speak HTTP."""
+
+LetIn = Callable[[StreamHandler], None]
+AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
+
+
+class RespServer:
+    """Listens once `open` is called. `accept_peer` takes over connections of other servers."""
+
+    def __init__(
+        self, env: Env, backend: Backend, limits: Limits, accept_peer: AcceptPeer, facts: Callable[[], Facts]
+    ) -> None:
+        self.backend = backend
+        self.commands = 0
+        """Received since the start."""
+        self.window = Window()
+        self.clients = Fresh(self._describe_clients, env.clock.now)
+        """What CLIENT LIST answers."""
+        self.info = Fresh(self.facts, env.clock.now)
+        self.room = Room(env.clock.now, limits.output_bytes_max)
+        self.rounds = Rounds(env.clock.now)
+        self.connections_accepted = 0
+        self.connections_refused = 0
+        self.silent_closed = 0
+        self._env, self._limits, self._began = env, limits, env.clock.now()
+        self._accept_peer, self._facts = accept_peer, facts
+        self._nursery = env.nursery.child("resp")
+        self._connections: dict[RespConnection, None] = {}
+        self._silent: dict[RespConnection, float] = {}
+        """Those that have sent no command yet, and since when; the oldest is the first."""
+        self._tried: dict[RespConnection, None] = {}
+        """Those above the limit that have not proven yet that they are servers; the oldest is the first."""
+        self._input: dict[RespConnection, int] = {}
+        self._input_bytes = 0
+        self._browsers_until = 0.0
+        """No more of them are logged before."""
+        self._look: asyncio.TimerHandle | None = None
+        self._last_id = 0
+        self._listener: Listener | None = None
+
+    async def open(self, address: str) -> str:
+        """Accept connections; returns the bound address. Raises OSError."""
+        self._listener = await self._env.transport.listen(address, lambda: RespConnection(self))
+        return self._listener.address
+
+    async def close(self) -> None:
+        """Accept nothing more, answer what is under way, and close every connection."""
+        if self._listener is not None:
+            self._listener.close()
+        for connection in list(self._connections):
+            connection.close_soon()
+        for _ in range(CLOSE_LOOKS):
+            if all(connection.is_done() for connection in self._connections):
+                break
+            await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
+        for connection in list(self._connections):
+            connection.abort()
+        if self._look is not None:
+            self._look.cancel()
+        await self._nursery.close()
+
+    def statistics(self) -> dict[str, int]:
+        return {
+            "resp_connections": len(self._connections),
+            "resp_commands_total": self.commands,
+            "resp_connections_refused_total": self.connections_refused,
+            "resp_silent_closed_total": self.silent_closed,
+            "resp_slow_readers_closed_total": self.room.closed,
+            "resp_replies_put_off_total": self.room.put_off,
+            "resp_replies_refused_total": self.room.refused,
+            "resp_output_bytes": self.room.bytes,
+            "resp_input_bytes": self._input_bytes,
+            "resp_commands_under_way": self.window.commands,
+        }
+
+    def histograms(self) -> dict[str, Mapping[str, Histogram]]:
+        return {"resp_command_s": self.rounds.histograms}
+
+    # ── what connections ask ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def next_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def admit(self, connection: RespConnection) -> Admission:
+        """Whether there is room for one more: clients up to the limit, beyond it only other servers."""
+        is_above = len(self._connections) >= self._limits.connections_max and not self._close_silent()
+        if is_above and len(self._tried) >= SERVERS_MAX and not self._give_way():
+            return Admission.NO
+        self._connections[connection] = None
+        self.connections_accepted += 1
+        if is_above:
+            self._tried[connection] = None
+            return Admission.IF_SERVER
+        self._silent[connection] = self.now()
+        return Admission.YES
+
+    def heard(self, connection: RespConnection) -> None:
+        """It has sent a command."""
+        self._silent.pop(connection, None)
+
+    def _close_silent(self) -> bool:
+        """Close the connection that has been silent for the longest time, if that is long enough."""
+        silent, since = next(iter(self._silent.items()), (None, 0.0))
+        if silent is None or self.now() - since < SILENT_S:
+            return False
+        self.forget(silent)
+        silent.abort()
+        self.silent_closed += 1
+        return True
+
+    def _give_way(self) -> bool:
+        """Turn one away that has a place only because it may be a server: strangers that say so must not keep servers
+        out. Of the address that has most of the places, the oldest."""
+        places = Counter(each.host for each in self._tried)
+        oldest = max(self._tried, key=lambda each: places[each.host], default=None)
+        if oldest is None:
+            return False
+        self.forget(oldest)
+        oldest.turn_away()
+        return True
+
+    def forget(self, connection: RespConnection) -> None:
+        self._connections.pop(connection, None)
+        self._silent.pop(connection, None)
+        self._tried.pop(connection, None)
+        self.room.forget(connection)
+        self.window.forget(connection)
+        self._input_bytes -= self._input.pop(connection, 0)
+
+    def note_input(self, connection: RespConnection, size: int) -> None:
+        """`connection` holds `size` bytes of an incomplete command."""
+        held = self._input.get(connection, 0)
+        if size == held:
+            return
+        self._input_bytes += size - held
+        if size:
+            self._input[connection] = size
+        else:
+            del self._input[connection]
+        while self._input_bytes > INPUT_BYTES_MAX:
+            largest = max(self._input, key=self._input.__getitem__)  # of equal ones the first, who holds it the longest
+            largest.give_up("ERR too many large commands at once")
+
+    def wait_for_room(self, connection: Holder, size: int) -> None:
+        """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
+        self.room.wait(connection, size)
+        if self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
+
+    def _look_at_room(self) -> None:
+        self._look = None
+        self.room.look()
+        if self.room.is_awaited and self._look is None:
+            self._look = asyncio.get_running_loop().call_later(LOOK_S, self._look_at_room)
+
+    def now(self) -> float:
+        return self._env.clock.now()
+
+    def now_ms(self) -> int:
+        return self._env.clock.date_ms()
+
+    def note_browser(self, address: str) -> None:
+        """Say that a connection is closed because it speaks HTTP, not more often than now and then."""
+        now = self.now()
+        if now >= self._browsers_until:
+            self._browsers_until = now + BROWSERS_S
+            log.warning("%s speaks HTTP to the Redis port: closed; others are not named for a minute", address)
+
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        self._nursery.spawn(work, name="special")
+
+    @property
+    def ring(self) -> Ring:
+        return self.backend.topology.ring
+
+    def owner_of(self, key: bytes) -> PartitionId:
+        return self.ring.partition_of(key)
+
+    def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
+        return ask(self.backend, op, partition)
+
+    def accept_peer(self, words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
+        """Raises CommandError."""
+        return self._accept_peer(words, stream, let_in)
+
+    def _describe_clients(self) -> bytes:
+        return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
+
+    def facts(self) -> Facts:
+        uptime_s = int(self._env.clock.now() - self._began)
+        server = {"redis_version": REDIS_VERSION, "redis_mode": "standalone", "tcp_port": self._port()}
+        clients = {"connected_clients": len(self._connections), "maxclients": self._limits.connections_max}
+        received = {"total_connections_received": self.connections_accepted, "total_commands_processed": self.commands}
+        own: dict[str, Mapping[str, object]] = {
+            "Server": {**server, "uptime_in_seconds": uptime_s, "uptime_in_days": uptime_s // 86_400},
+            "Clients": {**clients, "blocked_clients": 0},
+            "Stats": {**received, "rejected_connections": self.connections_refused},
+            "Replication": {"role": "master", "connected_slaves": 0},
+        }
+        return {**own, **self._facts()}
+
+    def _port(self) -> str:
+        return self._listener.address.rpartition(":")[2] if self._listener else "0"

@@ -1,0 +1,119 @@
+"""One command made of several operations: collects their results and makes one reply of them."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from kvstore.errors import InvalidRequest
+from kvstore.partition.state.commands import Code
+from kvstore.server.redis.commands import Several
+from kvstore.server.redis.replies import failure
+from kvstore.server.routing.backend import Backend
+
+READS_AT_ONCE = 256
+"""Reads of one command under way. Whether their values are too large together is known only when they come."""
+REPLY_BYTES_MAX = 32 << 20
+"""Of the values in one reply."""
+_GET = int(Code.GET)
+
+
+class Answering(Protocol):
+    """The connection that the command came on."""
+
+    @property
+    def backend(self) -> Backend: ...
+    def admit(self, number: int, size: int) -> bool: ...
+    def put_off(self, number: int, size: int) -> None: ...
+    def gather(self, size: int) -> bool: ...
+    def gathered(self, size: int) -> None: ...
+    def answer(self, number: int, reply: bytes) -> None: ...
+    def flush(self) -> None: ...
+
+
+class Gather:
+    """Several operations of one command: the sink of their results, which makes one reply of them.
+
+    Reads whose values do not fit in what the connection may hold are given up, and done again by it with a Gather for
+    which there `is_reserved` room.
+    """
+
+    __slots__ = (
+        *("_are_values", "_begun", "_bytes", "_connection", "_counted", "_is_reserved", "_missing", "_number"),
+        *("_results", "_several"),
+    )
+
+    def __init__(self, connection: Answering, number: int, several: Several, *, is_reserved: bool = False) -> None:
+        self._connection, self._number, self._several = connection, number, several
+        self._missing = len(several.ops)
+        self._results: list[Any] = [None] * self._missing
+        self._are_values = self._missing > 0 and several.ops[0][0] == _GET
+        self._is_reserved = is_reserved
+        self._counted = 0
+        """Bytes that the connection counts."""
+        self._begun = self._bytes = 0
+
+    def submit(self) -> None:
+        self._submit(READS_AT_ONCE if self._are_values else len(self._results))
+
+    def _submit(self, count: int) -> None:
+        begun, submit = self._begun, self._connection.backend.submit
+        some = self._several.ops[begun : begun + count]
+        self._begun = begun + len(some)
+        for index, op in enumerate(some, begun):
+            submit(op, self, index)
+
+    def complete(self, token: int, result: Any) -> None:
+        if self._are_values and isinstance(result, tuple):
+            result = self._kept(result)
+        self._missing -= 1
+        if self._results:
+            self._results[token] = result
+        if not self._missing:
+            self._end()
+
+    def _kept(self, record: Any) -> Any:
+        """The record, if it is kept."""
+        self._bytes += len(record[0])
+        if self._bytes > REPLY_BYTES_MAX:
+            self._results.clear()
+        if self._results and not self._is_reserved:
+            if self._connection.gather(len(record[0])):
+                self._counted += len(record[0])
+            else:
+                self._results.clear()
+                self._uncount()
+        return record
+
+    def _uncount(self) -> None:
+        self._connection.gathered(self._counted)
+        self._counted = 0
+
+    def _end(self) -> None:
+        connection, number = self._connection, self._number
+        self._uncount()
+        if self._bytes > REPLY_BYTES_MAX:
+            connection.answer(number, failure(_too_large()))
+        elif not self._results:
+            connection.put_off(number, REPLY_BYTES_MAX)
+        elif connection.admit(number, 0):
+            connection.answer(number, self._several.combine(self._results))
+
+    def flush(self) -> None:
+        unbegun = len(self._several.ops) - self._begun
+        if unbegun and self._missing - unbegun <= READS_AT_ONCE // 2:
+            if not self._results:
+                self._give_up_rest()
+            else:
+                self._submit(READS_AT_ONCE)
+        self._connection.flush()
+
+    def _give_up_rest(self) -> None:
+        """The values are too large: nothing more is read."""
+        rest = range(self._begun, len(self._several.ops))
+        self._begun = len(self._several.ops)
+        for token in rest:
+            self.complete(token, None)
+
+
+def _too_large() -> InvalidRequest:
+    return InvalidRequest(f"the reply would be larger than {REPLY_BYTES_MAX} bytes: ask for fewer keys at once")

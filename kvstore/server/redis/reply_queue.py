@@ -1,0 +1,232 @@
+"""The replies of one Redis connection: in the order of its commands, and never more of them than there is room for.
+
+Results come in any order and wait for their turn. How large they are is known only then: those of reads that do not fit
+are forgotten and read again in their turn, and what cannot be read again begins when there is room for all of it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from kvstore.errors import Overloaded
+from kvstore.partition.state.commands import Code
+from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
+from kvstore.server.redis import replies
+from kvstore.server.redis.commands import CommandError, Several, Single
+from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
+from kvstore.server.redis.replies import FORMATS, Fmt
+from kvstore.server.redis.reply_memory import SMALL_BYTES
+from kvstore.server.redis.rereads import Again, bytes_of, transaction_bytes
+from kvstore.server.redis.session import Session
+
+if TYPE_CHECKING:
+    from kvstore.env import Stream
+    from kvstore.server.redis.door import RespServer
+
+IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
+"""Commands of one connection that are not answered yet; what comes after them stays unread. A connection begins with
+the first and may soon have the second, unless its replies are large."""
+HELD_BYTES_MAX = 8 << 20
+"""Of large replies that one connection holds. A single one may be larger."""
+RESERVED_BYTES_MAX = 16 << 20
+"""Of replies that cannot be read again, while their commands are in flight. Those of one command may be larger."""
+FORMAT_BITS = 6
+_FORMAT_MASK = (1 << FORMAT_BITS) - 1
+_GET = int(Code.GET)
+_NO_ROOM = Overloaded("other clients do not read their replies")
+
+
+class Outbox:
+    """Half of a connection: the Sink of its operations."""
+
+    def __init__(self, server: RespServer) -> None:
+        self.server: RespServer = server
+        self.backend = server.backend
+        self.session: Session = Session(server.next_id())
+        self.full_since: float | None = None
+        """Since when the client has not read enough."""
+        self._stream: Stream
+        self._formats = FORMATS[2]
+        self._out: list[bytes] = []
+        self._issued = 0
+        """Commands begun."""
+        self._answered = 0
+        """Commands whose reply is in `_out` or sent; the reply of number `_answered` is the next one."""
+        self._early: dict[int, bytes] = {}
+        """Replies that came before their turn."""
+        self._again = Again()
+        self._in_flight_max = IN_FLIGHT_FIRST
+        self._unchecked = SMALL_BYTES
+        """Replies up to this size are kept without a look at what is held."""
+        self._held = 0
+        """Large replies since the last look; no less than those that are not written yet."""
+        self._gathered = 0
+        """Values that wait for others of their reply."""
+        self._reserved = 0
+        """For the replies of what cannot be done again; counts until nothing is in flight."""
+        self._is_refused = False
+        """What waits for room is not going to get it."""
+        self._is_full = False
+        """The client does not read its replies."""
+        self._is_lost = False
+
+    # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def complete(self, token: int, result: Any) -> None:
+        reply = self._formats[token & _FORMAT_MASK](result)
+        number = token >> FORMAT_BITS
+        if len(reply) <= self._unchecked or self.admit(number, len(reply)):
+            self.answer(number, reply)
+
+    def answer(self, number: int, reply: bytes) -> None:
+        """The reply of a command whose result is not formatted by `complete`."""
+        if number == self._answered:
+            self._out.append(reply)
+            self._answered = number + 1
+            if self._early:
+                self._release()
+        else:
+            self._early[number] = reply
+
+    def reply(self, data: bytes) -> None:
+        """Answer a command that has not begun."""
+        self.answer(self._next_number(), data)
+
+    def _in_flight(self) -> int:
+        return self._issued - self._answered
+
+    def _next_number(self) -> int:
+        self._issued += 1
+        return self._issued - 1
+
+    def _widen(self) -> None:
+        """All that was begun fitted: more may be in flight, cautiously if there was once too much."""
+        now = self._in_flight_max
+        self._in_flight_max = min(now + (now if not self._again.below else now // 4 + 1), IN_FLIGHT_MAX)
+
+    def _release(self) -> None:
+        while (reply := self._early.pop(self._answered, None)) is not None:
+            self._out.append(reply)
+            self._answered += 1
+
+    # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
+
+    def admit(self, number: int, size: int) -> bool:
+        """Whether a reply may be kept. If not, its command is done again when its turn comes."""
+        again = self._again
+        if number == again.current or number not in again.reads or self._is_lost:
+            return True  # room is reserved for it, or it is small
+        is_new = number >= again.below
+        if is_new:
+            self._unchecked = SMALL_BYTES
+        if (is_new or number == self._answered) and self.fits(size):
+            return True
+        self.put_off(number, size)
+        return False
+
+    def put_off(self, number: int, size: int) -> None:
+        """Do a read again when its turn comes: its reply of `size` bytes did not fit."""
+        if self._is_lost:
+            return self.answer(number, b"")
+        if number >= self._again.below:
+            self._in_flight_max = max(1, min(self._in_flight_max, HELD_BYTES_MAX // max(1, size)))
+            self._unchecked = -1
+            self.server.room.put_off += 1
+        self._again.put_off(number, self._issued, self._early)
+
+    def fits(self, size: int) -> bool:
+        """Count in so many bytes of a reply, if there is room."""
+        self._held += size
+        if self._held > HELD_BYTES_MAX:
+            self._held = self._unsent_bytes()
+            held = self._held + self._stream.get_write_buffer_size()
+            if held and held + size > HELD_BYTES_MAX:
+                return False
+            self._held += size
+        return self.server.room.take(self, size)
+
+    def gather(self, size: int) -> bool:
+        """The same for a value that waits for others of its reply."""
+        fits = self.fits(size)
+        self._gathered += size if fits else 0
+        return fits
+
+    def gathered(self, size: int) -> None:
+        """So many bytes of values do not wait any more."""
+        self._gathered -= size
+
+    @property
+    def held_bytes(self) -> int:
+        """Replies that the socket has not taken, and what is reserved for others."""
+        if self._is_lost:
+            return 0
+        again = self._again.size if self._again.current >= self._answered else 0
+        return self._unsent_bytes() + self._reserved + again + self._stream.get_write_buffer_size()
+
+    def _unsent_bytes(self) -> int:
+        return self._gathered + sum(map(len, self._early.values())) + sum(map(len, self._out))
+
+    def read_again(self) -> None:
+        """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""
+        again, number = self._again, self._answered
+        if number not in again.numbers or self._is_full or self._is_lost:
+            return
+        read = again.reads[number]
+        size = bytes_of(read, REPLY_BYTES_MAX)
+        if not (self._is_refused or self.server.room.take(self, size)):
+            return self.server.wait_for_room(self, size)
+        again.numbers.discard(number)
+        again.current, again.size = number, size
+        if self._is_refused:
+            self._is_refused = False
+            self.answer(number, replies.failure(_NO_ROOM))
+            self.flush()
+            return
+        if isinstance(read, Several):
+            Gather(self, number, read, is_reserved=True).submit()
+        else:
+            op, format_ = ((_GET, read, self.session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
+            self.backend.submit(op, self, number << FORMAT_BITS | format_)
+
+    def may_answer(self, found: Single) -> bool:
+        """Whether there is room for the reply of an operation that cannot be done again. Raises CommandError."""
+        return found.format != Fmt.OLD_VALUE or self.reserve(transaction_bytes((found,), BATCH_RESULT_BYTES_MAX))
+
+    def reserve(self, size: int) -> bool:
+        """Whether there is room for replies of `size` bytes; if so, it is kept for them. Raises CommandError."""
+        if not size:
+            return True
+        if self._is_refused:
+            self._is_refused = False
+            self.session.queued = None
+            raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
+        if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
+            return False
+        if not self.server.room.take(self, size):
+            self.server.wait_for_room(self, size)
+            return False
+        self._reserved += size
+        return True
+
+    def _let_go(self) -> None:
+        """The client is gone: nothing is read again for it."""
+        self._early.update(dict.fromkeys(self._again.numbers, b""))
+        self._again.numbers.clear()
+        self._release()
+
+    def refuse(self) -> None:
+        """There is no room for what waits for it."""
+        self._is_refused = True
+        self.resume()
+        self._is_refused = False
+
+    def abort(self) -> None:
+        """Close at once: the client does not read what it asked for, or the server stops."""
+        self.full_since = None
+        self._stream.abort()
+
+    def flush(self) -> None:
+        raise NotImplementedError
+
+    def resume(self) -> None:
+        raise NotImplementedError

@@ -1,0 +1,43 @@
+"""One operation whose caller awaits the result: the sink behind it. Whoever has many under way is a sink itself."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, Protocol
+
+from kvstore.errors import StoreError
+from kvstore.partition.state.commands import Op, Result, Sink
+from kvstore.types import PartitionId
+
+
+class Submits(Protocol):
+    """A Backend, or what stands before one."""
+
+    def submit(
+        self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
+    ) -> None: ...
+
+
+async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ring_version: int = 0) -> Any:
+    """The result of one operation. Raises StoreError. A caller that is cancelled misses the result; the operation
+    goes on."""
+    answer = _Answer()
+    backend.submit(op, answer, 0, ring_version, partition)
+    result = await answer.given
+    if isinstance(result, StoreError):
+        raise result
+    return result
+
+
+class _Answer:
+    """The sink of one operation."""
+
+    def __init__(self) -> None:
+        self.given: asyncio.Future[Result | StoreError] = asyncio.get_running_loop().create_future()
+
+    def complete(self, token: int, result: Result | StoreError) -> None:
+        if not self.given.done():
+            self.given.set_result(result)
+
+    def flush(self) -> None:
+        """The caller is woken by itself."""

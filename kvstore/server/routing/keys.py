@@ -1,0 +1,215 @@
+"""Walking over the keys of all partitions: in the order of the ring for SCAN, partition by partition for KEYS and
+DBSIZE."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+from kvstore.errors import InvalidRequest, Moved, Unavailable
+from kvstore.partition.state.commands import Code, Flag, Level, Op
+from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.ring import Ring
+from kvstore.types import PartitionId
+
+T = TypeVar("T")
+Ask = Callable[[Op, PartitionId], Awaitable[Any]]
+Rings = Callable[[], Ring]
+"""The ring as it is known now."""
+
+PAGE_KEYS_MAX = 1000
+MOVED_S = 0.02
+"""Before a partition is asked again that did not own what the ring gives it."""
+MOVED_MAX = 100
+SCAN_BYTES_MAX = 1 << 20
+"""Of keys that one SCAN gathers before it ends; its last page may go beyond."""
+MATCH_BYTES_MAX = 64 << 10
+"""Of keys that are looked at for a pattern in one turn of the event loop: each may take as long as the pattern is."""
+RANGES_MAX = 32
+"""Ranges of the ring that one SCAN looks into; it may return nothing and still have more to come."""
+_SCAN_TOKENS, _COUNT, _KEYS_ONLY = int(Code.SCAN_TOKENS), int(Code.COUNT), int(Flag.KEYS_ONLY)
+
+
+async def scan(
+    ask: Ask, rings: Rings, cursor: int, count: int, level: int = Level.LINEARIZABLE
+) -> tuple[int, list[bytes]]:
+    """(next cursor, keys): the keys whose tokens are at or after `cursor`, `count` or somewhat more, fewer if they are
+    long; cursor 0 is the start, and the end.
+
+    The cursor is a token, so it means the same at each server and after each change of the ring: a key that is there
+    during the whole scan is returned. Raises StoreError.
+    """
+    keys: list[bytes] = []
+    token, size = cursor, 0
+    for _ in range(RANGES_MAX):
+        limit = max(1, min(count - len(keys), PAGE_KEYS_MAX))
+
+        async def page(ring: Ring, token: int = token, limit: int = limit) -> tuple[int, Any]:
+            owner, end = range_at(ring, token)
+            return end, await ask((_SCAN_TOKENS, token, limit, int(level), _KEYS_ONLY), owner)
+
+        end, (items, after) = await with_one_ring(rings, page)
+        # What the partition holds beyond this range belongs to a later part of the walk.
+        keys += (found := [key for key, _ in items if token_of(key) <= end])
+        size += sum(map(len, found))
+        token = after if after is not None and after <= end else end + 1
+        if token >= TOKENS:
+            return 0, keys
+        if len(keys) >= count or size >= SCAN_BYTES_MAX:
+            break
+    return token, keys
+
+
+def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
+    """Who owns `token`, and the last token up to which it owns all."""
+    place = ring.tokens.bisect_left(token)
+    end = ring.tokens.keys()[place] if place < len(ring.tokens) else TOKENS - 1
+    return ring.owner_of(token), int(end)
+
+
+async def all_keys(
+    ask: Ask,
+    rings: Rings,
+    level: int = Level.LINEARIZABLE,
+    *,
+    matches: Callable[[bytes], bool] = lambda _: True,
+    bytes_max: int,
+) -> list[bytes]:
+    """Every key that `matches`. Raises StoreError, InvalidRequest if they are more than `bytes_max`."""
+    keys: list[bytes] = []
+    cursor, size, is_begun = 0, 0, False
+    while cursor or not is_begun:
+        cursor, found = await scan(ask, rings, cursor, PAGE_KEYS_MAX, level)
+        is_begun = True
+        keys += (more := await matching(found, matches))
+        size += sum(map(len, more))
+        if size > bytes_max:
+            raise InvalidRequest(f"the reply would be larger than {bytes_max} bytes: use SCAN")
+    return keys
+
+
+async def matching(keys: list[bytes], matches: Callable[[bytes], bool]) -> list[bytes]:
+    """Those that do; others have their turn in between."""
+    found, size = list[bytes](), 0
+    for key in keys:
+        if size > MATCH_BYTES_MAX:
+            size = 0
+            await asyncio.sleep(0)
+        size += len(key)
+        if matches(key):
+            found.append(key)
+    return found
+
+
+async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) -> int:
+    """How many keys there are. Raises StoreError."""
+
+    async def count(ring: Ring) -> int:
+        total = 0
+        for partition in ring.owners:
+            total += await ask((_COUNT, b"", int(level)), partition)
+        return total
+
+    return await with_one_ring(rings, count)
+
+
+async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:
+    """What `work` finds out with one ring, begun anew if that did not hold all the time. Raises StoreError, Unavailable
+    if the ring does not come to rest."""
+    for _ in range(MOVED_MAX):
+        ring = rings()
+        try:
+            found = await work(ring)
+        except Moved:
+            await asyncio.sleep(MOVED_S)
+            continue
+        if rings().routed == ring.routed:
+            return found
+    raise Unavailable("keys are on their way between partitions all the time")
+
+
+def matcher(pattern: bytes) -> Callable[[bytes], bool]:
+    """Redis's glob: `*`, `?`, `[a-c]`, `[^a]`, and a backslash before what is meant literally.
+
+    Each star takes as little as it can and never gives back (an atomic group), so no pattern takes more than the
+    product of the two lengths.
+    """
+    if pattern == b"*":
+        return lambda _: True
+    chunks = [b""]
+    at = 0
+    while at < len(pattern):
+        piece, at = _piece(pattern, at)
+        if piece is None:
+            chunks.append(b"")
+        else:
+            chunks[-1] += piece
+    first, *rest = chunks
+    if not rest:
+        compiled = re.compile(first, re.DOTALL)
+        return lambda key: compiled.fullmatch(key) is not None
+    middle = b"".join(b"(?>.*?%b)" % chunk for chunk in rest[:-1] if chunk)
+    head = re.compile(first + middle, re.DOTALL)
+    # The last chunk ends the key, wherever that is: it is looked for from the end.
+    tail = re.compile(b"(?:%b)" % rest[-1], re.DOTALL)
+    width = _width(rest[-1])
+
+    def matches(key: bytes) -> bool:
+        found = head.match(key)
+        start = len(key) - width
+        return found is not None and start >= found.end() and tail.fullmatch(key, start) is not None
+
+    return matches
+
+
+def _piece(pattern: bytes, at: int) -> tuple[bytes | None, int]:
+    """One element as a regular expression, None for a star, and where the next one starts."""
+    char = pattern[at : at + 1]
+    if char == b"*":
+        return None, at + 1
+    if char == b"?":
+        return b".", at + 1
+    if char == b"\\" and at + 1 < len(pattern):
+        return re.escape(pattern[at + 1 : at + 2]), at + 2
+    if char == b"[":
+        return _class(pattern, at + 1)
+    return re.escape(char), at + 1
+
+
+def _class(pattern: bytes, at: int) -> tuple[bytes, int]:
+    negated = pattern[at : at + 1] == b"^"
+    at += negated
+    members: set[int] = set()
+    while at < len(pattern) and pattern[at : at + 1] != b"]":
+        if pattern[at : at + 1] == b"\\" and at + 1 < len(pattern):
+            at += 1
+        low = pattern[at]
+        if pattern[at + 1 : at + 2] == b"-" and at + 2 < len(pattern) and pattern[at + 2 : at + 3] != b"]":
+            low, high = sorted((low, pattern[at + 2]))
+            members.update(range(low, high + 1))
+            at += 3
+        else:
+            members.add(low)
+            at += 1
+    if negated:
+        members = set(range(256)) - members
+    if not members:
+        return b"(?!)", at + 1
+    return b"[" + b"".join(b"\\x%02x-\\x%02x" % each for each in _runs(members)) + b"]", at + 1
+
+
+def _runs(members: set[int]) -> list[tuple[int, int]]:
+    """First and last of those that follow each other: a class of few bytes in a pattern stays one of few bytes."""
+    firsts = sorted(each for each in members if each - 1 not in members)
+    lasts = sorted(each for each in members if each + 1 not in members)
+    return list(zip(firsts, lasts, strict=True))
+
+
+_ELEMENT = re.compile(rb"\[[^]]*\]|\(\?!\)|\\.|.", re.DOTALL)
+
+
+def _width(expression: bytes) -> int:
+    """How many bytes a chunk matches: one per element."""
+    return len(_ELEMENT.findall(expression))

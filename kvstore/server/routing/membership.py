@@ -1,0 +1,346 @@
+"""Keeps this server's znode in place, and what it knows of the cluster fresh. Watches are hints; all is read again
+every 10 s."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from kvstore.env import Env
+from kvstore.env.events import wait_within
+from kvstore.errors import MetadataError, NodeExists, NoSuchNode, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.ephemeral import KeptEphemeral
+from kvstore.meta.store import MetadataStore, Watch
+from kvstore.partition.election.election import LeaderRecord
+from kvstore.ring import codec
+from kvstore.ring.ring import Ring
+from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.types import PartitionId, ServerId
+
+log = logging.getLogger(__name__)
+
+REREAD_S = 10.0
+RETRY_S = 0.2
+DISBELIEF_S = 1.0
+"""After somebody has told of a ring that there is not: so long only watches make this server read it."""
+SPREAD_S = 0.002
+"""For each server of the cluster: when the ring changes they do not all read it in the same moment."""
+
+
+class Membership:
+    """`topology` is replaced whole at each change; whoever asked by `on_topology` is told after it."""
+
+    def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
+        self._env, self._store, self._member = env, store, member
+        self._nursery = env.nursery.child("membership")
+        self._topology: ClusterTopology | None = None
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._last_listener = 0
+        self._wanted: set[str] = set()
+        """Paths to read again."""
+        self._hint = asyncio.Event()
+        self._watches: dict[str, Watch] = {}
+        self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
+        self._failed = False
+        self.undecodable: set[str] = set()
+        """Nodes that could not be decoded when they were last read."""
+        self._hinted = 0
+        """The latest routing that somebody has told of, until that was looked at."""
+        self._disbelieves_until = 0.0
+        self.false_hints = 0
+        self._stored = 0, 0
+        """A version of the ring, and of its znode with it."""
+
+    @property
+    def topology(self) -> ClusterTopology:
+        assert self._topology is not None, "the topology is asked for before `wait_ring` has returned"
+        return self._topology
+
+    def start(self) -> None:
+        """Begin to read; keeps the server's znode once `announce` is called."""
+        for path in (paths.RING, paths.SERVERS):
+            self._watch(path)
+        self._nursery.spawn(self._keep_fresh(), name="read")
+
+    async def wait_ring(self) -> Ring:
+        """The ring, once there is one."""
+        ready = asyncio.Event()
+        forget = self.on_topology(ready.set)
+        while self._topology is None:
+            await ready.wait()
+            ready.clear()
+        forget()
+        return self._topology.ring
+
+    async def announce(self) -> None:
+        """Let the cluster know that this server is up. It stays announced over lost sessions."""
+        self._kept.start(self._nursery)
+        try:
+            await self._kept.publish(self._member.encode())
+        except NodeExists:
+            log.warning("another process announces itself as server=%s; waiting until it is gone", self._member.id)
+        except MetadataError as error:
+            log.warning("server=%s is not announced yet: %s", self._member.id, error)
+
+    async def announce_draining(self) -> None:
+        """Let the cluster know that this server takes no replicas any more. Errors are logged."""
+        self._member = replace(self._member, draining=True)
+        try:
+            await self._kept.publish(self._member.encode())
+        except MetadataError as error:
+            log.warning("that server=%s drains is not announced: %s", self._member.id, error)
+
+    async def withdraw(self) -> None:
+        """Let the cluster know that this server is leaving. Errors are logged: the session's end does it too."""
+        try:
+            await self._kept.publish(None)
+        except MetadataError as error:
+            log.warning("server=%s could not be withdrawn: %s", self._member.id, error)
+
+    async def close(self) -> None:
+        for watch in self._watches.values():
+            watch.close()
+        await self._nursery.close()
+
+    def on_topology(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` after each change; returns what ends that."""
+        self._last_listener += 1
+        number = self._last_listener
+        self._listeners[number] = changed
+        return lambda: void(self._listeners.pop(number, None))
+
+    def note_leader(self, partition: PartitionId, server: ServerId | None) -> None:
+        """A replica here has learnt who leads, perhaps before that one's znode is there: whoever is being handed the
+        lead lets clients wait. The znode is read when it changes; and now, if nobody is known to lead."""
+        found = self._topology
+        if found is not None and partition in found.ring.partitions:
+            known = found.leaders.get(partition)
+            if server is None or known is None or known[0] != server:
+                epoch = known[1] if known else 0
+                self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
+            elif server == self._member.id:
+                self._tell()  # what waits here for the partition can go on
+        if server is None:
+            self.suspect(partition)
+
+    def suspect(self, partition: PartitionId) -> None:
+        """The leader known for the partition is not, or not any more: read again."""
+        self._want(paths.partition_leader(partition))
+
+    @property
+    def stored_ring(self) -> tuple[Ring, int] | None:
+        """The ring that is known here, with its znode's version; None if that is not known."""
+        ring, version = self.topology.ring, self._stored
+        return (ring, version[1]) if version[0] == ring.version else None
+
+    # docs/protocol.md H9
+    def note_written(self, ring: Ring, stored: int) -> None:
+        """This server has written a later ring, which made its znode's version `stored`."""
+        if ring.version > self._stored[0]:
+            self._stored = ring.version, stored
+        if self._topology is not None and ring.version > self._topology.ring.version:
+            known = set(self._topology.ring.partitions)
+            for partition in sorted(set(ring.partitions) - known):
+                self._want(paths.partition_leader(partition))
+            self._replace(replace(self._topology, ring=ring))
+            self._unwatch(known - set(ring.partitions))
+
+    def suspect_ring(self) -> None:
+        """Something does not fit the ring that is known: read again."""
+        self._want(paths.RING)
+
+    def hint_ring(self, routed: int) -> bool:
+        """Somebody says that keys are routed by a later ring: read again, at once (docs/protocol.md H9). False if that
+        is not worth waiting for: it is known, or what was said a moment ago was not so."""
+        if self._topology is None or routed <= self._topology.ring.routed:
+            return False
+        if self._env.clock.now() < self._disbelieves_until:
+            return False
+        if routed > self._hinted:
+            self._hinted = routed
+            self._want(paths.RING)
+        return True
+
+    # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def _is_our_former(self, data: bytes) -> bool:
+        """Whoever announced this server at this address before is gone: this process listens there."""
+        try:
+            former = Member.decode(data)
+        except UndecodableNode:
+            return True
+        return (former.id, former.resp) == (self._member.id, self._member.resp)
+
+    def _watch(self, path: str) -> None:
+        if path not in self._watches:
+            changed = self._want_soon if path == paths.RING else self._want
+            self._watches[path] = self._store.watch(path, lambda: changed(path))
+
+    def _want(self, path: str) -> None:
+        self._wanted.add(path)
+        self._hint.set()
+
+    def _want_soon(self, path: str) -> None:
+        """Read it again after a moment of this server's own. Whoever was told MOVED does not wait for that
+        (docs/protocol.md H7)."""
+        servers = len(self._topology.servers) if self._topology is not None else 0
+        delay_s = self._env.random.random() * SPREAD_S * servers
+        asyncio.get_running_loop().call_later(delay_s, self._want, path)
+
+    async def _keep_fresh(self) -> None:
+        everything, again_at = True, 0.0
+        while True:
+            wanted, self._wanted = sorted(self._wanted), set()
+            self._hint.clear()
+            try:
+                if everything or self._topology is None:
+                    await self._read_all()
+                    again_at = self._env.clock.now() + REREAD_S * (1 + self._env.random.random() / 4)
+                else:
+                    await self._read_some(set(wanted))
+                self._failed = everything = False
+            except MetadataError as error:
+                if not self._failed:
+                    log.warning("cannot read the cluster's state, going on with what is known: %s", error)
+                self._failed = True
+                self._wanted.update(wanted)
+                await asyncio.sleep(RETRY_S)
+                continue
+            left_s = again_at - self._env.clock.now()  # hints may come all the time
+            everything = left_s <= 0 or not await wait_within(self._hint, left_s)
+
+    async def _read_all(self) -> None:
+        self.undecodable.clear()
+        try:
+            ring = await self._read_ring()
+        except NoSuchNode:
+            if self._topology is None:
+                return  # a cluster that is only being made
+            raise
+        except UndecodableNode as error:
+            if self._topology is None:
+                raise
+            self._pass_over(paths.RING, error)
+            ring = self._topology.ring
+        servers = await self._read_servers()
+        leaders = {}
+        for partition in sorted(ring.partitions):
+            found = await self._read_leader(partition)
+            if found is not None:
+                leaders[partition] = found
+        self._replace(ClusterTopology(self._newer(ring), leaders, servers))
+
+    async def _read_some(self, wanted: set[str]) -> None:
+        """Read what may have changed, and who leads the partitions that are new."""
+        if paths.RING in wanted:
+            known = self.topology.ring
+            try:
+                ring = await self._read_hinted_ring()
+            except UndecodableNode as error:
+                self._pass_over(paths.RING, error)
+                ring = known
+            wanted |= {paths.partition_leader(each) for each in set(ring.partitions) - set(known.partitions)}
+            self._replace(replace(self.topology, ring=self._newer(ring)))
+            self._unwatch(set(known.partitions) - set(self.topology.ring.partitions))
+        if paths.SERVERS in wanted:
+            self._replace(replace(self.topology, servers=await self._read_servers()))
+        for partition in sorted(self.topology.ring.partitions):
+            if paths.partition_leader(partition) in wanted:
+                leader = await self._read_leader(partition)
+                self._replace(self.topology.with_leader(partition, leader))
+
+    async def _read_hinted_ring(self) -> Ring:
+        """The ring; and if somebody has told of a later one than this metadata server has, the latest that there is.
+        Who has told of one that there is not is believed again after a while."""
+        ring = await self._read_ring()
+        told = self._hinted
+        if ring.routed < told:
+            await self._store.sync(paths.RING)
+            ring = await self._read_ring()
+        if ring.routed < told:
+            self.false_hints += 1
+            self._disbelieves_until = self._env.clock.now() + DISBELIEF_S
+            self._hinted = 0
+        elif ring.routed >= self._hinted:
+            self._hinted = 0
+        else:
+            self._want(paths.RING)  # somebody has told of a still later one meanwhile
+        return ring
+
+    async def _read_ring(self) -> Ring:
+        data, stat = await self._store.get(paths.RING)
+        ring = codec.decode(data)
+        if ring.version > self._stored[0]:
+            self._stored = ring.version, stat.version
+        return ring
+
+    def _newer(self, ring: Ring) -> Ring:
+        """The ring read, unless it comes from a metadata server that lags behind."""
+        known = self._topology
+        return ring if known is None or ring.version >= known.ring.version else known.ring
+
+    def _unwatch(self, gone: Iterable[PartitionId]) -> None:
+        for partition in sorted(gone):
+            watch = self._watches.pop(paths.partition_leader(partition), None)
+            if watch is not None:
+                watch.close()
+
+    async def _read_leader(self, partition: PartitionId) -> tuple[ServerId, int] | None:
+        path = paths.partition_leader(partition)
+        self._watch(path)
+        try:
+            data, _ = await self._store.get(path)
+        except NoSuchNode:
+            return None
+        try:
+            record = LeaderRecord.decode(data)
+        except UndecodableNode as error:
+            self._pass_over(path, error)
+            return self._topology.leaders.get(partition) if self._topology is not None else None
+        return record.server, record.epoch
+
+    async def _read_servers(self) -> dict[ServerId, Member]:
+        found: dict[ServerId, Member] = {}
+        try:
+            names = await self._store.children(paths.SERVERS)
+        except NoSuchNode:
+            return found
+        for name in names:
+            server = ServerId(name)
+            try:
+                data, _ = await self._store.get(paths.server(server))
+                found[server] = Member.decode(data)
+            except NoSuchNode:
+                continue
+            except UndecodableNode as error:
+                self._pass_over(paths.server(server), error)
+                if self._topology is not None and server in self._topology.servers:
+                    found[server] = self._topology.servers[server]
+        return found
+
+    def _pass_over(self, path: str, error: UndecodableNode) -> None:
+        """What was known of it before goes on, and all else is read."""
+        if path not in self.undecodable:
+            log.error("%s cannot be read, going on with what was known of it: %s", path, error)
+        self.undecodable.add(path)
+
+    def _replace(self, topology: ClusterTopology) -> None:
+        before, self._topology = self._topology, topology
+        if before is not None and _same(before, topology):
+            return
+        self._tell()
+
+    def _tell(self) -> None:
+        for changed in list(self._listeners.values()):
+            changed()
+
+
+def _same(one: ClusterTopology, other: ClusterTopology) -> bool:
+    return one.ring.version == other.ring.version and one.leaders == other.leaders and one.servers == other.servers
+
+
+def void(_: object) -> None:
+    """For lambdas whose result nobody wants."""

@@ -1,0 +1,170 @@
+"""What we compare ourselves with: from Debian's packages a three-node etcd and a Redis that syncs always, and gRPC
+itself. And what they and our own clusters need: ports, and a folder on a real disk."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from kvstore.devcluster.layout import ClusterFile, Wish
+from kvstore.devcluster.local import LocalCluster
+from kvstore.errors import ConfigError
+
+START_S = 20.0
+
+
+def is_installed(*programs: str) -> bool:
+    return all(shutil.which(program) for program in programs)
+
+
+def free_ports(count: int) -> list[int]:
+    """Loopback ports that nobody listens on just now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def up_on_free_ports(cluster: LocalCluster, offsets: Iterable[int], *, partitions: int | None = None) -> ClusterFile:
+    """Start it at the first port offset where nobody listens. Raises ConfigError if there is none."""
+    for offset in offsets:
+        try:
+            return cluster.up(Wish(data_dir=cluster.data_dir, port_offset=offset, partitions=partitions))
+        except ConfigError as error:
+            if "taken by another process" not in str(error):
+                raise
+    raise ConfigError("no free ports for a cluster")
+
+
+@contextmanager
+def redis(folder: Path, *, is_synced: bool = True) -> Iterator[int]:
+    """A Redis with `appendfsync always`, or in memory only; gives its port."""
+    (port,) = free_ports(1)
+    arguments = ["--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder), "--save", ""]
+    synced = ["--appendonly", "yes", "--appendfsync", "always"] if is_synced else []
+    with _process("redis-server", *arguments, *synced, folder=folder):
+        _wait_listening(port)
+        yield port
+
+
+@contextmanager
+def empty_grpc(folder: Path) -> Iterator[str]:
+    """A gRPC server of the same library whose handlers do nothing; gives its address."""
+    with _python_server("loadtest.bench.unary", folder) as address:
+        yield address
+
+
+@contextmanager
+def memory_grpc(folder: Path) -> Iterator[str]:
+    """A server for our own clients that has nothing but a dictionary; gives its address."""
+    with _python_server("loadtest.bench.memory_server", folder) as address:
+        yield address
+
+
+@contextmanager
+def etcd(folder: Path) -> Iterator[list[str]]:
+    """Three etcd members; gives their client addresses."""
+    names = ["e1", "e2", "e3"]
+    ports = free_ports(6)
+    peers = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, ports[:3], strict=True)}
+    clients = {name: f"http://127.0.0.1:{port}" for name, port in zip(names, ports[3:], strict=True)}
+    cluster = ",".join(f"{name}={url}" for name, url in peers.items())
+    running = []
+    try:
+        for name in names:
+            home = folder / name
+            home.mkdir(parents=True)
+            running.append(
+                _start(
+                    "etcd",
+                    *("--name", name, "--data-dir", str(home), "--initial-cluster", cluster),
+                    *("--initial-advertise-peer-urls", peers[name], "--listen-peer-urls", peers[name]),
+                    *("--advertise-client-urls", clients[name], "--listen-client-urls", clients[name]),
+                    *("--quota-backend-bytes", str(8 << 30)),
+                    folder=home,
+                )
+            )
+        for port in ports[3:]:
+            _wait_listening(port)
+        _wait_healthy(",".join(clients.values()))
+        yield [url.removeprefix("http://") for url in clients.values()]
+    finally:
+        for process in running:
+            _end(process)
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A folder that is gone afterwards. Under the working directory: /tmp may be no real disk."""
+    reports = Path.cwd() / "reports"
+    reports.mkdir(exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="scratch-", dir=reports))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _python_server(module: str, folder: Path) -> Iterator[str]:
+    (port,) = free_ports(1)
+    address = f"127.0.0.1:{port}"
+    with _process(sys.executable, "-m", module, address, folder=folder):
+        _wait_listening(port)
+        yield address
+
+
+@contextmanager
+def _process(program: str, *arguments: str, folder: Path) -> Iterator[None]:
+    process = _start(program, *arguments, folder=folder)
+    try:
+        yield
+    finally:
+        _end(process)
+
+
+def _start(program: str, *arguments: str, folder: Path) -> subprocess.Popen[bytes]:
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{Path(program).name}.log").open("wb") as log:
+        return subprocess.Popen([program, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(10)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _wait_listening(port: int) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.1)
+    raise TimeoutError(f"nobody listens on port {port} within {START_S} s")
+
+
+def _wait_healthy(endpoints: str) -> None:
+    deadline = time.monotonic() + START_S
+    while time.monotonic() < deadline:
+        command = ["etcdctl", "--endpoints", endpoints, "endpoint", "health"]
+        if subprocess.run(command, capture_output=True, env=ETCD_ENV, check=False).returncode == 0:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(f"etcd at {endpoints} is not healthy within {START_S} s")
+
+
+ETCD_ENV = {"ETCDCTL_API": "3", "PATH": "/usr/bin:/bin:/usr/local/bin"}

@@ -1,0 +1,74 @@
+"""Which processors do what while something is measured: who asks has one, who answers the others, and none sleeps.
+
+A processor that has nothing to do goes to sleep, and takes some 30 µs to come back; one that two programs share has the
+other one's bytes in its caches. Both would make the same server slower for a program that takes longer between two
+requests.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Set
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+AUTOGROUP = Path("/proc/self/autogroup")
+LEAST_NICE = "19"
+IS_LINUX = sys.platform == "linux"
+"""Elsewhere nothing here does anything."""
+
+
+def of_askers() -> Set[int]:
+    """One of those that this process may use."""
+    return set(sorted(_usable())[:1])
+
+
+def of_answerers() -> Set[int]:
+    """All others; with a single one, that."""
+    return _usable() - of_askers() or _usable()
+
+
+def _usable() -> Set[int]:
+    return os.sched_getaffinity(0) if IS_LINUX else set()
+
+
+@contextmanager
+def on(processors: Set[int]) -> Iterator[None]:
+    """What is started meanwhile stays on these."""
+    before = _usable()
+    if IS_LINUX:
+        os.sched_setaffinity(0, processors)
+    try:
+        yield
+    finally:
+        if IS_LINUX:
+            os.sched_setaffinity(0, before)
+
+
+@contextmanager
+def awake() -> Iterator[None]:
+    """No processor sleeps: on each is a process that runs only while nobody else wants to."""
+    command = [sys.executable, "-m", "loadtest.bench.processors", str(os.getpid())]
+    running = [subprocess.Popen(command, start_new_session=True) for _ in _usable()]
+    try:
+        yield
+    finally:
+        for each in running:
+            each.kill()
+            each.wait()
+
+
+def turn_until_orphaned(parent: int) -> None:
+    """Have nothing to do, busily."""
+    os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # kernels that share processors out among sessions first do not look at the class there
+        AUTOGROUP.write_text(LEAST_NICE)
+    while os.getppid() == parent:
+        for _ in range(100_000):
+            pass
+
+
+if __name__ == "__main__":
+    turn_until_orphaned(int(sys.argv[1]))

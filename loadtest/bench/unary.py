@@ -1,0 +1,70 @@
+"""Plain unary calls, as a client without our library makes them; and, as a program, the server that does nothing:
+what gRPC itself costs.
+
+    python -m loadtest.bench.unary HOST:PORT
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from typing import Any
+
+import grpc
+import uvloop
+
+from kvstore.proto import kv_pb2, kv_pb2_grpc
+from kvstore.rpc.channels import channel_options, server_options
+
+KEYS = 1_000
+VALUE = bytes(100)
+
+
+async def calls_per_second(
+    address: str, method: str, tag: str, *, in_flight: int, seconds: float, warmup_s: float = 0.5
+) -> float:
+    """Get or Put calls per second on keys that the asked node leads."""
+    async with grpc.aio.insecure_channel(address, options=channel_options()) as channel:
+        stub = kv_pb2_grpc.KVStub(channel)
+        keys = [b"{%b}:%d" % (tag.encode(), number) for number in range(KEYS)]
+        for key in keys[:in_flight]:
+            await stub.Put(kv_pb2.PutRequest(key=key, value=VALUE), timeout=5)
+        begin = time.perf_counter()
+        counted = 0
+
+        async def caller(place: int) -> None:
+            nonlocal counted
+            number = place
+            while (now := time.perf_counter() - begin) < warmup_s + seconds:
+                number = (number + in_flight) % KEYS
+                if method == "Put":
+                    await stub.Put(kv_pb2.PutRequest(key=keys[number], value=VALUE), timeout=5)
+                else:
+                    await stub.Get(kv_pb2.GetRequest(key=keys[number]), timeout=5)
+                counted += now >= warmup_s
+
+        await asyncio.gather(*(caller(place) for place in range(in_flight)))
+    return counted / seconds
+
+
+class Empty(kv_pb2_grpc.KVServicer):
+    """Answers at once."""
+
+    async def Get(self, request: kv_pb2.GetRequest, context: Any) -> kv_pb2.GetResponse:
+        return kv_pb2.GetResponse(record=kv_pb2.Record(value=VALUE, version=1))
+
+    async def Put(self, request: kv_pb2.PutRequest, context: Any) -> kv_pb2.PutResponse:
+        return kv_pb2.PutResponse(version=1)
+
+
+async def serve_nothing(address: str) -> None:
+    server = grpc.aio.server(options=server_options())
+    kv_pb2_grpc.add_KVServicer_to_server(Empty(), server)
+    server.add_insecure_port(address)
+    await server.start()
+    await server.wait_for_termination()
+
+
+if __name__ == "__main__":
+    uvloop.run(serve_nothing(sys.argv[1]))

@@ -1,0 +1,194 @@
+"""Load during a drill: what was asked and answered, and when each partition acknowledged writes.
+
+Two kinds of callers. Those of registers share a few keys, and everything they see goes into a history that two checkers
+of linearizability judge. Those of unique keys write each key once: what was acknowledged must be there at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from bisect import bisect_left
+from collections import Counter
+from random import Random
+
+from kvstore.client import AsyncClient
+from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, StoreError
+from tests.sim.judges.history import History, Kind, Pending
+
+REGISTERS = 3
+"""Shared keys of each partition."""
+CALLERS = 5
+"""Of each register: what the search of the checker copes with."""
+WRITERS = 3
+"""Of unique keys, for each partition."""
+REST_S = 0.02
+"""Between two operations of a caller of a register."""
+WRITER_REST_S = 0.004
+VERIFY_AT_ONCE = 2_000
+
+
+class Load:
+    """Runs from `start` to `stop`; `verify` says what is missing."""
+
+    def __init__(self, client: AsyncClient, seed: int = 1) -> None:
+        self.client = client
+        self.history = History(time.perf_counter)
+        self.acknowledged: dict[str, list[float]] = {}
+        """Partition → when it acknowledged a write, in order."""
+        self.errors: Counter[str] = Counter()
+        self._random = Random(seed)
+        self._run = b"%x" % time.time_ns()
+        """In every key: what an earlier load on the same cluster left must not be taken for this one's."""
+        self._tags = self._find_tags()
+        self._written: list[bytes] = []
+        """Unique keys that were acknowledged; the key is the value too."""
+        self._values = itertools.count(1)
+        self._incarnations = itertools.count(1)
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def partitions(self) -> list[str]:
+        return sorted(self._tags)
+
+    def start(self) -> None:
+        for partition, tag in sorted(self._tags.items()):
+            self.acknowledged[partition] = []
+            for key, caller in itertools.product(self._registers(tag), range(CALLERS)):
+                work = self._call_register(partition, key, f"{key.decode()}/{caller}")
+                self._tasks.append(asyncio.create_task(work))
+            for writer in range(WRITERS):
+                self._tasks.append(asyncio.create_task(self._write_unique(partition, tag, writer)))
+
+    async def stop(self) -> None:
+        """Let what is under way end, and read every register once more."""
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+        for key in self.register_keys():
+            await self._get(key, f"last/{next(self._incarnations)}")
+        self.history.close()
+
+    async def verify(self) -> list[bytes]:
+        """Acknowledged unique keys that are not there, or not as they were written."""
+        missing = []
+        for start in range(0, len(self._written), VERIFY_AT_ONCE):
+            keys = self._written[start : start + VERIFY_AT_ONCE]
+            found = await self.client.get_many(keys, timeout_s=20)
+            missing += [key for key in keys if key not in found or found[key].value != key]
+        return missing
+
+    def register_keys(self) -> list[bytes]:
+        """The shared keys of all partitions."""
+        return [key for _, tag in sorted(self._tags.items()) for key in self._registers(tag)]
+
+    def _registers(self, tag: bytes) -> list[bytes]:
+        return [b"{%b}register-%b-%d" % (tag, self._run, number) for number in range(REGISTERS)]
+
+    @property
+    def tags(self) -> list[bytes]:
+        """One of each partition: keys with it in braces are there."""
+        return [tag for _, tag in sorted(self._tags.items())]
+
+    @property
+    def unique(self) -> int:
+        return len(self._written)
+
+    def longest_gap(self, partition: str, since: float, until: float) -> tuple[float, float]:
+        """The longest time without an acknowledged write within a window, in seconds, and when it began."""
+        times = self.acknowledged[partition]
+        inside = times[bisect_left(times, since) : bisect_left(times, until)]
+        edges = [since, *inside, until]
+        return max((later - earlier, earlier) for earlier, later in itertools.pairwise(edges))
+
+    def count(self, partition: str, since: float, until: float) -> int:
+        """Writes acknowledged within a window."""
+        times = self.acknowledged[partition]
+        return bisect_left(times, until) - bisect_left(times, since)
+
+    def _find_tags(self) -> dict[str, bytes]:
+        tags: dict[str, bytes] = {}
+        for number in range(10_000):
+            tag = b"d%d" % number
+            tags.setdefault(self.client.cluster.partition_of(b"{%b}" % tag), tag)
+        return tags
+
+    # ── callers ──
+
+    async def _write_unique(self, partition: str, tag: bytes, writer: int) -> None:
+        for number in itertools.count():
+            if self._stopping:
+                return
+            key = b"{%b}unique-%b-%d-%d" % (tag, self._run, writer, number)
+            try:
+                await self.client.put(key, key)
+            except StoreError as error:
+                self.errors[type(error).__name__] += 1
+            else:
+                self._written.append(key)
+                self.acknowledged[partition].append(time.perf_counter())
+            await asyncio.sleep(WRITER_REST_S)
+
+    async def _call_register(self, partition: str, key: bytes, name: str) -> None:
+        process = name
+        while not self._stopping:
+            choice = self._random.random()
+            if choice < 0.5:
+                is_known = await self._get(key, process)
+            elif choice < 0.8:
+                is_known = await self._put(key, process, partition)
+            else:
+                is_known = await self._compare_and_set(key, process, partition)
+            if not is_known:
+                process = f"{name}#{next(self._incarnations)}"
+            await asyncio.sleep(REST_S * self._random.random() * 2)
+
+    async def _get(self, key: bytes, process: str) -> bool:
+        pending = self.history.begin(process, Kind.GET, key)
+        try:
+            item = await self.client.get(key)
+        except StoreError as error:
+            return self._failed(pending, error)
+        pending.ok(item.value if item else None, version=item.version if item else None)
+        return True
+
+    async def _put(self, key: bytes, process: str, partition: str) -> bool:
+        value = b"%d" % next(self._values)
+        pending = self.history.begin(process, Kind.PUT, key, value)
+        try:
+            version = await self.client.put(key, value)
+        except StoreError as error:
+            return self._failed(pending, error)
+        self._done(pending, version, partition)
+        return True
+
+    async def _compare_and_set(self, key: bytes, process: str, partition: str) -> bool:
+        try:
+            item = await self.client.get(key)
+        except StoreError:
+            return True
+        value = b"%d" % next(self._values)
+        pending = self.history.begin(process, Kind.CAS, key, value, expected=item.value if item else None)
+        try:
+            version = await self.client.put(key, value, if_version=item.version if item else 0)
+        except ConditionFailed as error:
+            pending.fail(condition_failed=True, version=error.version or None)
+            return True
+        except StoreError as error:
+            return self._failed(pending, error)
+        self._done(pending, version, partition)
+        return True
+
+    def _done(self, pending: Pending, version: int, partition: str) -> None:
+        pending.ok(version=version)
+        self.acknowledged[partition].append(time.perf_counter())
+
+    def _failed(self, pending: Pending, error: StoreError) -> bool:
+        """True if the outcome is known."""
+        self.errors[type(error).__name__] += 1
+        if isinstance(error, OutcomeUnknown) or not isinstance(error, Refused):
+            pending.info()
+            return False
+        pending.fail()
+        return True

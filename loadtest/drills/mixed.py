@@ -1,0 +1,215 @@
+"""Callers of the Redis door for a drill with faults: registers, counters, lists and pairs through every node, each
+operation once, with limits of time that are often too short. What they saw is a history that is searched for an order.
+
+Who has sent an operation and heard nothing does not know its outcome. Who could not connect, or was refused, does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections import Counter
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from tests.sim.judges.history import History, Kind, Pending
+
+CALLERS = 4
+"""Of each key, on the nodes in turn."""
+REST_S = 0.12
+"""Between two operations of a caller, on average."""
+CONNECT_S = 1.0
+TIMEOUTS_S = (0.3, 2.0, 5.0, 8.0)
+TORN = b"torn"
+"""What a reader of a pair reports whose halves differ: nobody ever writes it."""
+
+
+class NotDone(Exception):
+    """Certainly not done: not sent, or refused."""
+
+
+class Unknown(Exception):
+    """Sent, and perhaps done."""
+
+
+class Door:
+    """One connection to a node's Redis door, made again when it is needed."""
+
+    def __init__(self, address: tuple[str, int]) -> None:
+        self._address = address
+        self._writer: asyncio.StreamWriter | None = None
+        self._reader: asyncio.StreamReader
+
+    async def ask(self, *commands: Sequence[bytes], timeout_s: float) -> Any:
+        """The last command's reply. Raises NotDone or Unknown."""
+        last = (await self.ask_all(*commands, timeout_s=timeout_s))[-1]
+        for each in last if isinstance(last, list) else [last]:
+            if isinstance(each, NotDone | Unknown):
+                raise each
+        return last
+
+    async def ask_all(self, *commands: Sequence[bytes], timeout_s: float) -> list[Any]:
+        """Every command's reply; an error that was replied is a NotDone or an Unknown among them. Raises the same."""
+        await self._connect()
+        assert self._writer is not None
+        try:
+            async with asyncio.timeout(timeout_s):
+                self._writer.write(b"".join(map(_encoded, commands)))
+                return [await self._reply() for _ in commands]
+        except (OSError, EOFError, TimeoutError) as error:
+            self.close()
+            raise Unknown(f"{type(error).__name__}: {error}") from error
+
+    async def _connect(self) -> None:
+        if self._writer is not None:
+            return
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                self._reader, self._writer = await asyncio.open_connection(*self._address)
+        except (OSError, TimeoutError) as error:
+            raise NotDone(f"not connected: {error}") from error
+
+    async def _reply(self) -> Any:
+        line = (await self._reader.readuntil(b"\r\n"))[:-2]
+        kind, rest = line[:1], line[1:]
+        match kind:
+            case b"+":
+                return rest
+            case b"-":
+                return Unknown(rest.decode()) if rest.startswith(b"UNKNOWN") else NotDone(rest.decode())
+            case b":":
+                return int(rest)
+            case b"$":
+                return None if rest == b"-1" else (await self._reader.readexactly(int(rest) + 2))[:-2]
+            case b"*":
+                return None if rest == b"-1" else [await self._reply() for _ in range(int(rest))]
+        raise EOFError(f"no reply begins so: {line!r}")
+
+    def close(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.transport.abort()
+
+
+class MixedLoad:
+    """Runs from `start` to `stop`. `tags` are of one partition each."""
+
+    def __init__(self, addresses: Sequence[tuple[str, int]], tags: Sequence[bytes], now: Callable[[], float]) -> None:
+        self.history = History(now)
+        self.errors: Counter[str] = Counter()
+        self._addresses, self._tags = addresses, tags
+        self._random = Random(1)
+        self._values, self._incarnations = itertools.count(1), itertools.count(1)
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self, run: bytes) -> None:
+        """`run` is in every key."""
+        works = (self._register, self._counter, self._list, self._pair)
+        for tag, (place, work) in itertools.product(self._tags, enumerate(works)):
+            key = b"{%b}mixed-%b-%d" % (tag, run, place)
+            for caller in range(CALLERS):
+                door = Door(self._addresses[(caller + place) % len(self._addresses)])
+                self._tasks.append(asyncio.create_task(self._call(work, door, key, f"{key.decode()}/{caller}")))
+
+    async def stop(self) -> None:
+        """Let what is under way end."""
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+        self.history.close()
+
+    async def _call(self, work: Callable[..., Any], door: Door, key: bytes, name: str) -> None:
+        process = name
+        while not self._stopping:
+            pending: Pending | None = None
+            try:
+                pending, commands, done = work(process, key)
+                done(pending, await door.ask(*commands, timeout_s=self._random.choice(TIMEOUTS_S)))
+            except NotDone as error:
+                self._note(error)
+                if pending is not None:
+                    pending.fail()
+            except Unknown as error:
+                self._note(error)
+                if pending is not None:
+                    pending.info()
+                process = f"{name}#{next(self._incarnations)}"
+            await asyncio.sleep(REST_S * 2 * self._random.random())
+        door.close()
+
+    def _note(self, error: Exception) -> None:
+        self.errors[" ".join(str(error).split()[:2])] += 1
+
+    # ── what is asked: (the operation, its commands, what to make of the reply) ──
+
+    def _register(self, process: str, key: bytes) -> tuple[Pending, list[list[bytes]], Callable[..., None]]:
+        value, begin = b"%d" % next(self._values), self.history.begin
+        match self._random.choice(("GET", "GET", "SET", "DEL", "GETSET", "GETDEL", "SETNX", "SETEX", "MSET")):
+            case "GET":
+                return begin(process, Kind.GET, key), [[b"GET", key]], Pending.ok
+            case "SET":
+                return begin(process, Kind.PUT, key, value), [[b"SET", key, value]], _done
+            case "SETEX":
+                return begin(process, Kind.PUT, key, value), [[b"SET", key, value, b"EX", b"3600"]], _done
+            case "MSET":
+                return begin(process, Kind.PUT, key, value), [[b"MSET", key, value]], _done
+            case "DEL":
+                return begin(process, Kind.DEL, key), [[b"DEL", key]], _done
+            case "GETSET":
+                return begin(process, Kind.SWAP, key, value), [[b"GETSET", key, value]], Pending.ok
+            case "GETDEL":
+                return begin(process, Kind.SWAP, key), [[b"GETDEL", key]], Pending.ok
+            case _:
+                return begin(process, Kind.CAS, key, value), [[b"SETNX", key, value]], _done_if_one
+
+    def _counter(self, process: str, key: bytes) -> tuple[Pending, list[list[bytes]], Callable[..., None]]:
+        if self._random.random() < 0.3:
+            return self.history.begin(process, Kind.GET, key), [[b"GET", key]], _counted
+        delta = self._random.choice((1, 1, 1, 10))
+        pending = self.history.begin(process, Kind.INCR, key, delta=delta)
+        return pending, [[b"INCRBY", key, b"%d" % delta]], Pending.ok
+
+    def _list(self, process: str, key: bytes) -> tuple[Pending, list[list[bytes]], Callable[..., None]]:
+        match self._random.choice(("GET", "GET", "APPEND", "APPEND", "APPEND", "GETDEL")):
+            case "GET":
+                return self.history.begin(process, Kind.GET, key), [[b"GET", key]], Pending.ok
+            case "APPEND":
+                value = b"%d," % next(self._values)
+                return self.history.begin(process, Kind.APPEND, key, value), [[b"APPEND", key, value]], Pending.ok
+            case _:
+                return self.history.begin(process, Kind.SWAP, key), [[b"GETDEL", key]], Pending.ok
+
+    def _pair(self, process: str, key: bytes) -> tuple[Pending, list[list[bytes]], Callable[..., None]]:
+        """Two keys that are only changed together."""
+        halves = [key + b"-a", key + b"-b"]
+        if self._random.random() < 0.5:
+            reads = [[b"MULTI"], *([b"GET", half] for half in halves), [b"EXEC"]]
+            return self.history.begin(process, Kind.GET, key), reads, _both
+        value = b"%d" % next(self._values)
+        pending = self.history.begin(process, Kind.PUT, key, value)
+        return pending, [[b"MULTI"], *([b"SET", half, value] for half in halves), [b"EXEC"]], _done
+
+
+def _done(pending: Pending, reply: Any) -> None:
+    pending.ok()
+
+
+def _done_if_one(pending: Pending, reply: Any) -> None:
+    if reply == 1:
+        pending.ok()
+    else:
+        pending.fail(condition_failed=True)
+
+
+def _counted(pending: Pending, reply: Any) -> None:
+    pending.ok(None if reply is None else int(reply))
+
+
+def _both(pending: Pending, reply: Any) -> None:
+    one, other = reply
+    pending.ok(one if one == other else TORN)
+
+
+def _encoded(words: Sequence[bytes]) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

@@ -1,0 +1,360 @@
+"""What happens to a cluster in a drill by seed: cuts, stops, deaths, full disks and crowds, several at a time.
+
+Each accident begins, lasts, and is undone by itself. `FAULTS` names them all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from random import Random
+
+from loadtest.drills.load import Load
+from loadtest.drills.mixed import Door, NotDone, Unknown
+from loadtest.drills.net import CLIENTS, ZOOKEEPER, Cut, WiredCluster
+
+LONGEST_S = 15.0
+AWAY = "away"
+RATES = ("512kbit", "4mbit")
+HICCUP_S = 0.1
+PATIENCE_S = 90.0
+"""From a first question to the last: the longest accident and the way back from it take less."""
+
+
+class Field:
+    """The cluster, and what is wrong with it just now."""
+
+    def __init__(self, cluster: WiredCluster, random: Random, load: Load) -> None:
+        self.cluster, self.random, self.load = cluster, random, load
+        self.nodes = cluster.ids
+        self._cuts: dict[int, set[Cut]] = {}
+        self._numbers = itertools.count()
+        self._held: set[str] = set()
+        """Processes that are stopped or down."""
+        self.starting = asyncio.Lock()
+        """Each start writes the cluster's file."""
+        self.wrong: list[str] = []
+        """What must never happen, and did."""
+        self.unrepaired: list[str] = []
+        """Nodes whose disks were lost, and whose copies were not made again in time."""
+        self.wiping = asyncio.Lock()
+        """The copies of one wiped disk are made again before another one is lost."""
+
+    def some_time(self) -> float:
+        """Seconds: mostly a few, sometimes longer than sessions last."""
+        return min(LONGEST_S, 0.1 + self.random.expovariate(1 / 4))
+
+    def a_node(self, *, leading: bool = False) -> str:
+        leaders = {node.grpc: node.id for node in self.cluster.file.nodes}
+        led = [leaders.get(self.load.client.cluster.leader_of(each)) for each in self.load.partitions]
+        return self.random.choice([each for each in led if each] if leading and any(led) else self.nodes)
+
+    def others(self, node: str) -> list[str]:
+        return [each for each in self.nodes if each != node]
+
+    @asynccontextmanager
+    async def cut(self, cuts: Iterable[Cut]) -> AsyncIterator[None]:
+        number = next(self._numbers)
+        self._cuts[number] = set(cuts)
+        await self._apply()
+        try:
+            yield
+        finally:
+            del self._cuts[number]
+            await self._apply()
+
+    async def _apply(self) -> None:
+        await asyncio.to_thread(self.cluster.network.cut, set().union(*self._cuts.values()))
+
+    @asynccontextmanager
+    async def holding(self, process: str) -> AsyncIterator[bool]:
+        """Whether the process was free for an accident."""
+        if process in self._held:
+            yield False
+            return
+        self._held.add(process)
+        try:
+            yield True
+        finally:
+            self._held.discard(process)
+
+    async def patiently(self, *words: bytes) -> object:
+        """The reply of the first node that gives one. Raises NotDone or Unknown if none does within PATIENCE_S."""
+        until = time.perf_counter() + PATIENCE_S
+        for node in itertools.cycle(self.nodes):
+            door = Door(self.cluster.address(node, "resp"))
+            try:
+                return await door.ask(words, timeout_s=5.0)
+            except (NotDone, Unknown):
+                if time.perf_counter() > until:
+                    raise
+                await asyncio.sleep(0.2)
+            finally:
+                door.close()
+
+    def pid(self, process: str) -> int:
+        found = self.cluster.file.zookeeper_pid if process == ZOOKEEPER else self.cluster.pid(process)
+        assert found is not None
+        return found
+
+
+Fault = Callable[[Field], Awaitable[None]]
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(work: Fault) -> Fault:
+    FAULTS[work.__name__] = work
+    return work
+
+
+def both(one: Iterable[str], other: Iterable[str]) -> set[Cut]:
+    """Every direction between the two sides."""
+    pairs = list(itertools.product(one, other))
+    return {*pairs, *((b, a) for a, b in pairs)}
+
+
+async def _cut_for_a_while(field: Field, cuts: set[Cut], seconds: float | None = None) -> None:
+    async with field.cut(cuts):
+        await asyncio.sleep(seconds or field.some_time())
+
+
+# ── networks ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@fault
+async def cut_from_peers(field: Field) -> None:
+    """ZooKeeper sees it, clients reach it, the other nodes do not."""
+    node = field.a_node(leading=True)
+    await _cut_for_a_while(field, both([node], field.others(node)))
+
+
+@fault
+async def cut_from_zookeeper(field: Field) -> None:
+    node = field.a_node(leading=True)
+    await _cut_for_a_while(field, both([node], [ZOOKEEPER]))
+
+
+@fault
+async def cut_from_all_but_clients(field: Field) -> None:
+    node = field.a_node(leading=True)
+    await _cut_for_a_while(field, both([node], [*field.others(node), ZOOKEEPER]))
+
+
+@fault
+async def cut_from_all(field: Field) -> None:
+    node = field.a_node()
+    await _cut_for_a_while(field, both([node], [*field.others(node), ZOOKEEPER, CLIENTS]))
+
+
+@fault
+async def mute(field: Field) -> None:
+    """It hears all, and nobody hears it: requests arrive, answers do not."""
+    node = field.a_node(leading=True)
+    heard_by = [*field.others(node), *field.random.choice(([], [ZOOKEEPER], [CLIENTS], [ZOOKEEPER, CLIENTS]))]
+    await _cut_for_a_while(field, {(node, each) for each in heard_by})
+
+
+@fault
+async def deaf(field: Field) -> None:
+    """All hear it, and it hears nobody."""
+    node = field.a_node(leading=True)
+    unheard = [*field.others(node), *field.random.choice(([], [ZOOKEEPER], [CLIENTS], [ZOOKEEPER, CLIENTS]))]
+    await _cut_for_a_while(field, {(each, node) for each in unheard})
+
+
+@fault
+async def bridge(field: Field) -> None:
+    """Two nodes see the third, and not each other."""
+    one, other = field.random.sample(field.nodes, 2)
+    await _cut_for_a_while(field, both([one], [other]))
+
+
+@fault
+async def all_apart(field: Field) -> None:
+    """No node sees another."""
+    await _cut_for_a_while(field, set(itertools.permutations(field.nodes, 2)))
+
+
+@fault
+async def zookeeper_apart(field: Field) -> None:
+    """ZooKeeper runs, and no node sees it."""
+    await _cut_for_a_while(field, both([ZOOKEEPER], field.nodes))
+
+
+@fault
+async def flapping(field: Field) -> None:
+    """A node's links go and come each second."""
+    node = field.a_node(leading=True)
+    far = field.random.choice((field.others(node), [ZOOKEEPER], [*field.others(node), ZOOKEEPER]))
+    for _ in range(field.random.randint(2, 6)):
+        await _cut_for_a_while(field, both([node], far), 0.5)
+        await asyncio.sleep(0.5)
+
+
+@fault
+async def slow_link(field: Field) -> None:
+    """What a node sends is slow, and late by as much as the queue holds."""
+    node, rate = field.a_node(leading=True), field.random.choice(RATES)
+    await asyncio.to_thread(field.cluster.network.slow, node, rate)
+    await asyncio.sleep(field.some_time())
+    await asyncio.to_thread(field.cluster.network.slow, node, None)
+
+
+# ── processes and disks ───────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def _stop_and_continue(field: Field, process: str, seconds: float) -> None:
+    pid = field.pid(process)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        await asyncio.sleep(seconds)
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@fault
+async def stopped(field: Field) -> None:
+    node = field.a_node(leading=True)
+    async with field.holding(node) as is_free:
+        if is_free:
+            await _stop_and_continue(field, node, field.some_time())
+
+
+@fault
+async def all_stopped(field: Field) -> None:
+    """All nodes stand still for a moment, as on a machine that is suspended."""
+    seconds = field.some_time()
+
+    async def one(node: str) -> None:
+        async with field.holding(node) as is_free:
+            if is_free:
+                await _stop_and_continue(field, node, seconds)
+
+    await asyncio.gather(*map(one, field.nodes))
+
+
+@fault
+async def hiccups(field: Field) -> None:
+    """A node runs half of the time, by tenths of a second."""
+    node = field.a_node(leading=True)
+    async with field.holding(node) as is_free:
+        for _ in range(field.random.randint(10, 40) if is_free else 0):
+            await _stop_and_continue(field, node, HICCUP_S)
+            await asyncio.sleep(HICCUP_S)
+
+
+@fault
+async def stopped_zookeeper(field: Field) -> None:
+    async with field.holding(ZOOKEEPER) as is_free:
+        if is_free:
+            await _stop_and_continue(field, ZOOKEEPER, field.some_time())
+
+
+@fault
+async def killed(field: Field) -> None:
+    await _down_and_up(field, field.a_node(leading=True), field.cluster.kill)
+
+
+@fault
+async def told_to_stop(field: Field) -> None:
+    await _down_and_up(field, field.a_node(leading=True), field.cluster.terminate)
+
+
+async def _down_and_up(field: Field, node: str, end: Callable[[str], None]) -> None:
+    async with field.holding(node) as is_free:
+        if is_free:
+            await asyncio.to_thread(end, node)
+            await asyncio.sleep(field.some_time() / 2)
+            async with field.starting:
+                await asyncio.to_thread(field.cluster.start_node, node)
+
+
+@fault
+async def two_killed(field: Field) -> None:
+    await asyncio.gather(
+        *(_down_and_up(field, node, field.cluster.kill) for node in field.random.sample(field.nodes, 2))
+    )
+
+
+@fault
+async def killed_zookeeper(field: Field) -> None:
+    async with field.holding(ZOOKEEPER) as is_free:
+        if is_free:
+            await asyncio.to_thread(field.cluster.kill_zookeeper)
+            await asyncio.sleep(field.some_time() / 2)
+            async with field.starting:
+                await asyncio.to_thread(field.cluster.start_zookeeper)
+
+
+@fault
+async def full_disk(field: Field) -> None:
+    node = field.a_node(leading=True)
+    await asyncio.to_thread(field.cluster.fill_disk, node)
+    await asyncio.sleep(field.some_time())
+    await asyncio.to_thread(field.cluster.free_disk, node)
+
+
+JUMPS_S = (3.0, 60.0, 3600.0)
+
+
+@fault
+async def wrong_date(field: Field) -> None:
+    """A node's wall clock jumps, forwards or back, and is set right after a while."""
+    node, jump = field.a_node(leading=True), field.random.choice(JUMPS_S) * field.random.choice((1, -1))
+    field.cluster.set_date(node, jump)
+    await asyncio.sleep(field.some_time())
+    field.cluster.set_date(node, 0.0)
+
+
+REPAIRED_MAX_S = 180.0
+
+
+@fault
+async def wiped(field: Field) -> None:
+    """A node loses its disk and comes back with an empty one, as another bookie; its operator gives the lost one up.
+
+    It lasts until every copy is there again."""
+    node = field.a_node()
+    if field.wiping.locked():
+        return
+    async with field.wiping, field.holding(node) as is_free:
+        if not is_free:
+            return
+        await asyncio.to_thread(field.cluster.kill, node)
+        await asyncio.to_thread(field.cluster.wipe, node)
+        async with field.starting:
+            await asyncio.to_thread(field.cluster.start_node, node)
+        until = time.perf_counter() + REPAIRED_MAX_S
+        while not await _is_whole(field.cluster):
+            if time.perf_counter() > until:
+                field.unrepaired.append(node)
+                return
+            await asyncio.sleep(2.0)
+
+
+async def _is_whole(cluster: WiredCluster) -> bool:
+    """Give up each bookie whose node has come back as another one; whether every copy is there again."""
+    code, listed = await _kvstore(cluster, "bookie", "list", "--json")
+    if code:
+        return False
+    state = {each["id"]: each["state"] for each in json.loads(listed)}
+    up = {bookie.rpartition("-")[0] for bookie in state if state[bookie] != AWAY}
+    lost = [bookie for bookie in state if state[bookie] == AWAY and bookie.rpartition("-")[0] in up]
+    given_up = [(await _kvstore(cluster, "bookie", "decommission", "--yes", bookie))[0] == 0 for bookie in lost]
+    return all(given_up) and (await _kvstore(cluster, "fsck", "--strict"))[0] == 0
+
+
+async def _kvstore(cluster: WiredCluster, *words: str) -> tuple[int, bytes]:
+    """Exit code and output of a command of ours."""
+    command = [sys.executable, "-m", "kvstore", *words, "--data-dir", str(cluster.local.data_dir)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    out, _ = await process.communicate()
+    return process.returncode or 0, out

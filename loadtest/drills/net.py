@@ -1,0 +1,264 @@
+"""A local cluster whose nodes and ZooKeeper have a network each, so that any direction between any two can be cut.
+
+Each has a network namespace with one end of a pair of virtual links; the other ends are ports of one bridge. Who sends
+to whom is decided by fixed neighbour entries: a direction is cut by giving the receiver a link address that nobody has.
+Packets then vanish as in a broken network: no reset, no error. Clients are in the namespace of the caller.
+
+Needs Linux, root, and `ip` and `tc` of iproute2; no packet filter.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+from kvstore import config as toml
+from kvstore.devcluster import layout, zookeeper
+from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
+from kvstore.devcluster.local import LocalCluster
+from kvstore.env.secret import make_secret
+from loadtest.drills.dated_node import write_ahead
+from tests.cluster.harness import Cluster
+
+CLIENTS, ZOOKEEPER = "clients", "zookeeper"
+DISK_BYTES = 1200 << 20
+"""Of each node's own file system, which can be filled."""
+BRIDGE = "kvbr"
+NETWORKS_MAX = 240
+_NOBODY = "02:4b:56:ff:ff:ff"
+_CLONE_NEWNET = 0x4000_0000
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+Cut = tuple[str, str]
+"""From whom, to whom."""
+
+
+def is_possible() -> bool:
+    """Whether this process may make networks."""
+    return os.geteuid() == 0 and all(shutil.which(each) for each in ("ip", "tc", "mount"))
+
+
+class Network:
+    """Namespaces on a bridge. The bridge is there at once, and claims a name that no other run has; `make` does the
+    rest. All goes with `close`."""
+
+    def __init__(self, members: Sequence[str]) -> None:
+        self.members = [CLIENTS, *members]
+        number = _claimed_number(self._mac(CLIENTS))
+        self._bridge = f"{BRIDGE}{number}"
+        self._prefix = f"10.213.{number}"
+        self._cut: set[Cut] = set()
+
+    def ip(self, member: str) -> str:
+        return f"{self._prefix}.{self.members.index(member) + 1}"
+
+    def cut(self, cuts: Iterable[Cut]) -> None:
+        """From now on just these directions are cut."""
+        wanted = set(cuts)
+        for source, target in sorted(wanted ^ self._cut):
+            self._set_neighbour(source, target, is_cut=(source, target) in wanted)
+        self._cut = wanted
+
+    def slow(self, member: str, rate: str | None) -> None:
+        """Let the member send no more than `rate` (as `tc` reads it); None: as much as it likes."""
+        with suppress(subprocess.CalledProcessError):
+            self._in(member, "tc", "qdisc", "del", "dev", "eth0", "root")
+        if rate is not None:
+            shape = ["tbf", "rate", rate, "burst", "64kb", "latency", "400ms"]
+            self._in(member, "tc", "qdisc", "add", "dev", "eth0", "root", *shape)
+
+    @contextmanager
+    def inside(self, member: str) -> Iterator[None]:
+        """What this thread starts meanwhile is in the member's network."""
+        with Path("/proc/thread-self/ns/net").open() as own, Path("/run/netns", self._space(member)).open() as other:
+            _enter(other.fileno())
+            try:
+                yield
+            finally:
+                _enter(own.fileno())
+
+    def close(self) -> None:
+        for member in self.members[1:]:
+            _run("ip", "netns", "del", self._space(member), check=False)
+        _run("ip", "link", "del", self._bridge, check=False)
+
+    def make(self) -> None:
+        """What fails midway leaves the rest to `close`. Raises CalledProcessError."""
+        _run("ip", "address", "add", f"{self.ip(CLIENTS)}/24", "dev", self._bridge)
+        _run("ip", "link", "set", self._bridge, "up")
+        for place, member in enumerate(self.members[1:], 1):
+            port, space = f"{self._bridge}p{place}", self._space(member)
+            _run("ip", "netns", "add", space)
+            peer = ["peer", "name", "eth0", "address", self._mac(member), "netns", space]
+            _run("ip", "link", "add", port, "type", "veth", *peer)
+            _run("ip", "link", "set", port, "master", self._bridge, "up")
+            self._in(member, "ip", "address", "add", f"{self.ip(member)}/24", "dev", "eth0")
+            for device in ("lo", "eth0"):
+                self._in(member, "ip", "link", "set", device, "up")
+        for source, target in itertools.permutations(self.members, 2):
+            self._set_neighbour(source, target, is_cut=False)
+
+    def _set_neighbour(self, source: str, target: str, *, is_cut: bool) -> None:
+        device = self._bridge if source == CLIENTS else "eth0"
+        address = _NOBODY if is_cut else self._mac(target)
+        entry = ["replace", self.ip(target), "lladdr", address, "nud", "permanent", "dev", device]
+        self._in(source, "ip", "neigh", *entry)
+
+    def _in(self, member: str, *command: str) -> None:
+        inside = () if member == CLIENTS else ("ip", "netns", "exec", self._space(member))
+        _run(*inside, *command)
+
+    def _space(self, member: str) -> str:
+        return f"{self._bridge}-{member}"
+
+    def _mac(self, member: str) -> str:
+        return f"02:4b:56:00:00:{self.members.index(member) + 1:02x}"
+
+
+class _Local(LocalCluster):
+    """Starts each process inside its own network."""
+
+    def __init__(self, data_dir: Path, network: Network) -> None:
+        super().__init__(data_dir)
+        self._network = network
+
+    def start_node(self, name: str) -> int:
+        with self._network.inside(name):
+            return super().start_node(name)
+
+    def _command(self, node: NodePlace) -> list[str]:
+        """By a date that can be wrong: `WiredCluster.set_date`."""
+        _, _, *rest = super()._command(node)
+        return [sys.executable, "-m", "loadtest.drills.dated_node", str(date_file(self.data_dir, node.id)), *rest[1:]]
+
+    def start_zookeeper(self) -> int:
+        cluster = self.load()
+        port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
+        with self._network.inside(ZOOKEEPER):
+            everywhere = "clientPortAddress=0.0.0.0\n"
+            started = zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True, settings=everywhere)
+        self._record.save(replace(cluster, zookeeper_pid=started.pid))
+        return started.pid
+
+    def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
+        """Its networks are its own."""
+
+
+class WiredCluster(Cluster):
+    """A cluster on a network of its own. Each node's data has a file system of its own too."""
+
+    def __init__(self, directory: Path, network: Network) -> None:
+        super().__init__(directory)
+        self.network = network
+        self.local = _Local(directory / "data", network)
+
+    def start(self) -> None:
+        """Start it, or what is down of it, and wait until it serves."""
+        if not (self.local.data_dir / "cluster.json").exists():
+            self._found()
+        super().start()
+
+    def fill_disk(self, node: str) -> None:
+        """Leave no room on the node's file system."""
+        home = Path(self.file.node(node).data_dir)
+        free = os.statvfs(home)
+        with (home / "filler").open("wb") as filler, suppress(OSError):
+            os.posix_fallocate(filler.fileno(), 0, free.f_bavail * free.f_bsize)
+
+    def free_disk(self, node: str) -> None:
+        (Path(self.file.node(node).data_dir) / "filler").unlink(missing_ok=True)
+
+    def set_date(self, node: str, ahead_s: float) -> None:
+        """Let the node's wall clock be ahead by so much from now on, also after a restart."""
+        write_ahead(date_file(self.local.data_dir, node), ahead_s)
+
+    def wipe(self, node: str) -> None:
+        """Empty the disk of a node that is down, but for its configuration."""
+        config = Path(self.file.node(node).config)
+        for each in Path(self.file.node(node).data_dir).iterdir():
+            if each.is_dir():
+                shutil.rmtree(each)
+            elif each != config:
+                each.unlink()
+
+    def end(self) -> None:
+        try:
+            super().end()
+        finally:
+            for home in self.local.data_dir.glob("n[0-9]*"):
+                _run("umount", "--lazy", str(home), check=False)
+
+    def _found(self) -> None:
+        data_dir = self.local.data_dir
+        wish = Wish(data_dir=data_dir, zookeeper=f"{self.network.ip(ZOOKEEPER)}:{layout.ZOOKEEPER_PORT}/kvstore")
+        planned = replace(layout.plan(wish, None), own_zookeeper=True)
+        nodes = []
+        for node in planned.nodes:
+            there = {what: self._moved(getattr(node, what), node.id) for what in layout.PORTS}
+            nodes.append(replace(node, **there))
+        cluster = replace(planned, nodes=tuple(nodes))
+        data_dir.mkdir(parents=True)
+        make_secret(Path(cluster.secret_file))
+        for node in cluster.nodes:
+            home = Path(node.data_dir)
+            home.mkdir(parents=True)
+            _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(home))
+            config = layout.node_config(planned, planned.node(node.id), data_dir)
+            there = {what: getattr(node, what) for what in layout.PORTS}
+            Path(node.config).write_text(toml.to_toml(replace(config, insecure=True, **there)))
+        (data_dir / "cluster.json").write_text(json.dumps(cluster.document()))
+
+    def _moved(self, address: str, node: str) -> str:
+        return f"{self.network.ip(node)}:{address.rpartition(':')[2]}"
+
+
+@contextmanager
+def wired_cluster(directory: Path) -> Iterator[WiredCluster]:
+    """Three nodes that serve; processes, networks and file systems are gone at the end."""
+    network = Network(["n1", "n2", "n3", ZOOKEEPER])
+    try:
+        network.make()
+        cluster = WiredCluster(directory, network)
+        try:
+            cluster.start()
+            yield cluster
+        finally:
+            cluster.end()
+    finally:
+        network.close()
+
+
+def date_file(data_dir: Path, node: str) -> Path:
+    """Where a node's process looks how far its wall clock is ahead."""
+    return data_dir / f"{node}.ahead"
+
+
+def _claimed_number(address: str) -> int:
+    """The first number without a bridge. Making the bridge is the claim: of two at once one fails."""
+    for number in range(NETWORKS_MAX):
+        try:
+            _run("ip", "link", "add", f"{BRIDGE}{number}", "address", address, "type", "bridge")
+        except subprocess.CalledProcessError as error:
+            if b"File exists" not in error.stderr:
+                raise
+        else:
+            return number
+    raise OSError(f"{NETWORKS_MAX} networks are there; a run that was killed leaves its own: ip link del {BRIDGE}0")
+
+
+def _run(*command: str, check: bool = True) -> None:
+    subprocess.run(command, check=check, capture_output=True)
+
+
+def _enter(space: int) -> None:
+    if _LIBC.setns(space, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "cannot enter a network namespace")

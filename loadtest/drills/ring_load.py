@@ -1,0 +1,375 @@
+"""Load while the ring changes, each answer of it checked.
+
+*Registers* are shared: what their callers see goes into a history that two checkers of linearizability judge.
+*Statics* were there before and stay: each read of one must find it, and so must scans, each once. *Counters* must
+count each increment once. *Once* keys are written once and some are deleted: at the end they must be there, or gone.
+*Steady* keys are in ranges that do not move, with one writer each: they tell how fast everything else goes on.
+
+Each caller is a closed loop with rests: its next operation waits for the one before. So a stall of the store is one
+long wait of each caller, not one for each operation that it kept from beginning.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Iterable, Sequence
+from enum import Enum, auto
+from random import Random
+from typing import NamedTuple
+
+from kvstore.client import AsyncClient
+from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, StoreError
+from kvstore.ring import token_of
+from tests.sim.judges.history import History, Kind, Pending
+from tests.sim.judges.linearizable import check_search
+from tests.sim.versions import Violation, check_versions
+
+CALLERS, STEADY = 12, 6
+REGISTERS = 3
+"""Of each range that moves; a caller keeps to one of them: the search copes with a few callers of each key."""
+POOL = 6_000
+"""Keys of each kind to choose from."""
+SCANNED = 200
+REST_S = 0.032
+"""Of a caller between two operations, in the mean: some 480 operations a second in all leave a machine of two cores a
+third of its time while ranges move, so that what is measured are the moves and not the queue for a processor."""
+SCAN_REST_S = 0.5
+AIMED_TRIES = 300
+VERIFY_AT_ONCE = 2_000
+
+Span = tuple[int, int]
+"""The first and the last token of a range."""
+
+
+class Outcome(Enum):
+    """Of one operation. A condition that failed is an answer: that is done, too."""
+
+    DONE = auto()
+    REFUSED = auto()
+    """Certainly not done."""
+    UNKNOWN = auto()
+
+
+class Wait(NamedTuple):
+    """How long one operation took, whatever came of it. `ended` by the wall clock, as logs have it."""
+
+    ended: float
+    seconds: float
+    is_write: bool
+    token: int
+    is_done: bool = True
+
+
+class Aim(NamedTuple):
+    """The keys of one range that moves."""
+
+    span: Span
+    registers: list[bytes]
+    counter: bytes
+    statics: list[bytes]
+
+
+class Keys:
+    """Keys of one kind, in order of their tokens."""
+
+    def __init__(self, keys: Iterable[bytes]) -> None:
+        self._sorted = sorted((token_of(key), key) for key in keys)
+
+    def within(self, span: Span, most: int) -> list[bytes]:
+        """The first of them in a range."""
+        begin = bisect_left(self._sorted, (span[0], b""))
+        end = bisect_right(self._sorted, (span[1] + 1, b""))
+        return [key for _, key in self._sorted[begin : min(end, begin + most)]]
+
+    def outside(self, spans: Sequence[Span]) -> list[bytes]:
+        """Those in none of these ranges."""
+        order = sorted(spans)
+        starts = [first for first, _ in order]
+        return [key for token, key in self._sorted if not _holds(order, starts, token)]
+
+
+def _holds(order: Sequence[Span], starts: Sequence[int], token: int) -> bool:
+    place = bisect_right(starts, token) - 1
+    return place >= 0 and token <= order[place][1]
+
+
+class RingLoad:
+    """Runs from `start` to `stop`, on what `aim` was told will move; then `verify` says what was wrong."""
+
+    def __init__(self, client: AsyncClient, statics: dict[bytes, bytes], seed: int, *, rest_s: float = REST_S) -> None:
+        self.client, self.statics, self._rest_s = client, statics, rest_s
+        self.history = History(time.perf_counter)
+        self.waits: list[Wait] = []
+        self.steady: list[Wait] = []
+        self.errors: Counter[str] = Counter()
+        self.problems: Counter[str] = Counter()
+        """What must never be, and how often it was."""
+        self.first_problems: list[str] = []
+        self.scans = 0
+        self._random = Random(seed)
+        run = b"%x" % time.time_ns()
+        self._registers = Keys(b"r%b-%d" % (run, number) for number in range(POOL))
+        self._counters = Keys(b"c%b-%d" % (run, number) for number in range(POOL))
+        self._steady_keys = Keys(b"s%b-%d" % (run, number) for number in range(POOL))
+        self._static_keys = Keys(statics)
+        self._scanned = [b"%b-scanned-%d" % (run, number) for number in range(SCANNED)]
+        self._scan_prefix = b"%b-scanned-" % run
+        self._once_names = (b"u%b-%d" % (run, number) for number in itertools.count())
+        self._once: dict[bytes, bool | None] = {}
+        """Whether the key must be there at the end; None: nobody knows."""
+        self._counted: dict[bytes, list[int]] = {}
+        self._unsure: Counter[bytes] = Counter()
+        self._aims: list[Aim] = []
+        self._focus: list[Aim] = []
+        self._quiet: list[bytes] = []
+        self._names = itertools.count()
+        self._stopping = False
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def aim(self, spans: Iterable[Span]) -> None:
+        """These ranges will move."""
+        chosen = list(spans)
+        self._aims = [aim for aim in map(self._aim_at, chosen) if aim is not None]
+        self._focus = []
+        self._quiet = self._steady_keys.outside(chosen)
+
+    def _aim_at(self, span: Span) -> Aim | None:
+        registers, counters = self._registers.within(span, REGISTERS), self._counters.within(span, 1)
+        statics = self._static_keys.within(span, 8)
+        return Aim(span, registers, counters[0], statics) if registers and counters and statics else None
+
+    def focus(self, spans: Iterable[Span]) -> None:
+        """These are moving just now: most of the work goes there."""
+        wanted = set(spans)
+        self._focus = [aim for aim in self._aims if aim.span in wanted]
+
+    async def start(self) -> None:
+        """`aim` first."""
+        await self.client.put_many({key: key for key in self._scanned}, timeout_s=30)
+        work = [self._call(number) for number in range(CALLERS)]
+        work += [self._go_steadily(number) for number in range(STEADY)]
+        self._tasks = [asyncio.create_task(each) for each in (*work, self._scan())]
+
+    async def stop(self) -> None:
+        """Let what is under way end, and read every register once more."""
+        self._stopping = True
+        await asyncio.gather(*self._tasks)
+        for key in sorted(self.history.by_key()):
+            await self._register("get", key, f"last{next(self._names)}")
+        self.history.close()
+
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def verify(self) -> None:
+        """Note in `problems` what can only be told at the end."""
+        await self._verify_statics()
+        await self._verify_once()
+        for key, counted in sorted(self._counted.items()):
+            item = await self.client.get(key, timeout_s=20)
+            stored, unsure = int(item.value) if item else 0, self._unsure[key]
+            if len(counted) != len(set(counted)) or stored > len(counted) + unsure:
+                self._wrong("doubled", f"{key!r} is {stored} after {len(counted)} increments, {unsure} unsure")
+            elif stored < len(counted):
+                self._wrong("lost", f"{key!r} is {stored} after {len(counted)} increments")
+        for check in (check_versions, check_search):
+            try:
+                check(self.history)
+            except (Violation, AssertionError) as error:
+                self._wrong("not linearizable", f"{check.__name__}: {error}")
+
+    async def _verify_statics(self) -> None:
+        names = list(self.statics)
+        for start in range(0, len(names), VERIFY_AT_ONCE):
+            some = names[start : start + VERIFY_AT_ONCE]
+            found = await self.client.get_many(some, timeout_s=20)
+            for key in some:
+                if key not in found or found[key].value != self.statics[key]:
+                    self._wrong("lost", f"static {key!r}")
+
+    async def _verify_once(self) -> None:
+        names = [key for key, there in self._once.items() if there is not None]
+        for start in range(0, len(names), VERIFY_AT_ONCE):
+            some = names[start : start + VERIFY_AT_ONCE]
+            found = await self.client.get_many(some, timeout_s=20)
+            for key in some:
+                if self._once[key] and (key not in found or found[key].value != key):
+                    self._wrong("lost", f"{key!r}, which was acknowledged")
+                elif not self._once[key] and key in found:
+                    self._wrong("resurrected", f"{key!r}, which was deleted")
+
+    def _wrong(self, what: str, which: str) -> None:
+        self.problems[what] += 1
+        if len(self.first_problems) < 20:
+            self.first_problems.append(f"{what}: {which}"[:2_000])
+
+    # ── callers ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def _call(self, number: int) -> None:
+        random = Random(self._random.getrandbits(64))
+        name = f"w{next(self._names)}"
+        kinds = ("get", "put", "delete", "create", "count", "static", "once")
+        while not self._stopping:
+            aims = self._focus if self._focus and random.random() < 0.8 else self._aims
+            aim = random.choice(aims)
+            kind = random.choices(kinds, (30, 25, 8, 7, 10, 12, 8))[0]
+            register = aim.registers[number % len(aim.registers)]
+            match kind:
+                case "count":
+                    await self._timed(self.waits, True, aim.counter, self._count(aim.counter))
+                case "static":
+                    key = random.choice(aim.statics)
+                    await self._timed(self.waits, False, key, self._read_static(key))
+                case "once":
+                    await self._do_once(random, aim)
+                case _:
+                    work = self._register(kind, register, name)
+                    if await self._timed(self.waits, kind != "get", register, work) is Outcome.UNKNOWN:
+                        name = f"w{next(self._names)}"
+            await asyncio.sleep(self._rest_s * 2 * random.random())
+
+    async def _timed(self, waits: list[Wait], is_write: bool, key: bytes, work: Awaitable[Outcome]) -> Outcome:
+        began = time.time()
+        outcome = await work
+        ended = time.time()
+        waits.append(Wait(ended, ended - began, is_write, token_of(key), outcome is Outcome.DONE))
+        return outcome
+
+    async def _count(self, key: bytes) -> Outcome:
+        counted = self._counted.setdefault(key, [])
+        try:
+            counted.append(await self.client.increment(key))
+        except StoreError as error:
+            outcome = self._failed(error)
+            self._unsure[key] += outcome is Outcome.UNKNOWN
+            return outcome
+        return Outcome.DONE
+
+    async def _read_static(self, key: bytes) -> Outcome:
+        try:
+            item = await self.client.get(key)
+        except StoreError as error:
+            return self._failed(error)
+        if item is None:
+            self._wrong("not found", f"{key!r}, which is there all the time")
+        elif item.value != self.statics[key]:
+            self._wrong("wrong value", f"{key!r}: {item.value!r}")
+        return Outcome.DONE
+
+    async def _do_once(self, random: Random, aim: Aim) -> None:
+        """Write a key of its own, in the range if one is soon found; now and then delete it again."""
+        key = next(self._once_names)
+        for _ in range(AIMED_TRIES):
+            if aim.span[0] <= token_of(key) <= aim.span[1]:
+                break
+            key = next(self._once_names)
+        written = self._change_once(key, self.client.put(key, key), True)
+        if await self._timed(self.waits, True, key, written) is not Outcome.DONE:
+            return
+        if random.random() < 0.4:
+            await asyncio.sleep(random.random() / 4)
+            await self._timed(self.waits, True, key, self._change_once(key, self.client.delete(key), False))
+
+    async def _change_once(self, key: bytes, change: Awaitable[int], there: bool) -> Outcome:
+        before = self._once.get(key, False)
+        self._once[key] = None
+        try:
+            await change
+        except StoreError as error:
+            outcome = self._failed(error)
+            if outcome is Outcome.REFUSED:
+                self._once[key] = before
+            return outcome
+        self._once[key] = there
+        return Outcome.DONE
+
+    async def _register(self, kind: str, key: bytes, name: str) -> Outcome:
+        value = b"%b-%d" % (name.encode(), next(self._names))
+        pending = self._begin(kind, key, name, value)
+        try:
+            if kind == "get":
+                item = await self.client.get(key)
+                pending.ok(None if item is None else item.value, version=None if item is None else item.version)
+            elif kind == "delete":
+                pending.ok(version=await self.client.delete(key) or None)
+            else:
+                pending.ok(version=await self.client.put(key, value, if_absent=kind == "create"))
+        except ConditionFailed as error:
+            pending.fail(condition_failed=True, version=error.version or None)
+        except StoreError as error:
+            outcome = self._failed(error)
+            if outcome is Outcome.UNKNOWN:
+                pending.info()
+            else:
+                pending.fail()
+            return outcome
+        return Outcome.DONE
+
+    def _begin(self, kind: str, key: bytes, name: str, value: bytes) -> Pending:
+        kinds = {"get": Kind.GET, "put": Kind.PUT, "delete": Kind.DEL, "create": Kind.CAS}
+        return self.history.begin(name, kinds[kind], key, value if kind in ("put", "create") else None)
+
+    def _failed(self, error: StoreError) -> Outcome:
+        self.errors[type(error).__name__] += 1
+        is_refused = isinstance(error, Refused) and not isinstance(error, OutcomeUnknown)
+        return Outcome.REFUSED if is_refused else Outcome.UNKNOWN
+
+    # ── what does not move, and scans ─────────────────────────────────────────────────────────────────────────────────
+
+    async def _go_steadily(self, number: int) -> None:
+        """Write keys that nobody else writes, and read them."""
+        random = Random(self._random.getrandbits(64))
+        held: dict[bytes, set[bytes | None]] = {}
+        while not self._stopping:
+            mine = self._quiet[number::STEADY]
+            key = random.choice(mine[:50])
+            if random.random() < 0.5:
+                await self._timed(self.steady, True, key, self._write_steady(key, held))
+            else:
+                await self._timed(self.steady, False, key, self._read_steady(key, held))
+            await asyncio.sleep(self._rest_s * 2 * random.random())
+
+    async def _write_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> Outcome:
+        value = b"%d" % next(self._names)
+        try:
+            await self.client.put(key, value)
+        except StoreError as error:
+            outcome = self._failed(error)
+            if outcome is Outcome.UNKNOWN:
+                held.setdefault(key, {None}).add(value)
+            return outcome
+        held[key] = {value}
+        return Outcome.DONE
+
+    async def _read_steady(self, key: bytes, held: dict[bytes, set[bytes | None]]) -> Outcome:
+        try:
+            item = await self.client.get(key)
+        except StoreError as error:
+            return self._failed(error)
+        value = None if item is None else item.value
+        if value not in held.get(key, {None}):
+            self._wrong("stale", f"{key!r} is {value!r}, want one of {held.get(key)}")
+        return Outcome.DONE
+
+    async def _scan(self) -> None:
+        """Find keys that are there all the time, each once, in order."""
+        while not self._stopping:
+            try:
+                found = [key async for key, _ in self.client.scan(prefix=self._scan_prefix, keys_only=True)]
+            except StoreError as error:
+                self._failed(error)
+            else:
+                self.scans += 1
+                if len(found) != len(set(found)):
+                    self._wrong("doubled", f"scan {self.scans}: {len(found) - len(set(found))} keys twice")
+                if set(found) != set(self._scanned):
+                    self._wrong("not found", f"scan {self.scans} has {len(found)} of {SCANNED} keys")
+            await asyncio.sleep(SCAN_REST_S)
+
+
+def rate(waits: Sequence[Wait], since: float, until: float) -> float:
+    """Operations that were done within a time, per second."""
+    return sum(wait.is_done and since <= wait.ended < until for wait in waits) / (until - since)

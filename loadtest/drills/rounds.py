@@ -1,0 +1,182 @@
+"""A drill by seed: rounds of accidents under load, each healed, judged and followed by a look at every process.
+
+    python -m loadtest.drill --nemesis --seed 1 --minutes 10
+
+In each round several accidents of nemesis.py and crowds.py begin at drawn moments and overlap. Then all is
+healed, and the time until every partition takes writes through every node is a figure. Safety is what no accident may
+touch: acknowledged writes, linearizable answers, processes that end by themselves, unexpected errors in logs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import re
+import time
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import psutil
+
+from loadtest.drills import crowds as crowds
+from loadtest.drills.faults import check_files
+from loadtest.drills.load import Load
+from loadtest.drills.mixed import Door, MixedLoad, NotDone, Unknown
+from loadtest.drills.nemesis import FAULTS, REPAIRED_MAX_S, Field
+from loadtest.drills.net import WiredCluster
+from loadtest.drills.stage import Counts, Report, Stage
+from loadtest.drills.stale import StaleReaders
+from tests.sim.judges.linearizable import Undecided, check_search
+from tests.sim.versions import Violation
+
+ROUND_S = 40.0
+AT_ONCE = (1, 1, 2, 2, 3)
+BEGIN_WITHIN_S = 4.0
+BACK_MAX_S, STARTED_MAX_S = 10.0, 20.0
+"""The second one if a process was started again: Python takes its time."""
+BACK_WAIT_S = 60.0
+STARTS = frozenset({"wiped", "killed", "two_killed", "killed_zookeeper", "told_to_stop"})
+MEMORY_MAX_MIB = 1_500.0
+MEMORY_GROWTH_MAX = 1.2
+"""The largest process in the last third of the rounds, against the third before: it may hold more keys, not leak."""
+ROUNDS_OF_GROWTH_MIN = 9
+"""In fewer rounds a process that was just started tells nothing."""
+_UNEXPECTED = re.compile(r"Traceback \(most recent|CRITICAL|never retrieved|was destroyed but it is pending")
+
+
+async def rounds(cluster: WiredCluster, report: Report, *, seed: int, minutes: float, only: str = "") -> None:
+    """Until the time is over; then check the files."""
+    stage = Stage(cluster, Counts(), report)
+    until = time.perf_counter() + minutes * 60
+    names = [name for name in FAULTS if any(part in name for part in only.split(","))]
+    seen: dict[Path, int] = {}
+    sizes: list[float] = []
+    for number in itertools.count(1):
+        random = Random(f"{seed}/{number}")
+
+        async def work(load: Load, random: Random = random, number: int = number) -> None:
+            sizes.append(await _round(stage, load, random, names, f"round {number} of seed {seed}"))
+
+        await stage.under_load(f"round {number}", work)
+        _look_at_logs(stage, cluster.local.data_dir / "logs", seen)
+        if time.perf_counter() > until:
+            break
+    if len(sizes) >= ROUNDS_OF_GROWTH_MIN:
+        third = len(sizes) // 3
+        growth = median(sizes[-third:]) / median(sizes[-2 * third : -third])
+        report.add("largest process, last third of the rounds by the third before", growth, most=MEMORY_GROWTH_MAX)
+    await check_files(stage)
+
+
+async def _round(stage: Stage, load: Load, random: Random, names: list[str], title: str) -> float:
+    """MiB of the largest process at its end."""
+    cluster = stage.cluster
+    assert isinstance(cluster, WiredCluster)
+    field = Field(cluster, random, load)
+    addresses = [cluster.address(node, "resp") for node in field.nodes]
+    mixed = MixedLoad(addresses, load.tags, time.perf_counter)
+    mixed.start(b"%x" % time.time_ns())
+    readers = [StaleReaders(load.history, node.grpc, load.register_keys()[::3]) for node in cluster.file.nodes]
+    for each in readers:
+        await each.start()
+    until = time.perf_counter() + ROUND_S
+    while time.perf_counter() < until:
+        await _accidents(stage, field, names, title)
+    for each in readers:
+        await each.stop()
+    await mixed.stop()
+    stage.report.add_safety(f"{title}: wrong answers to crowds", len(field.wrong))
+    stage.report.add(f"{title}: lost disks not repaired in {REPAIRED_MAX_S:.0f} s", len(field.unrepaired), most=0)
+    for wrong in field.wrong:
+        stage.say(wrong)
+    await _judge(stage, mixed, title)
+    return _look_at_processes(stage, field, title)
+
+
+async def _accidents(stage: Stage, field: Field, names: list[str], title: str) -> None:
+    """Some at once, until all are over; then how long it takes until all is well."""
+    chosen = field.random.sample(names, min(len(names), field.random.choice(AT_ONCE)))
+    starts = [field.random.random() * BEGIN_WITHIN_S for _ in chosen]
+    stage.say(f"{time.strftime('%H:%M:%S')} {' + '.join(chosen)}")
+
+    async def one(name: str, start: float) -> None:
+        await asyncio.sleep(start)
+        await FAULTS[name](field)
+
+    await asyncio.gather(*map(one, chosen, starts))
+    healed = time.perf_counter()
+    ways = [_is_back_by(field, node, healed) for node in field.nodes]
+    back = await asyncio.gather(_is_back_by_client(field, healed), *ways)
+    took = max(back)
+    most = STARTED_MAX_S if any(name in STARTS for name in chosen) else BACK_MAX_S
+    if took > most:
+        slow = [f"{way} {each:.1f} s" for way, each in zip(["client", *field.nodes], back, strict=True)]
+        stage.report.add(f"{title}: back after {' + '.join(chosen)}: {', '.join(slow)}", took, most=most, unit="s")
+    else:
+        stage.say(f"{time.strftime('%H:%M:%S')} back after {took:.1f} s")
+    await asyncio.sleep(1.0)
+
+
+async def _is_back_by_client(field: Field, since: float) -> float:
+    """Seconds until every partition has taken a write of the load's client, which has its connections from before."""
+    while not all(field.load.count(each, since, time.perf_counter()) for each in field.load.partitions):
+        if time.perf_counter() - since > BACK_WAIT_S:
+            break
+        await asyncio.sleep(0.05)
+    return time.perf_counter() - since
+
+
+async def _is_back_by(field: Field, node: str, since: float) -> float:
+    """Seconds until every partition has taken a write through the node, on a new connection."""
+    for tag in field.load.tags:
+        door = Door(field.cluster.address(node, "resp"))
+        while time.perf_counter() - since < BACK_WAIT_S:
+            try:
+                await door.ask([b"SET", b"{%b}back" % tag, b"1"], timeout_s=2.0)
+                break
+            except (NotDone, Unknown):
+                await asyncio.sleep(0.05)
+        door.close()
+    return time.perf_counter() - since
+
+
+async def _judge(stage: Stage, mixed: MixedLoad, title: str) -> None:
+    wrong = undecided = 0
+    try:
+        await asyncio.to_thread(check_search, mixed.history)
+    except Undecided as error:
+        undecided = 1
+        stage.say(str(error))
+    except Violation as error:
+        wrong = 1
+        stage.say(f"VIOLATION {error}")
+    if wrong or undecided:
+        mixed.history.dump(stage.cluster.local.data_dir / "logs" / f"{title.replace(' ', '-')}.jsonl")
+    counts = dict(mixed.history.counts())
+    stage.report.add_safety(f"{title}: violations in {len(mixed.history)} operations by Redis", wrong)
+    stage.report.add(f"{title}: searches without a verdict", undecided, most=0)
+    stage.say(f"by Redis: {counts}, {dict(mixed.errors.most_common(8))}")
+
+
+def _look_at_processes(stage: Stage, field: Field, title: str) -> float:
+    ended = [node for node in field.nodes if not field.cluster.is_running(node)]
+    stage.report.add_safety(f"{title}: processes that ended by themselves {ended}", len(ended))
+    for node in ended:
+        field.cluster.start_node(node)
+    sizes = [psutil.Process(field.pid(node)).memory_info().rss / (1 << 20) for node in field.nodes if node not in ended]
+    largest = max(sizes, default=0.0)
+    stage.report.add(f"{title}: largest process", largest, most=MEMORY_MAX_MIB, unit="MiB")
+    return largest
+
+
+def _look_at_logs(stage: Stage, logs: Path, seen: dict[Path, int]) -> None:
+    """What nobody expected, since the last look."""
+    found = []
+    for path in sorted(logs.iterdir()):
+        lines = path.read_text(errors="replace").splitlines()
+        found += [f"{path.name}: {line}" for line in lines[seen.get(path, 0) :] if _UNEXPECTED.search(line)]
+        seen[path] = len(lines)
+    stage.report.add_safety("unexpected errors in logs", len(found))
+    for line in found[:10]:
+        stage.say(line)

@@ -1,0 +1,137 @@
+"""What every scenario of a drill needs: the cluster, load on it that is judged at the end, and the report."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvstore.client import AsyncClient
+from kvstore.ring.builder import new_ring
+from kvstore.types import PartitionId, ServerId
+from loadtest.drills.load import Load
+from tests.cluster.harness import Cluster
+from tests.sim.judges.linearizable import check_search
+from tests.sim.versions import Violation, check_versions
+
+WARM_S = 3.0
+CALM_S, CALM_MAX_S = 3.0, 60.0
+
+
+@dataclass(frozen=True)
+class Counts:
+    """How often each fault happens."""
+
+    kills: int = 10
+    stops: int = 3
+    outages: int = 1
+    """Of ZooKeeper, by kill and by stop each."""
+    crashes: int = 5
+
+
+QUICK = Counts(kills=2, stops=1, outages=1, crashes=1)
+
+
+@dataclass
+class Report:
+    """Figures with what they must be. Those of safety hold on any machine."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(
+        self, what: str, value: float, *, most: float | None = None, least: float | None = None, unit: str = ""
+    ) -> None:
+        """A figure, and what is wanted of it."""
+        self._add(what, value, most, least, unit, is_safety=False)
+
+    def add_safety(self, what: str, count: int) -> None:
+        """How often something happened that must never happen."""
+        self._add(what, count, 0, None, "", is_safety=True)
+
+    def _add(
+        self, what: str, value: float, most: float | None, least: float | None, unit: str, *, is_safety: bool
+    ) -> None:
+        is_met = (most is None or value <= most) and (least is None or value >= least)
+        wanted = f"<= {most:g}" if most is not None else f">= {least:g}" if least is not None else "-"
+        row = {"what": what, "value": round(value, 3), "unit": unit, "wanted": wanted, "met": is_met}
+        self.rows.append(row | {"safety": is_safety})
+        print(f"{'ok ' if is_met else 'NOT'} {what}: {value:.3f} {unit} (wanted {wanted})", file=sys.stderr, flush=True)
+
+    @property
+    def is_met(self) -> bool:
+        return all(row["met"] for row in self.rows)
+
+    @property
+    def is_safe(self) -> bool:
+        return all(row["met"] for row in self.rows if row["safety"])
+
+
+class Stage:
+    """One scenario's surroundings."""
+
+    def __init__(self, cluster: Cluster, counts: Counts, report: Report) -> None:
+        self.cluster, self.counts, self.report = cluster, counts, report
+
+    async def under_load(self, name: str, work: Callable[[Load], Awaitable[None]]) -> None:
+        """Run `work` under load; then check what was recorded."""
+        async with AsyncClient(self.cluster.url) as client:
+            load = Load(client)
+            load.start()
+            await asyncio.sleep(WARM_S)
+            try:
+                await work(load)
+                await asyncio.sleep(1)
+            finally:
+                await load.stop()
+            missing = await load.verify()
+        self.report.add_safety(f"{name}: acknowledged writes lost, of {load.unique}", len(missing))
+        violations = await asyncio.to_thread(_violations, load)
+        self.report.add_safety(f"{name}: violations in {len(load.history)} recorded operations", violations)
+        self.say(f"errors told to callers: {dict(load.errors)}")
+
+    def say(self, what: str) -> None:
+        print(f"    {what}", file=sys.stderr, flush=True)
+
+    async def led_by(self, load: Load) -> dict[str, str]:
+        """Partition → the node that leads it, as the client knows."""
+        nodes = {node.grpc: node.id for node in self.cluster.file.nodes}
+        return {each: nodes.get(load.client.cluster.leader_of(each), "") for each in load.partitions}
+
+    def preferred(self) -> dict[str, str]:
+        """Partition → the node that should lead it."""
+        file = self.cluster.file
+        names = [PartitionId(f"p{number + 1}") for number in range(file.partitions)]
+        ring = new_ring(names, {ServerId(node): "" for node in self.cluster.ids}, file.replicas)
+        return {str(each): str(ring.partitions[each].replicas[0]) for each in names}
+
+    async def wait_calm(self, load: Load) -> dict[str, float]:
+        """Return when each partition has been led for a while by the node that should lead it: leads go back to their
+        nodes some time after a restart. Partition → when that was seen to begin."""
+        wanted, deadline = self.preferred(), time.perf_counter() + CALM_MAX_S
+        since: dict[str, float] = {}
+        while (now := time.perf_counter()) < deadline:
+            leaders = await self.led_by(load)
+            since = {each: since.get(each, now) for each in wanted if leaders.get(each) == wanted[each]}
+            if len(since) == len(wanted) and now - max(since.values()) >= CALM_S:
+                return since
+            await asyncio.sleep(0.1)
+        self.say(f"not calm after {CALM_MAX_S:.0f} s: {await self.led_by(load)}, wanted {wanted}")
+        return since
+
+    async def start_again(self, node: str) -> None:
+        await asyncio.to_thread(self.cluster.start_node, node)
+        await asyncio.to_thread(self.cluster.wait_ready, node)
+
+
+def _violations(load: Load) -> int:
+    found = 0
+    for check in (check_versions, check_search):
+        try:
+            check(load.history)
+        except (Violation, AssertionError) as error:
+            print(f"VIOLATION by {check.__name__}: {error}", file=sys.stderr)
+            found += 1
+    return found

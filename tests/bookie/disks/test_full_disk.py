@@ -1,0 +1,211 @@
+"""A disk that was filled and freed is written to again, without a restart (docs/protocol.md, B9 and B20)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.bookie.journal.room import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
+from kvstore.bookie.reclaim import Reclaimer
+from kvstore.proto.bookkeeper import Status
+from tests.bookie.support import Metadata, Shelf, metadata, run, segments, tiny
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
+
+OLD, MORE, COPIES = 1, 2, 3
+SEGMENT = 16 << 10
+
+
+@pytest.fixture
+def meta() -> Metadata:
+    meta = Metadata()
+    meta.known = {ledger: metadata(ledger) for ledger in (OLD, MORE, COPIES)}
+    return meta
+
+
+async def opened(world: SimWorld, meta: Metadata, *, reserve_bytes: int = 0) -> tuple[Shelf, Reclaimer]:
+    config = tiny(segment_bytes=SEGMENT, reserve_bytes=reserve_bytes)
+    shelf = await Shelf(world.env("b1"), config, meta).start()
+    return shelf, Reclaimer(shelf.env, config, shelf.storage, meta)
+
+
+async def add_all(shelf: Shelf, ledger: int, size: int = 300, **how: bool) -> int:
+    """Entries until one is refused because the disk is full; returns how many are stored."""
+    entry = 0
+    while (status := await shelf.add(ledger, entry, b"x" * size, **how)) is Status.OK:
+        entry += 1
+    assert status is Status.READ_ONLY
+    return entry
+
+
+def test_a_disk_filled_by_adds_and_copies_takes_fences_and_recovers_by_reclaim(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        shelf, reclaimer = await opened(world, meta)
+        world.node("b1").disk.set_capacity(6 * SEGMENT)
+        await add_all(shelf, OLD)
+        copied = await add_all(shelf, COPIES, recovery=True)
+        await add_all(shelf, COPIES, 1, recovery=True)
+        assert copied, "recovery adds have more room than ordinary ones"
+        for ledger in range(100, 110):
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY, "a fence still has room"
+        world.env("b1").nursery.spawn(reclaimer.run(), name="reclaim")
+        meta.known[OLD] = None
+        await pause(20)
+        assert not shelf.storage.is_readonly
+        assert await shelf.add(MORE, 0) is Status.OK
+        assert [await shelf.status(COPIES, entry) for entry in range(copied)] == [Status.OK] * copied
+
+    run(world, scenario())
+
+
+def test_a_full_disk_of_sparse_segments_is_compacted(world: SimWorld, meta: Metadata) -> None:
+    """No segment is empty: what is live must be written again before anything becomes free."""
+
+    async def scenario() -> None:
+        shelf, reclaimer = await opened(world, meta)
+        disk = world.node("b1").disk
+        disk.set_capacity(8 * SEGMENT)
+        entry = 0
+        while await shelf.add(OLD, entry, b"x" * 900) is Status.OK:
+            if entry % 12 == 0:
+                await shelf.add(MORE, entry // 12, b"kept" * 20)
+            entry += 1
+        kept = (entry - 1) // 12
+        await add_all(shelf, COPIES, 1, recovery=True)
+        meta.known[OLD] = None
+        await reclaimer.drop_deleted()
+        assert len(await reclaimer.free_segments()) > 3
+        assert not shelf.storage.is_readonly
+        for each in range(kept):
+            assert await shelf.payload(MORE, each) == b"kept" * 20
+
+    run(world, scenario())
+
+
+def test_fences_take_segments_from_the_reserve_when_the_present_one_is_used_up(world: SimWorld, meta: Metadata) -> None:
+    """Nothing else does, so that a bookie which is full for long goes on fencing."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+        disk = world.node("b1").disk
+        disk.set_capacity(12 * SEGMENT)
+        await add_all(shelf, OLD)
+        for ledger in range(1000, 1400):
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
+        free = disk.free_bytes()
+        assert free < 4 * SEGMENT
+        assert await shelf.add(COPIES, 0, recovery=True) is Status.READ_ONLY, "what was taken for fences is theirs"
+        assert await shelf.add(MORE, 0) is Status.READ_ONLY
+        assert disk.free_bytes() == free
+        files = len(segments(disk, tiny(segment_bytes=SEGMENT)))
+        disk.set_capacity(40 * SEGMENT)
+        await pause(3)
+        assert await shelf.add(MORE, 0) is Status.OK
+        assert len(segments(disk)) == files + 1
+
+    run(world, scenario())
+
+
+def test_a_fence_takes_whatever_is_left_also_less_than_one_of_the_usual_pieces(world: SimWorld, meta: Metadata) -> None:
+    """Each fence that fails is a recovery that has to wait, and with it whoever is to lead next."""
+    large = 4 * SEGMENT
+
+    async def scenario() -> None:
+        config = tiny(segment_bytes=large, reserve_bytes=2 * large)
+        shelf = await Shelf(world.env("b1"), config, meta).start()
+        disk = world.node("b1").disk
+        disk.set_capacity(6 * large)
+        await add_all(shelf, OLD)
+        disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes() + kept_bytes(large) - 1)
+        fenced = 0
+        while await shelf.status(1000 + fenced, fence=True) is Status.NO_ENTRY:
+            fenced += 1
+        assert disk.free_bytes() < start_bytes(large) + 600, "nothing that a fence could have taken is left"
+        assert len(segments(disk)) < 20, "and not in one piece each"
+        shelf.storage.stop()
+        again = await Shelf(shelf.env, config, meta).start()
+        for ledger in range(1000, 1000 + fenced):
+            assert await again.add(ledger, 0) is Status.FENCED
+
+    run(world, scenario())
+
+
+def test_room_is_looked_for_on_the_disk_of_the_journal(world: SimWorld, meta: Metadata) -> None:
+    """It may be another one than that of the data directory."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta, reserve_bytes=4 * SEGMENT)
+        disk, journal_dir = world.node("b1").disk, tiny().journal_dir
+        disk.set_capacity(12 * SEGMENT)
+        await add_all(shelf, OLD)
+        free_bytes = disk.free_bytes
+        disk.free_bytes = lambda path="": free_bytes(path) if path == journal_dir else 0  # type: ignore[method-assign]
+        for ledger in range(1000, 1400):
+            assert await shelf.status(ledger, fence=True) is Status.NO_ENTRY
+
+    run(world, scenario())
+
+
+def test_an_add_that_is_refused_for_want_of_room_leaves_nothing_behind(world: SimWorld, meta: Metadata) -> None:
+    """Not even the key of its ledger: writers ask again and again."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta)
+        world.node("b1").disk.set_capacity(6 * SEGMENT)
+        await add_all(shelf, OLD)
+        room = shelf.storage.journal.room
+        for ledger in range(100, 150):
+            assert await shelf.add(ledger, 0) is Status.READ_ONLY
+        assert shelf.storage.journal.room == room
+
+    run(world, scenario())
+
+
+def test_a_copy_that_is_refused_for_want_of_room_leaves_nothing_behind_either(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta)
+        world.node("b1").disk.set_capacity(6 * SEGMENT)
+        await add_all(shelf, OLD)
+        await add_all(shelf, COPIES, 900, recovery=True)
+        room = shelf.storage.journal.room
+        assert room > leaves(Use.COPY, SEGMENT) + 100, "a key alone would fit"
+        for ledger in range(100, 150):
+            assert await shelf.add(ledger, 0, b"x" * 900, recovery=True) is Status.READ_ONLY
+        assert shelf.storage.journal.room == room
+        assert not shelf.storage.inventory.ledgers.keys() & set(range(100, 150))
+
+    run(world, scenario())
+
+
+def test_what_each_use_leaves_free() -> None:
+    assert kept_bytes(64 << 20) == KEPT_MAX
+    assert kept_bytes(SEGMENT) == SEGMENT // 8
+    assert start_bytes(64 << 20) == 2 << 20
+    assert [leaves(use, 64 << 20) for use in (Use.COPY, Use.REWRITE, Use.FACT)] == [KEPT_MAX, KEPT_MAX // 2, 0]
+
+
+@pytest.mark.parametrize("size", range(60, 90))
+def test_no_segment_outgrows_the_room_that_was_made_for_it(world: SimWorld, meta: Metadata, size: int) -> None:
+    """On a disk without a free byte the journal would stand still: fences wait for ever, and reclaim, which could make
+    room, with them."""
+
+    async def scenario() -> None:
+        shelf, _ = await opened(world, meta)
+        disk = world.node("b1").disk
+        paths, full = segments(disk), 0
+        for entry in range(250):
+            assert await shelf.add(OLD, entry, b"x" * size) is Status.OK
+            if segments(disk) == paths:
+                continue
+            paths, full = segments(disk), full + 1
+            disk.set_capacity(disk.config.capacity_bytes - disk.free_bytes())
+            assert all(disk.open(path).size() == SEGMENT for path in paths)
+            async with asyncio.timeout(1):
+                assert await shelf.status(1000 + entry, fence=True) is Status.NO_ENTRY
+            disk.set_capacity(100 * SEGMENT)
+            await pause(2)
+            paths = segments(disk)
+        assert full >= 2
+
+    run(world, scenario())

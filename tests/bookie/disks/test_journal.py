@@ -1,0 +1,166 @@
+"""Group commit, segments, and what the journal says about itself."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+
+from kvstore.bookie.journal.record import Kind, decode_file_header, decode_group_header
+from kvstore.bookie.journal.scan import scan
+from kvstore.proto.bookkeeper import Status
+from tests.bookie.support import Shelf, packet, run, segments, tiny
+from tests.sim.world.disk import SimDisk
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
+
+L = 7
+
+
+async def opened(world: SimWorld, **config: int) -> Shelf:
+    return await Shelf(world.env("b1"), tiny(**config)).start()
+
+
+def content(disk: SimDisk, path: str) -> bytes:
+    cache = disk.names.now.files[path].cache
+    return cache.read(0, cache.size)
+
+
+def scanned(disk: SimDisk, path: str):  # type: ignore[no-untyped-def]
+    data = content(disk, path)
+    header = decode_file_header(data)
+    assert header is not None
+    return header, scan(data, header.file, header.salt)
+
+
+def test_an_idle_journal_says_that_its_last_group_is_synced(world: SimWorld) -> None:
+    """So that damage to it, later on, is not taken for a torn tail."""
+
+    async def scenario() -> None:
+        shelf = await opened(world, segment_bytes=1 << 16)
+        await shelf.add(L, 0)
+        syncs = shelf.storage.statistics.syncs
+        _, before = scanned(world.node("b1").disk, segments(world.node("b1").disk)[0])
+        assert before.synced_to < before.end
+        await pause(0.1)
+        _, after = scanned(world.node("b1").disk, segments(world.node("b1").disk)[0])
+        assert after.synced_to == before.end
+        assert shelf.storage.statistics.syncs == syncs, "that needs no sync of its own"
+        assert await shelf.add(L, 1) is Status.OK
+
+    run(world, scenario())
+
+
+def test_a_stopped_journal_says_so_too(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world, segment_bytes=1 << 16)
+        await shelf.add(L, 0)
+        shelf.storage.stop()
+        _, result = scanned(world.node("b1").disk, segments(world.node("b1").disk)[0])
+        assert result.synced_to == result.end - 44
+
+    run(world, scenario())
+
+
+def test_a_segment_begins_with_the_files_that_there_are_and_ends_with_the_next_one(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        for entry in range(40):
+            await shelf.add(L, entry, b"x" * 300)
+
+    run(world, scenario())
+    disk = world.node("b1").disk
+    paths = segments(disk)
+    for path, after in pairwise(paths[:-1]):
+        header, result = scanned(disk, path)
+        assert result.records[0].head.kind == Kind.FILES
+        assert (result.records[-1].head.kind, result.records[-1].head.entry) == (Kind.NEXT, header.file + 1)
+        following = decode_file_header(content(disk, after))
+        assert following is not None
+        first = decode_group_header(content(disk, after), 64, following.salt, 64)
+        assert first is not None
+        assert (first.synced_file, first.synced_to) == (header.file, result.end)
+
+
+def test_group_numbers_rise_over_segments_and_starts(world: SimWorld) -> None:
+    numbers: list[int] = []
+
+    async def life(first: int) -> None:
+        shelf = await opened(world)
+        for entry in range(first, first + 20):
+            await shelf.add(L, entry, b"x" * 200)
+            numbers.append(shelf.storage.journal.synced_group)
+
+    for life_number in range(3):
+        run(world, life(20 * life_number))
+        world.node("b1").crash(power=life_number == 1)
+    assert numbers == sorted(set(numbers))
+
+
+def test_a_fault_of_one_sender_keeps_nobody_else_from_an_answer(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        await shelf.add(L, 0)
+
+        def faulty(_status: Status) -> None:
+            raise RuntimeError("a bug")
+
+        shelf.storage.add(L, 1, packet(L, 1), b"", recovery=False, done=lambda _status: None)
+        body = packet(L, 1)
+        key = shelf.storage.inventory.ledgers[L].key
+        shelf.storage.add(L, 1, body, key, recovery=False, done=faulty)
+        fencing = shelf.submit_read(8, fence=True)
+        assert await shelf.add(L, 2) is Status.OK
+        assert (await fencing)[0] is Status.NO_ENTRY
+        assert await shelf.status(L, 1) is Status.OK
+
+    run(world, scenario())
+
+
+def test_zeroes_are_written_ahead_so_that_syncs_need_no_metadata(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world, segment_bytes=8 << 20)
+        for entry in range(20):
+            await shelf.add(L, entry, b"x" * 100_000)
+            await pause(0.01)
+        spare = shelf.storage.journal._spare
+        assert spare is not None
+        assert spare.filled > 3 << 20
+
+    run(world, scenario())
+
+
+def test_few_segments_are_open_at_a_time(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        shelf.storage.inventory.open_files._files_max = 3
+        for entry in range(100):
+            await shelf.add(L, entry, b"x" * 300)
+        for entry in [*range(100), 50, 1, 99]:
+            assert await shelf.payload(L, entry) == b"x" * 300
+        open_files = [each for each in shelf.storage.inventory.segments.values() if each._file is not None]
+        assert len(open_files) <= 4
+
+    run(world, scenario())
+
+
+def test_what_waits_for_a_sync_is_bounded_in_bytes(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world, segment_bytes=1 << 20, pending_bytes_max=50_000)
+        await shelf.add(L, 0)
+        world.node("b1").disk.slow_syncs((1, 1))
+        answers = [shelf.submit(L, entry, b"x" * 1000) for entry in range(1, 151)]
+        assert shelf.storage.is_busy, "others have been waiting since 50,000 bytes"
+        recovery = shelf.submit(L, 200, b"x" * 1000, recovery=True)
+        refused = [answer.result() for answer in answers if answer.done()]
+        assert set(refused) == {Status.TOO_MANY_REQUESTS}
+        assert 45 <= len(refused) <= 55
+        assert await recovery is Status.OK
+        results = await asyncio.wait_for(collected(answers), 10)
+        assert results.count(Status.OK) == 150 - len(refused)
+        assert shelf.storage._pending_bytes == 0
+
+    run(world, scenario())
+
+
+async def collected(answers: list[asyncio.Future[Status]]) -> list[Status]:
+    return [await answer for answer in answers]

@@ -1,0 +1,464 @@
+"""Deleted ledgers free their space, fences outlive them, and nothing that is wanted is lost on the way."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+
+from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.room import JournalFull
+from kvstore.bookie.reclaim import Reclaimer
+from kvstore.bookie.scrub import Scrubber
+from kvstore.errors import MetadataUnavailable
+from kvstore.proto.bookkeeper import Status
+from kvstore.types import LedgerState
+from tests.bookie.support import KEY, Metadata, Shelf, crash, lac_packet, metadata, run, segments, tiny
+from tests.sim.world.env import SimWorld
+from tests.sim.world.oplog import OpLog, crash_images
+from tests.sim.world.pause import pause
+
+KEPT, GONE, FENCED = 1, 2, 3
+
+
+@pytest.fixture
+def meta() -> Metadata:
+    meta = Metadata()
+    meta.known = {ledger: metadata(ledger) for ledger in (KEPT, GONE, FENCED)}
+    return meta
+
+
+class Store:
+    """A storage with its reclaimer."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.shelf = shelf
+        self.reclaimer = Reclaimer(shelf.env, tiny(), shelf.storage, shelf.meta)
+
+
+async def opened(world: SimWorld, meta: Metadata, node: str = "b1") -> Store:
+    return Store(await Shelf(world.env(node), tiny(), meta).start())
+
+
+def payload_of(ledger: int, entry: int) -> bytes:
+    return bytes([ledger, entry]) * 100
+
+
+async def fill(shelf: Shelf, count: int = 30) -> None:
+    """Three ledgers over several segments, one of them fenced at the end."""
+    for entry in range(count):
+        for ledger in (KEPT, GONE, FENCED):
+            assert await shelf.add(ledger, entry, payload_of(ledger, entry)) is Status.OK
+    await shelf.write_lac(KEPT, count - 1)
+    await shelf.status(FENCED, fence=True)
+
+
+def delete(meta: Metadata, *ledgers: int) -> None:
+    for ledger in ledgers:
+        meta.known[ledger] = None
+
+
+async def check_kept(shelf: Shelf, count: int = 30) -> None:
+    assert [await shelf.payload(KEPT, entry) for entry in range(count)] == [payload_of(KEPT, e) for e in range(count)]
+    assert (await shelf.read_lac(KEPT))[1] == lac_packet(KEPT, count - 1)
+
+
+def test_ledgers_gone_from_the_metadata_free_their_space(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        disk = world.node("b1").disk
+        before = len(segments(disk))
+        delete(meta, GONE, FENCED)
+        assert await store.reclaimer.drop_deleted() == [GONE, FENCED]
+        assert await store.shelf.status(GONE, 0) is Status.NO_LEDGER
+        removed = await store.reclaimer.free_segments()
+        assert len(removed) > 5
+        assert len(segments(disk)) < before - 3
+        await check_kept(store.shelf)
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        await check_kept(store.shelf)
+        assert await store.shelf.status(GONE, 0) is Status.NO_LEDGER
+        assert store.shelf.storage.statistics.damaged_records == 0
+
+    run(world, scenario())
+    for power in (True, False):
+        crash(world, power=power)
+        run(world, again())
+
+
+def test_a_segment_whose_last_sync_is_under_way_is_not_taken_for_empty(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        journal = store.shelf.storage.journal
+        assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0)) is Status.OK
+        added = 1
+        while journal.open_group.segment.file == journal.synced_file:
+            store.shelf.submit(KEPT, added, payload_of(KEPT, added))
+            added += 1
+        assert await store.reclaimer.free_segments() == []
+        await store.shelf.storage.synced()
+        for entry in range(added):
+            assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
+
+    run(world, scenario())
+
+
+@pytest.mark.parametrize("listed", [[], None])
+def test_a_listing_that_is_empty_or_fails_deletes_nothing(world: SimWorld, meta: Metadata, listed: object) -> None:
+    """A ledger that the list lacks is looked up by itself."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        if listed is None:
+            meta.fails_listing = True
+            with pytest.raises(MetadataUnavailable):
+                await store.reclaimer.drop_deleted()
+        else:
+            meta.listed = []
+            assert await store.reclaimer.drop_deleted() == []
+        assert await store.shelf.status(GONE, 0) is Status.OK
+
+    run(world, scenario())
+
+
+# docs/protocol.md B10
+def test_a_lookup_that_fails_deletes_nothing(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        meta.listed = []
+
+        async def away(_: int) -> None:
+            raise MetadataUnavailable("not connected")
+
+        meta.metadata = away  # type: ignore[assignment, method-assign]
+        with pytest.raises(MetadataUnavailable):
+            await store.reclaimer.drop_deleted()
+        assert await store.shelf.status(GONE, 0) is Status.OK
+
+    run(world, scenario())
+
+
+def test_a_late_add_to_a_deleted_ledger_is_refused_also_after_a_restart(world: SimWorld, meta: Metadata) -> None:
+    async def drop() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        delete(meta, GONE, FENCED)
+        await store.reclaimer.drop_deleted()
+        assert await store.shelf.add(FENCED, 30) is Status.FENCED
+        assert await store.shelf.add(GONE, 30) is Status.FENCED
+        await store.reclaimer.free_segments()
+
+    async def late() -> None:
+        shelf = (await opened(world, meta)).shelf
+        meta.is_away = True
+        assert await shelf.add(FENCED, 30) is Status.FENCED, "the tombstone needs nobody"
+        assert await shelf.add(FENCED, 30, recovery=True) is Status.FENCED
+        assert await shelf.add(GONE, 30) is Status.UNKNOWN_LEDGER_STATE
+        meta.is_away = False
+        assert await shelf.add(GONE, 30) is Status.FENCED
+        assert await shelf.status(FENCED, 0, fence=True) is Status.NO_LEDGER
+
+    run(world, drop())
+    for power in (True, False, True):
+        crash(world, power=power)
+        run(world, late())
+
+
+def test_a_tombstone_outlives_the_segment_that_it_was_written_to(world: SimWorld, meta: Metadata) -> None:
+    async def churn(store: Store, first: int) -> None:
+        for ledger in range(first, first + 6):
+            meta.known[ledger] = metadata(ledger)
+            for entry in range(12):
+                await store.shelf.add(ledger, entry, b"x" * 300)
+            delete(meta, ledger)
+            await store.reclaimer.drop_deleted()
+            await store.reclaimer.free_segments()
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf, 3)
+        delete(meta, FENCED)
+        await store.reclaimer.drop_deleted()
+        await churn(store, 100)
+        assert segments(world.node("b1").disk)[0] > "bookie/journal/00000010"
+
+    async def again(first: int) -> None:
+        store = await opened(world, meta)
+        meta.is_away = True
+        assert await store.shelf.add(FENCED, 3) is Status.FENCED
+        meta.is_away = False
+        await check_kept(store.shelf, 3)
+        await churn(store, first)
+
+    run(world, scenario())
+    for round in range(3):
+        crash(world)
+        run(world, again(200 + 100 * round))
+
+
+def test_a_dropped_ledger_does_not_come_back_when_the_note_of_it_is_reclaimed(world: SimWorld, meta: Metadata) -> None:
+    """Older segments still have its entries and the admission of its writer."""
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        for entry in range(12):
+            await store.shelf.add(KEPT, entry, b"k" * 250)
+            await store.shelf.add(GONE, entry, b"g" * 30)
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        meta.known[50] = metadata(50)
+        for entry in range(30):
+            await store.shelf.add(50, entry, b"x" * 300)
+        delete(meta, 50)
+        await store.reclaimer.drop_deleted()
+        assert await store.reclaimer.free_segments() != []
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        assert GONE not in store.shelf.storage.inventory.ledgers
+        meta.is_away = True
+        assert await store.shelf.add(GONE, 12) is Status.UNKNOWN_LEDGER_STATE
+
+    run(world, scenario())
+    crash(world)
+    run(world, again())
+
+
+def test_a_crash_at_any_moment_of_a_reclaim_loses_nothing(world: SimWorld, meta: Metadata, seed: int) -> None:
+    logs: list[OpLog] = []
+
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf, 12)
+        await store.shelf.storage.synced()
+        logs.append(OpLog(world.node("b1").disk))
+        delete(meta, GONE, FENCED)
+        await store.reclaimer.drop_deleted()
+        await store.reclaimer.free_segments()
+        await store.shelf.add(KEPT, 12, payload_of(KEPT, 12))
+
+    run(world, scenario())
+    for number, image in enumerate(crash_images(logs[0], 400, Random(seed))):
+        node = f"image{number}"
+        world.node(node).disk = image.disk
+
+        async def again(node: str = node) -> None:
+            store = await opened(world, meta, node)
+            await check_kept(store.shelf, 12)
+            assert await store.shelf.add(FENCED, 30) is Status.FENCED
+            assert not store.shelf.storage.inventory.is_limbo
+            assert store.shelf.storage.statistics.damaged_records == 0
+            await store.reclaimer.drop_deleted()
+            await store.reclaimer.free_segments()
+            await check_kept(store.shelf, 12)
+
+        try:
+            run(world, again(), node)
+        except BaseException as error:
+            error.add_note(image.name)
+            raise
+
+
+def test_a_crash_before_the_checkpoint_of_a_removed_segment_went_leaves_it_to_the_next_start(
+    world: SimWorld, meta: Metadata, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """docs/protocol.md, B22: what is kept is bounded by what is stored."""
+    disk = world.node("b1").disk
+
+    async def reclaim() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        assert await store.reclaimer.free_segments()
+
+    async def again() -> None:
+        store = await opened(world, meta)
+        assert not store.shelf.storage.inventory.is_limbo
+        there = {name.partition(".")[0] for name in disk.list(tiny().journal_dir)}
+        indexed = {name.partition(".")[0] for name in disk.list(tiny().index_dir)}
+        assert indexed <= there
+
+    with monkeypatch.context() as patch:
+        patch.setattr("kvstore.bookie.reclaim.remove_checkpoint", lambda *_: None)
+        run(world, reclaim())
+    for _ in range(2):
+        crash(world)
+        run(world, again())
+
+
+def test_what_is_stored_anew_while_a_segment_is_rewritten_stays(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        delete(meta, GONE, FENCED)
+        await store.reclaimer.drop_deleted()
+        work = world.env("b1").nursery.spawn(store.reclaimer.free_segments(), name="reclaim")
+        for round in range(20):
+            await pause(0.002)
+            for entry in range(0, 30, 7):
+                status = await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), lac=round, recovery=True)
+                assert status is Status.OK
+        await work
+        for entry in range(0, 30, 7):
+            assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
+            status, body, _ = await store.shelf.read(KEPT, entry)
+            assert body is not None
+            assert body[16:24] == (19).to_bytes(8, "big"), "the newest copy counts"
+
+    run(world, scenario())
+
+
+async def with_a_damaged_segment(world: SimWorld, meta: Metadata) -> Store:
+    """Of an entry that is kept, in the first segment; what else is in there has been deleted."""
+    store = await opened(world, meta)
+    await fill(store.shelf)
+    disk = world.node("b1").disk
+    path = segments(disk)[0]
+    content = bytes(disk.names.now.files[path].cache.data)
+    disk.flip_bit(path, 8 * (content.index(payload_of(KEPT, 0)) + 3))
+    delete(meta, GONE, FENCED)
+    await store.reclaimer.drop_deleted()
+    return store
+
+
+def test_a_segment_with_a_damaged_entry_stays(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await with_a_damaged_segment(world, meta)
+        assert 1 not in await store.reclaimer.free_segments()
+        assert await store.shelf.status(KEPT, 0) is Status.IO_ERROR
+        assert await store.shelf.status(KEPT, 1) is Status.OK
+
+    run(world, scenario())
+
+
+@pytest.mark.parametrize("end", ["repaired", "deleted"])
+def test_a_damaged_segment_goes_when_its_entries_were_stored_again_or_deleted(
+    world: SimWorld, meta: Metadata, end: str
+) -> None:
+    """Without a restart (docs/protocol.md, B22)."""
+
+    async def scenario() -> None:
+        store = await with_a_damaged_segment(world, meta)
+        damaged = segments(world.node("b1").disk)[0]
+        while freed := await store.reclaimer.free_segments():
+            assert 1 not in freed
+        rewritten = store.shelf.storage.statistics.rewritten_bytes
+        assert await store.reclaimer.free_segments() == []
+        assert store.shelf.storage.statistics.rewritten_bytes == rewritten, "not tried while nothing has changed"
+        if end == "repaired":
+            assert await store.shelf.add(KEPT, 0, payload_of(KEPT, 0), recovery=True) is Status.OK
+        else:
+            delete(meta, KEPT)
+            await store.reclaimer.drop_deleted()
+        assert 1 in await store.reclaimer.free_segments()
+        assert damaged not in segments(world.node("b1").disk)
+        if end == "repaired":
+            await check_kept(store.shelf)
+
+    run(world, scenario())
+
+
+def test_a_full_disk_becomes_writable_by_deleting_ledgers(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        world.node("b1").disk.set_capacity(10 * 4096)
+        world.env("b1").nursery.spawn(store.reclaimer.run(), name="reclaim")
+        entry = 0
+        while await store.shelf.add(GONE, entry, b"x" * 300) is Status.OK:
+            entry += 1
+        assert store.shelf.storage.is_readonly
+        assert await store.shelf.add(KEPT, 0) is Status.READ_ONLY
+        delete(meta, GONE)
+        await pause(20)
+        assert not store.shelf.storage.is_readonly
+        assert await store.shelf.add(KEPT, 0) is Status.OK
+
+    run(world, scenario())
+
+
+def test_a_drop_without_room_for_its_note_does_not_happen(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        disk = world.node("b1").disk
+        disk.set_capacity(6 * 4096)
+        entry = 0
+        while await store.shelf.add(KEPT, entry, b"x", recovery=True) is Status.OK:
+            entry += 1
+        disk.set_capacity(6 * 4096 - disk.free_bytes())
+        while store.shelf.storage.journal.room >= RECORD_HEADER_SIZE:
+            store.shelf.storage.journal.append(Kind.LAC, 0, KEPT, 0, b"")
+        with pytest.raises(JournalFull):
+            store.reclaimer.drop(KEPT)
+        assert await store.shelf.status(KEPT, 0) is Status.OK
+
+    run(world, scenario())
+
+
+def test_a_closed_ledgers_copy_is_kept_as_long_as_its_metadata(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf, 3)
+        meta.known[GONE] = metadata(GONE, state=LedgerState.CLOSED, last_entry=2)
+        assert await store.reclaimer.drop_deleted() == []
+
+    run(world, scenario())
+
+
+def test_who_waits_for_a_ledger_learns_that_it_is_gone(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await store.shelf.add(GONE, 0)
+        poll = store.shelf.poll(GONE, 5, 50_000)
+        delete(meta, GONE)
+        await store.reclaimer.drop_deleted()
+        assert poll.result() == (Status.NO_LEDGER, -1, None, -1)
+
+    run(world, scenario())
+
+
+# The scrub
+
+
+def test_the_scrub_finds_a_flipped_bit_before_a_reader_does(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        scrubber = Scrubber(tiny(scrub_bytes_per_s=1 << 20), store.shelf.storage)
+        assert await scrubber.round() == 0
+        assert store.shelf.storage.statistics.scrubbed_bytes > 10_000
+        disk = world.node("b1").disk
+        content = bytes(disk.names.now.files[segments(disk)[2]].cache.data)
+        entry = next(entry for entry in range(30) if payload_of(KEPT, entry) in content)
+        disk.flip_bit(segments(disk)[2], 8 * (content.index(payload_of(KEPT, entry)) + 9))
+        assert await scrubber.round() == 1
+        assert list(scrubber.damaged) == [(KEPT, entry)]
+        _, runs = await store.shelf.entries(KEPT)
+        there = {first + at for first, count in runs for at in range(count)}
+        assert there == set(range(30)) - {entry}, "leaders copy here what is not in the list (docs/protocol.md, B14)"
+        assert await store.shelf.status(KEPT, entry) is Status.IO_ERROR, "it is there, nobody may call it absent"
+        assert await store.shelf.add(KEPT, entry, payload_of(KEPT, entry), recovery=True) is Status.OK
+        assert await store.shelf.payload(KEPT, entry) == payload_of(KEPT, entry)
+        assert (await store.shelf.entries(KEPT))[1] == [(0, 30)]
+        assert await scrubber.round() == 0
+
+    run(world, scenario())
+
+
+def test_the_scrub_keeps_its_rate(world: SimWorld, meta: Metadata) -> None:
+    async def scenario() -> None:
+        store = await opened(world, meta)
+        await fill(store.shelf)
+        scrubber = Scrubber(tiny(scrub_bytes_per_s=1000), store.shelf.storage)
+        began = world.loop.time()
+        await scrubber.round()
+        read = store.shelf.storage.statistics.scrubbed_bytes
+        assert world.loop.time() - began == pytest.approx(read / 1000)
+
+    run(world, scenario())
+    assert KEY

@@ -1,0 +1,176 @@
+"""Adds that come faster than they can be stored wait: a writer takes a refusal for a fault and turns to others."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.bookie.admission import WAITING_MAX
+from kvstore.bookie.backpressure import Door
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto.bookkeeper import Status
+from tests.bookie.peer import Peer, Served, serve
+from tests.bookie.support import KEY, Metadata, packet
+from tests.sim.world.env import SimWorld
+from tests.sim.world.pause import pause
+
+L = 7
+
+
+def adds(entries: range, size: int = 5, ledger: int = L) -> list[bytes]:
+    return [wire.encode_add(each, ledger, each, KEY, packet(ledger, each, b"x" * size)) for each in entries]
+
+
+async def statuses(peer: Peer, count: int) -> list[int]:
+    """Of as many answers, which must come in the order of the requests."""
+    answers = [wire.decode_response(payload) for payload in await peer.answers(count)]
+    assert [each.txn for each in answers] == sorted(each.txn for each in answers)
+    return [each.status for each in answers]
+
+
+def test_a_connection_with_too_many_adds_under_way_is_not_read_on_and_none_is_refused(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        world.node("b1").disk.slow_syncs((1, 1))
+        peer.send(*adds(range(1, 41)))
+        await pause(0.5)
+        (connection,) = served.service.connections
+        assert connection._adds == 10
+        assert len(connection._backlog) == 30
+        assert await statuses(peer, 40) == [Status.OK] * 40
+        assert served.shelf.storage.statistics.refused_overload == 0
+        assert not connection._is_reading_paused
+
+    serve(world, scenario, connection_pending_max=10)
+
+
+def test_bytes_under_way_of_a_connection_are_limited_too(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        world.node("b1").disk.slow_syncs((1, 1))
+        peer.send(*adds(range(1, 41), size=10_000))
+        await pause(0.5)
+        assert 40_000 < served.shelf.storage._pending_bytes <= 60_000
+        assert await statuses(peer, 40) == [Status.OK] * 40
+
+    serve(world, scenario, connection_bytes_max=50_000)
+
+
+# docs/protocol.md B12
+def test_all_connections_together_leave_no_more_than_the_limit_waiting_for_a_sync(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        peers = [peer, *[await served.connect() for _ in range(4)]]
+        await peer.ask(adds(range(1))[0])
+        world.node("b1").disk.slow_syncs((1, 1))
+        for number, each in enumerate(peers):
+            each.send(*adds(range(1 + 20 * number, 21 + 20 * number), size=10_000))
+        for _ in range(5):
+            await pause(0.5)
+            assert served.shelf.storage._pending_bytes <= 70_000
+        for each in peers:
+            assert await statuses(each, 20) == [Status.OK] * 20
+        assert served.shelf.storage.statistics.refused_overload == 0
+
+    serve(world, scenario, pending_bytes_max=50_000)
+
+
+def test_what_comes_behind_an_add_that_waits_keeps_its_place(world: SimWorld) -> None:
+    async def scenario(_: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        world.node("b1").disk.slow_syncs((1, 1))
+        fence = wire.encode_read(99, L, 20, fence_key=KEY)
+        late = wire.encode_add(100, L, 21, KEY, packet(L, 21))
+        peer.send(*adds(range(1, 21)), fence, late)
+        answers = [wire.decode_response(payload) for payload in await peer.answers(22)]
+        status = {each.txn: Status(each.status) for each in answers}
+        assert status.pop(100) is Status.FENCED
+        assert set(status.values()) == {Status.OK}, "the fence sees what was sent before it"
+
+    serve(world, scenario, connection_pending_max=5)
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_first_adds_of_ledgers_wait_for_the_metadata_however_many_they_are(world: SimWorld, is_away: bool) -> None:
+    meta = Metadata()
+    meta.is_away = is_away
+    wanted = Status.UNKNOWN_LEDGER_STATE if is_away else Status.OK
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        others = [peer, *[await served.connect() for _ in range(3)]]
+        for number, each in enumerate(others):
+            each.send(*adds(range(2000), ledger=L + number))
+        assert WAITING_MAX < 4 * 2000
+        for each in others:
+            assert await statuses(each, 2000) == [wanted] * 2000
+
+    serve(world, scenario, meta)
+
+
+def test_who_waits_when_the_disk_becomes_full_is_told_so(world: SimWorld) -> None:
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        disk = world.node("b1").disk
+        disk.set_capacity(4 << 20)
+        disk.slow_syncs((0.2, 0.2))
+        peer.send(*adds(range(1, 801), size=10_000))
+        answers = sorted(wire.decode_response(payload) for payload in await peer.answers(800))
+        found = [each.status for each in answers]
+        assert set(found) == {Status.OK, Status.READ_ONLY}
+        assert found == sorted(found), "none is stored behind one that is refused"
+        assert (await peer.ask(wire.encode_read(900, L, 0))).status == Status.OK
+
+    serve(world, scenario, pending_bytes_max=50_000)
+
+
+def test_who_waits_is_let_in_in_turn_until_the_bookie_is_busy_again() -> None:
+    room, called = [0], []
+    door = Door(lambda: not room[0])
+
+    def come(name: str) -> None:
+        room[0] -= 1
+        called.append(name)
+
+    a, b, c = (lambda name=name: come(name) for name in "abc")
+    for each in (a, b, a, c):
+        door.wait(each)
+    door.let_in()
+    assert called == []
+    room[0] = 2
+    door.let_in()
+    assert called == ["a", "b"]
+    room[0] = 5
+    door.let_in()
+    assert called == ["a", "b", "c"]
+
+
+def test_what_needs_the_metadata_store_keeps_nothing_waiting_that_does_not(world: SimWorld) -> None:
+    """Else a stranger who names ledgers that nobody knows stops all writers of a bookie while that store stands still:
+    they turn to others after two seconds, and lose their lead after six."""
+    meta = Metadata()
+
+    async def scenario(served: Served, peer: Peer) -> None:
+        await peer.ask(adds(range(1))[0])
+        meta.gate = asyncio.Event()
+        strangers = [await served.connect() for _ in range(3)]
+        for number, each in enumerate(strangers):
+            each.send(*adds(range(WAITING_MAX), ledger=1000 + number))
+            each.send(wire.encode_read(9000, 2000 + number, 0, fence_key=KEY))
+        await pause(0.5)
+        sent_at = world.loop.time()
+        peer.send(*adds(range(1, 100)))
+        assert await statuses(peer, 99) == [Status.OK] * 99
+        assert (await peer.ask(wire.encode_read(900, L, 50))).status == Status.OK
+        assert world.loop.time() - sent_at < 0.5
+        newcomer = await served.connect()
+        newcomer.send(*adds(range(100), ledger=8))
+        await pause(0.5)
+        assert newcomer.frames == [], "it waits, and nothing of it is refused"
+        meta.gate.set()
+        assert await statuses(newcomer, 100) == [Status.OK] * 100
+        for each in strangers:
+            answers = [wire.decode_response(payload) for payload in await each.answers(WAITING_MAX + 1)]
+            assert {answer.status for answer in answers} == {Status.OK, Status.NO_ENTRY}
+        assert served.shelf.storage.statistics.refused_overload == 0
+
+    serve(world, scenario, meta)

@@ -1,0 +1,48 @@
+"""A cluster to be measured finds ports that nobody has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+import pytest
+
+from kvstore.devcluster.layout import Wish
+from kvstore.errors import ConfigError
+from loadtest.bench.peers import up_on_free_ports
+
+if TYPE_CHECKING:
+    from kvstore.devcluster.local import LocalCluster
+
+TAKEN = "taken by another process: 127.0.0.1:31401"
+
+
+class Cluster:
+    """Refuses as it is told, once for each offset; then it is up."""
+
+    data_dir = Path("data")
+
+    def __init__(self, *refusals: str) -> None:
+        self._refusals, self.wishes = list(refusals), list[Wish]()
+
+    def up(self, wish: Wish) -> str:
+        self.wishes.append(wish)
+        if self._refusals:
+            raise ConfigError(self._refusals.pop(0))
+        return "up"
+
+
+def up(cluster: Cluster) -> object:
+    return up_on_free_ports(cast("LocalCluster", cluster), range(100, 400, 100), partitions=5)
+
+
+def test_ports_that_are_taken_are_passed_over() -> None:
+    cluster = Cluster(TAKEN, TAKEN)
+    assert up(cluster) == "up"
+    assert [(each.port_offset, each.partitions) for each in cluster.wishes] == [(100, 5), (200, 5), (300, 5)]
+
+
+@pytest.mark.parametrize(("refusals", "told"), [([TAKEN] * 3, "no free ports"), (["no Java"], "no Java")])
+def test_what_cannot_be_passed_over_is_told(refusals: list[str], told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        up(Cluster(*refusals))

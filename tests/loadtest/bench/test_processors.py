@@ -1,0 +1,39 @@
+"""Who asks and who answers have processors of their own, and none of them sleeps."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import psutil
+import pytest
+
+from loadtest.bench import processors
+from tests.waiting import wait_until_blocking
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
+
+
+def test_askers_and_answerers_share_none_if_there_are_two() -> None:
+    usable = os.sched_getaffinity(0)
+    askers, answerers = processors.of_askers(), processors.of_answerers()
+    assert len(askers) == 1
+    assert askers | answerers == usable
+    assert askers.isdisjoint(answerers) == (len(usable) > 1)
+
+
+def test_what_is_started_stays_where_it_was_started() -> None:
+    before = os.sched_getaffinity(0)
+    with processors.on(processors.of_askers()):
+        assert os.sched_getaffinity(0) == processors.of_askers()
+    assert os.sched_getaffinity(0) == before
+
+
+def test_processors_are_kept_awake_by_what_gives_way_to_all_others() -> None:
+    def awake() -> list[psutil.Process]:
+        return [each for each in psutil.Process().children() if "loadtest.bench.processors" in each.cmdline()]
+
+    with processors.awake():
+        count = len(os.sched_getaffinity(0))
+        wait_until_blocking(lambda: [os.sched_getscheduler(each.pid) for each in awake()] == [os.SCHED_IDLE] * count)
+    assert awake() == []

@@ -1,0 +1,119 @@
+"""Crowds notice an acknowledged write that is gone, take no failed call for one, and end though nobody answers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from loadtest.bench.peers import free_ports
+from loadtest.drills import crowds, nemesis
+from loadtest.drills.mixed import Door, NotDone, Unknown
+from loadtest.drills.nemesis import FAULTS, Field
+from tests.loadtest.drills.test_mixed import Store
+
+COUNT = 30
+CROWDS = ("large_values", "huge_pipelines", "huge_transactions")
+
+
+class Forgetful(Store):
+    """Acknowledges each write, and does those before `until` only."""
+
+    def __init__(self, until: int) -> None:
+        super().__init__()
+        self._until, self._writes = until, 0
+
+    def _do(self, words: list[bytes]) -> bytes:
+        self._writes += words[0] == b"SET"
+        if words[0] == b"SET" and self._writes > self._until:
+            return b"+OK\r\n"
+        return super()._do(words)
+
+
+class Refusing(Store):
+    """Does no write, and says so."""
+
+    def _do(self, words: list[bytes]) -> bytes:
+        return b"-LOADING later\r\n" if words[0] == b"SET" else super()._do(words)
+
+
+class Unsure(Store):
+    """Says of no write whether it is done; those of some values are."""
+
+    def _do(self, words: list[bytes]) -> bytes:
+        if words[0] == b"SET" and sum(words[2]) % 2:
+            super()._do(words)
+        return b"-UNKNOWN outcome\r\n" if words[0] == b"SET" else super()._do(words)
+
+
+@pytest.fixture(autouse=True)
+def small_crowds(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = {"HOT_CALLERS": 2, "LASTS_S": 0.2, "LARGE_BYTES": 100, "LARGE_CALLERS": 1, "AT_ONCE": COUNT}
+    for name, value in sizes.items():
+        monkeypatch.setattr(crowds, name, value)
+
+
+def field_at(address: tuple[str, int]) -> Field:
+    cluster: Any = SimpleNamespace(ids=["n1"], address=lambda _node, _door: address)
+    load: Any = SimpleNamespace(tags=[b"tag"])
+    return Field(cluster, Random(1), load)
+
+
+async def wrong_of(crowd: str, store: Store) -> list[str]:
+    server = await asyncio.start_server(store.serve, "127.0.0.1", 0)
+    field = field_at(server.sockets[0].getsockname()[:2])
+    await FAULTS[crowd](field)
+    server.close()
+    return field.wrong
+
+
+@pytest.mark.parametrize(
+    ("crowd", "until"),
+    [
+        *((crowd, 0) for crowd in CROWDS),
+        ("huge_pipelines", 30 * COUNT),
+        ("huge_transactions", 3 * COUNT),
+    ],
+)
+async def test_an_acknowledged_write_that_is_gone_is_wrong(crowd: str, until: int) -> None:
+    """Without the first ones nothing is there; without later ones it is the value before them."""
+    assert await wrong_of(crowd, Forgetful(until)) != []
+
+
+@pytest.mark.parametrize("crowd", CROWDS)
+@pytest.mark.parametrize("store", [Store, partial(Store, "broken"), Refusing, Unsure], ids=str)
+async def test_what_is_refused_or_not_known_is_not_wrong(crowd: str, store: Callable[[], Store]) -> None:
+    assert await wrong_of(crowd, store()) == []
+
+
+async def test_a_crowd_ends_with_a_line_where_nobody_answers_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nemesis, "PATIENCE_S", 0.0)
+    field = field_at(("127.0.0.1", free_ports(1)[0]))
+    await FAULTS["hot_key"](field)
+    (line,) = field.wrong
+    assert "nobody tells what is stored: not connected" in line
+
+
+async def test_a_pipeline_tells_of_each_command_what_became_of_it() -> None:
+    server = await asyncio.start_server(Refusing().serve, "127.0.0.1", 0)
+    door = Door(server.sockets[0].getsockname()[:2])
+    written, read = await door.ask_all([b"SET", b"k", b"v"], [b"GET", b"k"], timeout_s=5)
+    assert isinstance(written, NotDone)
+    assert read is None
+    with pytest.raises(NotDone, match="LOADING"):
+        await door.ask([b"SET", b"k", b"v"], timeout_s=5)
+    door.close()
+    server.close()
+
+
+def test_a_write_of_unknown_outcome_may_be_done_later() -> None:
+    held = crowds.Held()
+    held.note(b"1", Unknown("late"))
+    held.note(b"2", b"OK")
+    held.note(b"3", NotDone("refused"))
+    assert [held.allows(each) for each in (b"1", b"2", b"3", None)] == [True, True, False, False]

@@ -1,0 +1,64 @@
+"""The networks of a drill go when it cannot be set up, and never those of another run."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from loadtest.drills import net
+from loadtest.drills.net import Network, wired_cluster
+
+OTHERS = {"kvbr0", "kvbr0-n1", "kvbr2"}
+
+
+class Machine:
+    """The names of bridges and namespaces, as `ip` keeps them. Commands with the word `broken` fail."""
+
+    def __init__(self, broken: str = "") -> None:
+        self.names, self._broken = set(OTHERS), broken
+
+    def run(self, *command: str, check: bool = True) -> None:
+        match command:
+            case _ if self._broken in command:
+                raise subprocess.CalledProcessError(1, command, stderr=b"RTNETLINK answers: Operation not permitted\n")
+            case ("ip", "netns", "add", name) | ("ip", "link", "add", name, *_, "bridge"):
+                if name in self.names:
+                    raise subprocess.CalledProcessError(2, command, stderr=b"RTNETLINK answers: File exists\n")
+                self.names.add(name)
+            case ("ip", "netns" | "link", "del", name):
+                assert not check, "it may be gone"
+                self.names.discard(name)
+
+
+def on(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    monkeypatch.setattr(net, "_run", machine.run)
+    return machine
+
+
+def test_a_network_has_a_name_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = on(Machine(), monkeypatch)
+    first, second = Network(["n1"]), Network(["n1"])
+    for each in (first, second):
+        each.make()
+    assert machine.names - OTHERS == {"kvbr1", "kvbr1-n1", "kvbr3", "kvbr3-n1"}
+    assert (first.ip("n1"), second.ip("n1")) == ("10.213.1.2", "10.213.3.2")
+    second.close()
+    assert machine.names - OTHERS == {"kvbr1", "kvbr1-n1"}
+
+
+@pytest.mark.parametrize("broken", ["veth", "neigh"])
+def test_nothing_stays_of_a_network_that_cannot_be_made(
+    broken: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = on(Machine(broken), monkeypatch)
+    with pytest.raises(subprocess.CalledProcessError), wired_cluster(tmp_path):
+        raise AssertionError("there is no network for it")
+    assert machine.names == OTHERS
+
+
+def test_who_may_not_make_networks_is_told_so_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    on(Machine("bridge"), monkeypatch)
+    with pytest.raises(subprocess.CalledProcessError):
+        Network(["n1"])

@@ -1,0 +1,184 @@
+"""Users of a store that answers after half a second, for a second; and users that are started by hand. Prints what
+became of them.
+
+A process of its own: Locust patches the standard library for gevent, which no other test should meet.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from functools import partial
+from typing import Any
+
+import gevent
+from locust.env import Environment
+
+from kvstore.client import Client, Level
+from loadtest.generator.doors import Stopwatch
+from loadtest.generator.expectations import Expectations
+from loadtest.generator.grpc_user import GrpcUser
+from loadtest.generator.resp_user import RespUser
+from loadtest.generator.users import PacedUser, Session, record
+from loadtest.generator.values import WrongValue
+from loadtest.generator.workloads import Draws, Keyspace, workloads_of
+from loadtest.report.recorder import Recorder
+
+ANSWER_S, RUN_S, PER_S = 0.5, 1.2, 10.0
+SILENT_S = 0.3
+HOG_S = 0.2
+
+
+class SlowDoor:
+    """Every second read is wrong."""
+
+    name = "slow"
+
+    def __init__(self) -> None:
+        self._reads = 0
+        self.watch = Stopwatch()
+
+    def read(self, key: bytes) -> int:
+        self.watch.sends()
+        gevent.sleep(ANSWER_S)
+        self.watch.hears()
+        self._reads += 1
+        if self._reads % 2 == 0:
+            raise WrongValue(f"{key!r} is not what it was")
+        return 1
+
+    def close(self) -> None:
+        pass
+
+
+class SlowUser(PacedUser):
+    def open_door(self, session: Session, number: int) -> Any:
+        return SlowDoor()
+
+
+class SilentDoor:
+    """A read of it is heard; then nothing is, and it fails."""
+
+    name = "silent"
+
+    def __init__(self) -> None:
+        self.watch = Stopwatch()
+
+    def read(self, key: bytes) -> int:
+        self.watch.sends()
+        self.watch.hears()
+        gevent.sleep(SILENT_S)
+        raise OSError("nothing was heard")
+
+    def close(self) -> None:
+        pass
+
+
+class SilentUser(PacedUser):
+    def open_door(self, session: Session, number: int) -> Any:
+        return SilentDoor()
+
+
+def environment_of(recorder: Recorder, *, workloads: str = "ycsb-c", per_s: float = 1_000.0) -> Environment:
+    environment = Environment(user_classes=[SlowUser], stop_timeout=5)
+    environment.kvstore_session = Session(
+        client=Client("kv://127.0.0.1:9"),  # never opened
+        resp=["a:1", "b:1", "c:1"],
+        level=Level.LINEARIZABLE,
+        draws=[Draws(workload, 10) for workload in workloads_of(workloads)],
+        keyspace=Keyspace(b"p/", 10, 1),
+        expectations=Expectations(1),
+        recorder=recorder,
+        rate_per_user=per_s,
+        seed=1,
+    )
+    return environment
+
+
+def stalled() -> dict[str, Any]:
+    """What was recorded of one user."""
+    recorder = Recorder()
+    environment = environment_of(recorder, per_s=PER_S)
+    environment.events.request.add_listener(partial(record, recorder))
+    runner = environment.create_local_runner()
+    runner.start(1, 1)
+    gevent.sleep(RUN_S)
+    runner.quit()
+    tally = recorder.tallies["slow", "read"]
+    return {
+        "due": sum(cell.due for cell in recorder.cells.values()),
+        "done": tally.responses.get_total_count(),
+        "response_max_ms": tally.responses.get_max_value() / 1000,
+        "service_max_ms": tally.services.get_max_value() / 1000,
+        "late_max_ms": recorder.late.get_max_value() / 1000,
+        "errors": tally.errors,
+        "wrong": recorder.wrong,
+        "error_counts": [[*key, count] for key, count in recorder.error_counts.items()],
+    }
+
+
+def started() -> dict[str, Any]:
+    """The workload and the first node of each user, and the first number that it draws."""
+    environment = environment_of(Recorder(), workloads="ycsb-a,ycsb-b,ycsb-c")
+    kinds: dict[str, type[PacedUser]] = {"grpc": GrpcUser, "resp": RespUser}
+    found: dict[str, Any] = {kind: [] for kind in kinds}
+    drawn = []
+    for _ in range(9):
+        for name, kind in kinds.items():
+            user = kind(environment)
+            user.on_start()
+            deeds = user._deeds
+            found[name].append([deeds._draws.workload.name, getattr(deeds.door, "_next", None)])
+            drawn.append(deeds._random.random())
+    return found | {"drawn": drawn}
+
+
+def silent_user(recorder: Recorder) -> SilentUser:
+    user = SilentUser(environment_of(recorder))
+    user.on_start()
+    return user
+
+
+def killed() -> dict[str, int]:
+    """What was recorded of an operation whose user was killed."""
+    recorder = Recorder()
+    operation = gevent.spawn(silent_user(recorder).operation)
+    gevent.sleep(SILENT_S / 3)
+    operation.kill()
+    cells = recorder.cells.values()
+    return {name: sum(getattr(cell, name) for cell in cells) for name in ("due", "done", "errors")}
+
+
+class HoggedUser(SlowUser):
+    """Something else in its process takes the processor when its operation is due."""
+
+    def operation(self) -> None:
+        until = time.time() + HOG_S
+        while time.time() < until:
+            pass
+        super().operation()
+
+
+def late_of_a_hogged_one_ms() -> float:
+    recorder = Recorder()
+    environment = environment_of(recorder)
+    environment.events.request.add_listener(partial(record, recorder))
+    user = HoggedUser(environment)
+    user.on_start()
+    user.operation()
+    return float(recorder.late.get_max_value() / 1000)
+
+
+def failed_after_s() -> float:
+    user = silent_user(Recorder())
+    found: dict[str, float] = {}
+    user.environment.events.request.add_listener(lambda context, **_: found.update(context))
+    user.operation()
+    return found["ended"] - found["intended"]
+
+
+if __name__ == "__main__":
+    figures = stalled() | started() | {"killed": killed(), "failed_after_s": failed_after_s()}
+    figures["hogged_late_ms"] = late_of_a_hogged_one_ms()
+    sys.stdout.write(json.dumps(figures))

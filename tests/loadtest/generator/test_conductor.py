@@ -1,0 +1,239 @@
+"""A run is led by what its users do, and its report tells what its figures are worth."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadtest.generator import conductor as conducting
+from loadtest.generator.conductor import Conductor
+from loadtest.generator.options import Options
+from loadtest.report.baseline import baseline_of
+from loadtest.report.recorder import Recorder
+from loadtest.report.spoiled import EXIT
+
+BEGAN = 1_000.0
+
+
+class Clock:
+    """In place of the module `time`. A test moves it."""
+
+    def __init__(self) -> None:
+        self.now, self.used_s = BEGAN, 0.0
+
+    def time(self) -> float:
+        return self.now
+
+    def process_time(self) -> float:
+        return self.used_s
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    found = Clock()
+    monkeypatch.setattr("loadtest.report.recorder.queued_or_none", lambda: None)  # the machine of this test may starve
+    monkeypatch.setattr(conducting, "time", found)
+    return found
+
+
+def led(folder: Path, **options: Any) -> Conductor:
+    settings: dict[str, Any] = {"rate": 100.0, "seconds": 600.0, "warmup": 0.0, **options}
+    conductor = Conductor(Options(report=folder / "report.html", **settings), Recorder())
+    conductor.start()
+    return conductor
+
+
+def seconds_of(conductor: Conductor, *ats: float, running: int, per_s: int = 100, busy: float = 0.1) -> list[int]:
+    """How many users are wanted at each of `ats`, if `per_s` operations of 2 ms were done in each second before it."""
+    clock = vars(conducting)["time"]
+    wanted = []
+    for at in ats:
+        for number in range(per_s):
+            begin = BEGAN + at - 1 + number / per_s
+            conductor.recorder.done("grpc", "read", intended=begin, ended=begin + 0.002, service_s=0.002)
+        clock.used_s += busy
+        clock.now = BEGAN + at
+        wanted.append((conductor.target(clock.now, running) or (0, 0.0))[0])
+    return wanted
+
+
+def finished(conductor: Conductor) -> tuple[int, dict[str, Any]]:
+    code = conductor.finish(doors="GrpcUser")
+    return code, json.loads(conductor.options.figures.read_text())
+
+
+def whole_run(folder: Path, clock: Clock, *, busy: float = 0.1, **options: Any) -> tuple[int, dict[str, Any]]:
+    """Ten seconds with the pulse of a quick machine."""
+    clock.now, clock.used_s = BEGAN, 0.0
+    conductor = led(folder, seconds=10.0, **options)
+    conductor._pulse = {"pulse_p50_ms": 1.0, "pulse_p95_ms": 2.0}
+    seconds_of(conductor, *range(1, 11), running=20, busy=busy)
+    return finished(conductor)
+
+
+def test_a_rate_is_judged_when_all_its_users_have_run_for_a_whole_trial(tmp_path: Path, clock: Clock) -> None:
+    conductor = led(tmp_path, shape="knee")
+    assert seconds_of(conductor, *range(1, 31), running=19) == [20] * 30
+    assert seconds_of(conductor, *range(31, 45), running=20) == [20] * 14
+    assert seconds_of(conductor, 45, running=20) == [30]
+
+
+def test_a_rate_with_fewer_operations_than_its_users_have_due_is_not_carried(tmp_path: Path, clock: Clock) -> None:
+    """101 a second take 21 users, who want 105."""
+    conductor = led(tmp_path, shape="knee", rate=101.0)
+    seconds_of(conductor, *range(1, 20), running=21, per_s=102)
+    (trial,) = conductor._shape.trials  # type: ignore[attr-defined]
+    assert (trial.due_per_s, trial.done_per_s, trial.is_carried) == (105.0, 102.0, False)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_steady_rate_costs_no_look_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    conductor = led(tmp_path)
+    monkeypatch.delattr(Recorder, "between")
+    assert seconds_of(conductor, *range(1, 30), running=20) == [20] * 29
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_knee_that_was_not_found_fails_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    conductor = led(tmp_path, shape="knee", seconds=20.0)
+    seconds_of(conductor, *range(1, 21), running=20)
+    code, made = finished(conductor)
+    assert code == 1
+    assert made["verdict"]["reasons"] == ["the knee was not found: the run was over while 100/s were still carried"]
+    said = capsys.readouterr().err
+    assert "the knee was not found" in said
+    assert "loadtest: the knee:" not in said
+
+
+@pytest.mark.parametrize(("busy", "is_told"), [(0.95, True), (0.85, False)])
+def test_a_saturated_generator_is_told_and_fails_nothing(
+    busy: float, *, is_told: bool, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, made = whole_run(tmp_path, clock, busy=busy)
+    assert code == 0
+    assert any("used 95% of a processor" in note for note in made["verdict"]["notes"]) == is_told
+    assert ("generator is saturated" in capsys.readouterr().err) == is_told
+    assert ("generator is saturated" in (tmp_path / "report.html").read_text()) == is_told
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_knee_of_a_saturated_generator_may_be_its_own(tmp_path: Path) -> None:
+    conductor = led(tmp_path, shape="knee")
+    seconds_of(conductor, *range(1, 16), running=20, busy=0.99)
+    seconds_of(conductor, *range(16, 32), running=30, busy=0.99)
+    conductor.ended = BEGAN + 32
+    _, made = finished(conductor)
+    knee, saturated = made["verdict"]["notes"]
+    assert knee == "the knee: 100/s were carried, 150/s not"
+    assert "the knee may be its own" in saturated
+
+
+def test_a_run_is_judged_by_its_baseline(tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    _, made = whole_run(tmp_path, clock)
+    stored = baseline_of(made)
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(stored))
+    assert whole_run(tmp_path, clock, baseline=path)[0] == 0
+    stored["figures"]["per_s"] = 1_000.0
+    path.write_text(json.dumps(stored))
+    code, made = whole_run(tmp_path, clock, baseline=path)
+    assert code == 1
+    assert made["verdict"]["reasons"] == ["per_s has fallen: 100, baseline 1000, limit 700"]
+    assert made["verdict"]["is_met"], "the run itself was as it must be"
+    assert "✗ per_s has fallen" in (tmp_path / "report.html").read_text()
+    whole_run(tmp_path, clock, baseline=path, keys=7)
+    assert "not compared with" in capsys.readouterr().err
+
+
+def test_a_run_that_its_own_machine_spoiled_ends_with_a_code_of_its_own(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its figures say against the store: they are not the store's."""
+    _, made = whole_run(tmp_path, clock)
+    stored = baseline_of(made)
+    stored["figures"]["per_s"] = 1_000.0
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps(stored))
+    looks = iter(range(1_000))
+    monkeypatch.setattr("loadtest.report.recorder.queued_or_none", lambda: next(looks) * 0.5)
+    code, made = whole_run(tmp_path, clock, baseline=path, p99_ms="1")
+    assert code == EXIT == 3
+    verdict = made["verdict"]
+    assert (verdict["is_met"], verdict["reasons"]) == (False, [])
+    assert verdict["spoiled"] == [
+        "the load generator starved: it was ready to run and waited for a processor 50% of the time; the most is 25%"
+    ]
+    assert [note.partition(": ")[0] for note in verdict["notes"]] == ["not judged, since the run was spoiled"] * 2
+    assert "loadtest: SPOILED: the load generator starved" in capsys.readouterr().err
+    assert "Spoiled, neither good nor bad" in (tmp_path / "report.html").read_text()
+    code, made = whole_run(tmp_path, clock, shape="knee")
+    assert any("starved" in note for note in made["verdict"]["notes"]), "a knee overloads everything"
+
+
+@pytest.mark.parametrize(
+    ("part", "told"), [("figures", "'figures' is missing"), ("operations", "'operations' is missing"), ("", "format 3")]
+)
+def test_a_baseline_that_lacks_something_costs_no_report(
+    part: str, told: str, tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, made = whole_run(tmp_path, clock)
+    stored = baseline_of(made)
+    path = tmp_path / "baseline.json"
+    path.write_text(json.dumps({key: value for key, value in stored.items() if key != part} if part else {"format": 2}))
+    (tmp_path / "report.html").unlink()
+    code, made = whole_run(tmp_path, clock, baseline=path)
+    assert code == 1
+    assert told in made["verdict"]["reasons"][0]
+    assert made["verdict"]["is_met"], "the next baseline can be made of it"
+    assert told.replace("'", "&#x27;") in (tmp_path / "report.html").read_text()
+    assert len([line for line in capsys.readouterr().err.splitlines() if told in line]) == 1
+
+
+def test_the_document_says_how_the_load_was_made(tmp_path: Path, clock: Clock) -> None:
+    options = whole_run(tmp_path, clock)[1]["options"]
+    assert (options["workers"], options["nodes"], options["partitions"]) == (0, None, None)
+
+
+def test_the_pulse_is_taken_before_anything_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A store that keeps the machine busy must not excuse itself with that."""
+    done: list[str] = []
+
+    def measure(folder: Path) -> dict[str, float]:
+        done.append(f"pulse in {folder.name}")
+        return {}
+
+    monkeypatch.setattr("loadtest.bench.pulse.measure", measure)
+    monkeypatch.setattr("loadtest.generator.resp_wire.load_records", lambda node, records: done.append("records"))
+    options = Options(report=tmp_path / "reports" / "r.html", resp="localhost:1", keys=5)
+    Conductor(options, Recorder()).load_records(1)
+    assert done == ["pulse in reports", "records"]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"baseline": Path("nosuch.json")}, "nosuch.json"),
+        ({"report": Path("/dev/null/r.html")}, "cannot write /dev/null/r.html"),
+    ],
+)
+def test_what_cannot_be_read_or_written_is_told_before_the_run(
+    given: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        Conductor(Options(**{"report": tmp_path / "r.html", **given}), Recorder())
+
+
+@pytest.mark.usefixtures("clock")
+def test_users_that_catch_up_do_not_hide_what_is_still_undone(tmp_path: Path) -> None:
+    """They do as much as is due, but of what was due long ago."""
+    conductor = led(tmp_path, shape="knee")
+    for second in range(20):
+        for _ in range(40):
+            ended = BEGAN + second
+            conductor.recorder.done("grpc", "read", intended=BEGAN, ended=ended, service_s=0.001)
+    seconds_of(conductor, *range(1, 20), running=20, per_s=60)
+    (trial,) = conductor._shape.trials  # type: ignore[attr-defined]
+    assert (trial.done_per_s, trial.is_carried) == (60.0, False)

@@ -1,0 +1,128 @@
+"""Wrong options are refused before anything runs, all at once; right ones travel to workers as plain values."""
+
+from __future__ import annotations
+
+import json
+from argparse import ArgumentParser
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from kvstore.client import Level
+from loadtest.generator.options import Options, add_options, options_of
+from loadtest.generator.pacing import BURSTS, EVEN, POISSON
+
+
+def parsed(*words: str) -> Options:
+    parser = ArgumentParser()
+    add_options(parser)
+    values = parser.parse_args(words)
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(vars(values))) == vars(values), "workers get them as msgpack"
+    return options_of(values)
+
+
+def with_option(name: str, number: str) -> Options:
+    values: dict[str, Any] = {name.replace("-", "_"): float(number)}
+    return Options(**values)
+
+
+def test_without_options_there_are_defaults() -> None:
+    assert parsed() == Options()
+
+
+def test_options_are_what_was_given() -> None:
+    given = parsed(
+        "--rate", "50", "--no-preload", "--level", "stale", "--workload", "cas,scans", "--baseline", "b.json"
+    )
+    assert (given.rate, given.preload, given.read_level, given.baseline) == (50.0, False, Level.STALE, Path("b.json"))
+    assert [each.name for each in given.workloads] == ["cas", "scans"]
+
+
+def test_the_knee_is_looked_for_with_even_begins_and_bursts_stay_bursts() -> None:
+    found = [each.arrivals for each in parsed("--shape", "knee", "--workload", "ycsb-a,write-bursts").workloads]
+    assert found == [EVEN, BURSTS]
+    assert parsed("--workload", "ycsb-a").workloads[0].arrivals == POISSON
+
+
+def test_all_that_is_wrong_is_told_at_once() -> None:
+    with pytest.raises(ValueError, match=r"--rate: .*--keys: .*--warmup: .*--shape: .*--level: "):
+        parsed("--rate", "0", "--keys", "-1", "--warmup", "99", "--shape", "round", "--level", "any")
+
+
+@pytest.mark.parametrize("name", ["errors-max", "achieved-min"])
+@pytest.mark.parametrize("given", ["5", "-0.1", "nan", "inf"])
+def test_a_share_is_between_none_and_all(name: str, given: str) -> None:
+    """5 would be 500 %: it would never fail anything, and so would nan."""
+    with pytest.raises(ValueError, match=f"--{name}: want 0 to 1, got {given}"):
+        with_option(name, given)
+
+
+@pytest.mark.parametrize("name", ["rate", "rate-per-user", "seconds", "warmup"])
+@pytest.mark.parametrize("given", ["inf", "nan"])
+def test_a_number_is_finite(name: str, given: str) -> None:
+    with pytest.raises(ValueError, match=f"--{name}: want .*got {given}"):
+        with_option(name, given)
+
+
+@pytest.mark.parametrize("given", ["x.json", "", "."])
+def test_a_report_is_not_where_its_figures_go(given: str) -> None:
+    with pytest.raises(ValueError, match="--report: want a file for the HTML"):
+        parsed("--report", given)
+
+
+def test_paths_are_looked_at_before_a_run_and_nothing_is_left_there(tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    baseline.write_text("{}")
+    given = parsed("--report", str(tmp_path / "new" / "x.html"), "--baseline", str(baseline))
+    given.check_paths()
+    assert list((tmp_path / "new").iterdir()) == []
+
+
+def test_an_earlier_report_stays_until_there_is_a_new_one(tmp_path: Path) -> None:
+    (tmp_path / "x.html").write_text("as it was")
+    parsed("--report", str(tmp_path / "x.html")).check_paths()
+    assert (tmp_path / "x.html").read_text() == "as it was"
+
+
+def test_a_report_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.json").mkdir()
+    with pytest.raises(ValueError, match=r"--report: cannot write .*x\.json: Is a directory"):
+        parsed("--report", str(tmp_path / "x.html")).check_paths()
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_a_baseline_that_cannot_be_read_is_told_with_what_to_do(text: str | None, tmp_path: Path) -> None:
+    baseline = tmp_path / "baseline.json"
+    if text is not None:
+        baseline.write_text(text)
+    with pytest.raises(ValueError, match=r"--baseline: .*baseline\.json.*--baseline '' compares with none"):
+        parsed("--report", str(tmp_path / "x.html"), "--baseline", str(baseline)).check_paths()
+
+
+def test_the_pulse_is_taken_on_the_disk_of_a_local_store_else_on_the_reports(tmp_path: Path) -> None:
+    local = ("--data-dir", str(tmp_path))
+    assert parsed(*local).pulse_folder == tmp_path
+    assert parsed(*local, "--store", "kv://a:1").pulse_folder == Path("reports")
+    assert parsed("--data-dir", str(tmp_path / "none")).pulse_folder == Path("reports")
+
+
+def test_a_local_cluster_tells_its_doors(tmp_path: Path) -> None:
+    nodes = [{"id": "n1", "grpc": "127.0.0.1:1", "resp": "127.0.0.1:2"}, {"id": "n2", "grpc": "a:3", "resp": "a:4"}]
+    (tmp_path / "cluster.json").write_text(json.dumps({"nodes": nodes}))
+    given = parsed("--data-dir", str(tmp_path))
+    assert given.client_config().endpoints == ("127.0.0.1:1", "a:3")
+    assert given.resp_nodes() == ["127.0.0.1:2", "a:4"]
+
+
+def test_another_cluster_has_the_doors_that_are_named() -> None:
+    given = parsed("--store", "kv://a:1", "--resp", "a:2,b:2")
+    assert given.client_config().endpoints == ("a:1",)
+    assert given.resp_nodes() == ["a:2", "b:2"]
+    assert parsed("--store", "kv://a:1").resp_nodes() == []
+
+
+def test_no_cluster_is_told_with_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="kvstore up"):
+        parsed("--data-dir", str(tmp_path)).client_config()

@@ -1,0 +1,85 @@
+"""Runs of Locust at a Redis door whose faults are known: the report tells of them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from loadtest.generator.values import decode, run_of
+from loadtest.report.spoiled import EXIT
+from tests.conftest import ROOT
+from tests.loadtest.generator.headless import COMMAND, LOCUSTFILE, run_locust
+from tests.loadtest.generator.small_redis import SmallRedis, small_redis
+
+pytestmark = [pytest.mark.slow]
+
+
+def run(redis: SmallRedis, folder: Path, *options: str) -> tuple[int, dict[str, Any], str]:
+    """Exit code, document, and what was said."""
+    words = ("--resp", redis.address, "--keys", "20", "--warmup", "1")
+    code, made, _, said = run_locust(folder, *words, *options, "RespUser")
+    return code, made, said
+
+
+@pytest.mark.parametrize("processes", [(), ("--processes", "2")], ids=["alone", "workers"])
+def test_what_was_due_and_never_begun_is_told_and_so_are_the_last_operations(
+    tmp_path: Path, processes: tuple[str, ...]
+) -> None:
+    """Each user has five operations per second due. Its second one is under way at the end, and for longer than
+    Locust's master listens. A busy machine may take seconds to start it: the first one ends in time all the same."""
+    options = ("--workload", "ycsb-c", "--rate", "20", "--seconds", "6", "--achieved-min", "0.9")
+    with small_redis(answer_s=4.0) as redis:
+        code, made, said = run(redis, tmp_path, *options, *processes)
+    assert code in (1, EXIT), said
+    assert made["total"]["due"] > 40, said
+    assert made["total"]["done"] == redis.reads == 8
+    assert made["seconds"] < 7.5
+
+
+def test_a_store_that_forgets_the_first_write_to_every_key_is_found_out(tmp_path: Path) -> None:
+    """It gives what was loaded before the run."""
+    with small_redis(is_forgetful=True) as redis:
+        code, made, said = run(redis, tmp_path, "--workload", "ycsb-a", "--rate", "50", "--seconds", "3")
+    assert code == 1, said
+    assert made["total"]["wrong"] > 10
+    assert all("an earlier run" in told for told in made["wrong"])
+
+
+def test_what_two_workers_write_is_of_one_run(tmp_path: Path) -> None:
+    options = ("--workload", "writes", "--rate", "50", "--seconds", "3", "--processes", "2", "--no-preload")
+    with small_redis() as redis:
+        code, _, said = run(redis, tmp_path, *options)
+    assert code in (0, EXIT), said
+    writers = {decode(key, value).writer for key, value in redis.records.items()}
+    assert len(writers) == 2
+    assert len({run_of(writer) for writer in writers}) == 1
+
+
+def test_a_generator_that_stands_still_again_and_again_has_spoiled_its_run(tmp_path: Path) -> None:
+    """The store answers at once; what callers would have waited for is the machine of the load."""
+    report = tmp_path / "report.html"
+    words = ("--workload", "ycsb-c", "--keys", "20", "--rate", "50", "--seconds", "8", "--warmup", "1")
+    with small_redis() as redis:
+        where = ("--report", str(report), "--resp", redis.address)
+        command = [*COMMAND, "-f", str(LOCUSTFILE), *where, *words, "RespUser"]
+        with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            said = next(line for line in process.stderr if "All users spawned" in line)
+            told = Thread(target=process.stderr.read, daemon=True)
+            told.start()
+            while process.poll() is None:
+                for how, seconds in ((signal.SIGSTOP, 0.3), (signal.SIGCONT, 0.2)):
+                    process.send_signal(how)
+                    with suppress(subprocess.TimeoutExpired):
+                        process.wait(seconds)
+    assert process.returncode == EXIT, said
+    verdict = json.loads(report.with_suffix(".json").read_text())["verdict"]
+    assert verdict["reasons"] == []
+    assert "the load generator was late" in verdict["spoiled"][0]

@@ -1,0 +1,120 @@
+"""The page holds everything, stands alone, and marks the events on every timeline."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from loadtest.generator.goals import Goals
+from loadtest.report.baseline import Line as Beside
+from loadtest.report.charts import BOTTOM, HEIGHT, RIGHT, TOP, WIDTH, Line, Mark, timeline
+from loadtest.report.figures import Event, Run, document
+from loadtest.report.recorder import Recorder
+from loadtest.report.report import page
+
+OPTIONS = {"workload": "ycsb-a", "shape": "chaos"}
+
+
+def made(*, wrong: str = "", missing: str | None = None) -> dict[str, Any]:
+    recorder = Recorder()
+    for number in range(100):
+        at = 1_000 + number / 10
+        recorder.done("resp", "read", intended=at, ended=at + 0.004, service_s=0.003)
+    recorder.failed("grpc", "update", "OutcomeUnknown", intended=1_003, ended=1_004)
+    if wrong:
+        recorder.is_wrong(wrong)
+    events = [Event(1_002, "kill -9 n2"), Event(1_006, "start n2", "ready after 1.5 s", ended=1_007.5)]
+    run = Run(
+        began=1_000,
+        ended=1_010,
+        counted_from=1_001,
+        options=OPTIONS,
+        machine={"cores": 2},
+        goals=Goals(),
+        events=events,
+        users=dict.fromkeys(range(1000, 1010), 5),
+        knee={
+            "carried_per_s": 900.0,
+            "failed_per_s": 1_000.0,
+            "missing": missing,
+            "trials": [{"per_s": 900.0, "is_carried": True}],
+        },
+        notes=["a process of it used 97% of a processor"],
+    )
+    return document(recorder, run)
+
+
+def test_every_timeline_is_well_formed_and_marks_every_event() -> None:
+    charts = re.findall(r"<svg.*?</svg>", page(made()), re.DOTALL)
+    assert len(charts) == 3
+    for chart in charts:
+        marks = [each for each in ElementTree.fromstring(chart).iter() if each.get("class") == "mark"]
+        assert [mark.get("data-event") for mark in marks] == ["1", "2"]
+        assert [mark.findtext("title") for mark in marks] == ["kill -9 n2", "start n2 ready after 1.5 s"]
+        assert [mark.find("rect") is not None for mark in marks] == [False, True]
+
+
+def test_an_event_that_ends_after_the_run_stays_on_the_chart() -> None:
+    drawn = timeline("t", [Line("l", [(0.0, 1.0)], "one")], [Mark(1, 50.0, 900.0, "x")], seconds=100)
+    x, width = map(float, re.findall(r'<rect class="band" x="([\d.]+)".*? width="([\d.]+)"', drawn)[0])
+    assert width > 0
+    assert x + width <= WIDTH - RIGHT + 0.1
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    text = page(made())
+    assert not re.search(r"<(script|link|img|iframe)|@import|url\(|https?://", text)
+
+
+def test_the_page_tells_operations_errors_events_and_the_knee() -> None:
+    text = page(made(), [Beside("p99_ms", stored=3.0, pace=1.0, now=9.0, limit=8.0, is_fallen=True)])
+    for told in (
+        "OutcomeUnknown",
+        "kill -9 n2",
+        "ready after 1.5 s",
+        "900/s",
+        "not carried: 1,000/s",
+        "FALLEN",
+        "✓ as it must be",
+    ):
+        assert told in text
+    assert "<p>Note: a process of it used 97% of a processor</p>" in text
+
+
+def test_a_knee_that_was_not_found_is_no_highest_rate() -> None:
+    text = page(made(missing="the knee was not found: no rate was carried"))
+    assert "the knee was not found: no rate was carried" in text
+    assert "Highest rate carried" not in text
+
+
+def test_a_failed_run_says_so_and_its_wrong_values_are_text() -> None:
+    text = page(made(wrong="b'k' holds <script>alert(1)</script>"))
+    assert "✗ 1 reads gave wrong values" in text
+    assert "✓" not in text
+    assert "&lt;script&gt;" in text
+    assert "<script>" not in text
+
+
+def test_a_baseline_that_cannot_be_read_is_told_in_the_head_too() -> None:
+    """The exit code is 1, whatever the run itself did."""
+    document = made()
+    document["verdict"]["reasons"].append("the baseline x.json cannot be read")
+    text = page(document)
+    assert "✗ the baseline x.json cannot be read" in text
+    assert "✓" not in text
+
+
+@pytest.mark.parametrize("is_log", [False, True])
+@pytest.mark.parametrize("values", [[], [0.0], [0.0, 0.004, 9_000.0], [5.0], [None, 3.0, None, 4.0]])
+def test_curves_stay_inside_the_chart(values: list[float | None], *, is_log: bool) -> None:
+    chart = timeline(
+        "t", [Line("l", list(enumerate(values)), "one")], [Mark(1, 1.0, None, "x")], seconds=3, is_log=is_log
+    )
+    curve = next(each for each in ElementTree.fromstring(chart).iter("path") if each.find("title") is not None)
+    heights = [float(y) for y in re.findall(r"[ML][\d.]+ ([\d.-]+)", curve.get("d", ""))]
+    assert all(TOP - 0.1 <= y <= HEIGHT - BOTTOM + 0.1 for y in heights)
+    shown = [value for value in values if value is not None and (value > 0 or not is_log)]
+    assert len(heights) == len(shown)

@@ -1,0 +1,37 @@
+"""Who stands first."""
+
+import pytest
+
+from kvstore.errors import Corrupted
+from kvstore.partition.election.election import LeaderRecord, Published, rank_of
+from kvstore.types import Seq, ServerId
+
+A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
+
+
+def published(**seqs: int) -> dict[ServerId, Published]:
+    return {ServerId(name): Published(Seq(seq), Seq(0), 1, "x") for name, seq in seqs.items()}
+
+
+def test_the_highest_sequence_stands_first() -> None:
+    all_ = published(a=5, b=9, c=7)
+    assert [rank_of(server, all_, (A, B, C)) for server in (B, C, A)] == [0, 1, 2]
+
+
+def test_equals_stand_in_the_rings_order() -> None:
+    all_ = published(a=5, b=5, c=5)
+    assert [rank_of(server, all_, (C, A, B)) for server in (C, A, B)] == [0, 1, 2]
+
+
+def test_one_that_nobody_else_has_published_beside_stands_at_once() -> None:
+    assert rank_of(A, {}, (B, A)) == 0
+
+
+def test_documents_survive_their_encoding_and_damage_is_refused() -> None:
+    mine = Published(Seq(3), Seq(2), 4, "n")
+    assert Published.decode(mine.encode()) == mine
+    leader = LeaderRecord(A, 4, "n")
+    assert LeaderRecord.decode(leader.encode()) == leader
+    for decode in (Published.decode, LeaderRecord.decode):
+        with pytest.raises(Corrupted):
+            decode(b"{}")

@@ -1,0 +1,162 @@
+"""Who is right when replicas differ, over every case of up to five replicas (docs/protocol.md, P35)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import product
+
+from kvstore.partition.election.jury import PATIENCE_S, Trial, Trusted, Verdict, is_borne_out, judge
+from kvstore.types import Seq, ServerId
+
+SINCE = Seq(100)
+MINDS = (1, 2, 3)
+
+
+def names(count: int) -> list[ServerId]:
+    return [ServerId(f"n{number + 1}") for number in range(count)]
+
+
+def cases() -> Iterator[tuple[list[ServerId], dict[ServerId, int], set[ServerId]]]:
+    """Replicas, what each has, and who of them is heard."""
+    for count in range(1, 6):
+        replicas = names(count)
+        for minds in product(MINDS, repeat=count):
+            has = dict(zip(replicas, minds, strict=True))
+            for bits in product((True, False), repeat=count):
+                yield replicas, has, {server for server, is_heard in zip(replicas, bits, strict=True) if is_heard}
+
+
+def verdict_on(me: ServerId, replicas: list[ServerId], has: dict[ServerId, int], heard: set[ServerId]) -> Verdict:
+    checks = {server: {SINCE: has[server]} if server in heard or server == me else {} for server in replicas}
+    return judge(me, SINCE, replicas, checks)
+
+
+def test_no_two_minds_are_ever_both_right_whoever_is_heard_by_whom() -> None:
+    right: dict[tuple[int, tuple[int, ...]], set[int]] = {}
+    for replicas, has, heard in cases():
+        for me in replicas:
+            if verdict_on(me, replicas, has, heard) is Verdict.RIGHT:
+                right.setdefault((len(replicas), tuple(has.values())), set()).add(has[me])
+    assert right
+    assert all(len(minds) == 1 for minds in right.values())
+
+
+def test_one_is_outvoted_only_by_a_majority_that_is_of_one_other_mind() -> None:
+    for replicas, has, heard in cases():
+        for me in replicas:
+            if verdict_on(me, replicas, has, heard) is Verdict.OUTVOTED:
+                minds = [has[server] for server in replicas if server in heard and has[server] != has[me]]
+                assert max(map(minds.count, minds)) >= max(2, len(replicas) // 2 + 1)
+
+
+def test_with_all_heard_nothing_stays_open() -> None:
+    for replicas, has, heard in cases():
+        if len(heard) == len(replicas):
+            assert Verdict.OPEN not in {verdict_on(me, replicas, has, heard) for me in replicas}
+
+
+def test_nobody_is_right_alone() -> None:
+    for count in (1, 2):
+        has = dict(zip(names(count), MINDS, strict=False))
+        for me in names(count):
+            assert verdict_on(me, names(count), has, set(names(count))) is Verdict.SPLIT
+
+
+def test_what_all_had_before_they_differed_says_nothing() -> None:
+    a, b, c = replicas = names(3)
+    before = Seq(90)
+    checks = {a: {before: 7, SINCE: 1}, b: {before: 7, SINCE: 2}, c: {before: 7}}
+    assert judge(a, SINCE, replicas, checks) is Verdict.OPEN
+
+
+def test_any_later_check_tells_as_well_as_the_first() -> None:
+    a, b, c = replicas = names(3)
+    checks = {a: {SINCE: 1, Seq(120): 11}, b: {Seq(120): 22}, c: {SINCE: 2, Seq(120): 22, Seq(140): 33}}
+    assert [judge(each, SINCE, replicas, checks) for each in replicas] == [
+        Verdict.OUTVOTED, Verdict.RIGHT, Verdict.RIGHT,
+    ]  # fmt: skip
+
+
+def test_what_an_operator_declares_counts_for_this_difference_and_for_no_later_one() -> None:
+    a, b = replicas = names(2)
+    checks = {a: {SINCE: 1}, b: {SINCE: 2}}
+    trusted = Trusted(b, SINCE, 2)
+    assert [judge(each, SINCE, replicas, checks, trusted) for each in replicas] == [Verdict.OUTVOTED, Verdict.RIGHT]
+    later = Seq(SINCE + 1)
+    again = {a: {later: 1}, b: {later: 2}}
+    assert judge(a, later, replicas, again, trusted) is Verdict.SPLIT
+
+
+def test_one_that_differs_from_its_log_is_barred_at_once_and_one_that_hears_of_it_after_a_while() -> None:
+    mine, others = Trial(), Trial()
+    mine.doubt(SINCE, 5.0)
+    others.hear(SINCE, 5.0)
+    assert (mine.is_barred, others.is_barred) == (True, False)
+    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S / 2, differs=False)
+    assert not others.is_barred
+    others.decide(Verdict.OPEN, 5.0 + PATIENCE_S, differs=False)
+    assert others.is_barred, "it may be the one that is damaged, and nobody can tell"
+    for trial in (mine, others):
+        trial.decide(Verdict.RIGHT, 20.0, differs=trial is mine)
+        trial.check()
+        assert (trial.is_barred, trial.since) == (False, 0)
+
+
+def test_without_a_majority_nobody_leads() -> None:
+    trial = Trial()
+    trial.hear(SINCE, 5.0)
+    trial.decide(Verdict.SPLIT, 5.0, differs=False)
+    assert trial.is_barred
+
+
+def test_a_restart_frees_nobody_and_bars_nobody() -> None:
+    """Whatever came before it. What differs from its log itself has that in another row."""
+    events: list[Callable[[Trial], None]] = [
+        lambda trial: trial.hear(SINCE, 5.0),
+        lambda trial: trial.hear(Seq(SINCE + 1), 20.0),
+        *(partial(_decide, verdict=verdict, now=now) for verdict in Verdict for now in (5.0, 40.0)),
+    ]
+    for length in range(1, 5):
+        for chosen in product(events, repeat=length):
+            trial = Trial()
+            for event in chosen:
+                event(trial)
+            again = Trial()
+            again.resume(trial.since, 50.0, is_barred=trial.is_barred)
+            again.check()
+            assert (again.since, again.is_barred) == (trial.since, trial.is_barred)
+
+
+def _decide(trial: Trial, verdict: Verdict, now: float) -> None:
+    if trial.since:
+        trial.decide(verdict, now, differs=False)
+
+
+def test_a_copy_and_its_donor_are_one_witness_until_all_have_agreed_since() -> None:
+    a, b, c = replicas = names(3)
+    before, origins = Seq(90), {b: frozenset({a})}
+    checks = {a: {SINCE: 1}, b: {SINCE: 1}, c: {before: 7, SINCE: 2}}
+    assert {judge(each, SINCE, replicas, checks, None, origins) for each in replicas} == {Verdict.SPLIT}
+    checks = {server: {before: 7, **had} for server, had in checks.items()}
+    verdicts = [judge(each, SINCE, replicas, checks, None, origins) for each in replicas]
+    assert verdicts == [Verdict.RIGHT, Verdict.RIGHT, Verdict.OUTVOTED]
+
+
+def test_a_copy_is_borne_out_by_a_replica_of_another_origin_only() -> None:
+    a, b, c = replicas = names(3)
+    checks = {each: {SINCE: 1} for each in replicas}
+    assert is_borne_out(b, replicas, checks, {b: frozenset({a})})
+    assert not is_borne_out(b, replicas, checks, {b: frozenset({a}), c: frozenset({a})})
+    assert not is_borne_out(b, replicas, checks | {c: {}}, {b: frozenset({a})})
+    assert not is_borne_out(b, replicas, checks | {a: {SINCE: 2}}, {b: frozenset({a})})
+
+
+def test_copies_through_one_replica_are_one_witness_whoever_of_them_is_gone_or_was_borne_out() -> None:
+    a, b, c, d, e = replicas = names(5)
+    checks = {each: {SINCE: 1 if each in (a, b, c) else 2} for each in replicas}
+    assert judge(e, SINCE, replicas, checks) is Verdict.OUTVOTED
+    through_d = {b: frozenset({d, a}), c: frozenset({d, a})}
+    assert judge(e, SINCE, replicas, checks, None, through_d) is Verdict.SPLIT
+    donor_borne_out_since = {b: frozenset({a, d}), c: frozenset({b, a, d})}
+    assert judge(e, SINCE, replicas, checks, None, donor_borne_out_since) is Verdict.SPLIT

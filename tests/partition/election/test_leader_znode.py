@@ -1,0 +1,162 @@
+"""A partition's election znodes: who may make them, and whose they may remove."""
+
+import pytest
+
+from kvstore.errors import MetadataUnavailable, MetadataUnknown
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.partition.election.election import LeaderRecord, Published
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.types import PartitionId, Seq, ServerId
+
+P = PartitionId("p1")
+A, B = ServerId("a"), ServerId("b")
+FIRST, SECOND = LeaderRecord(A, 1, "one"), LeaderRecord(B, 2, "two")
+
+
+@pytest.fixture
+def tree() -> MemoryTree:
+    return MemoryTree()
+
+
+async def claims_of(tree: MemoryTree, server: ServerId) -> tuple[Claims, MemoryStore]:
+    store = MemoryStore(tree)
+    claims = Claims(store, P, server)
+    await claims.prepare()
+    return claims, store
+
+
+async def test_of_two_that_claim_only_the_first_leads(tree: MemoryTree) -> None:
+    a, _ = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    assert await a.claim(FIRST)
+    assert not await b.claim(SECOND)
+    assert await b.leader() == FIRST
+
+
+async def test_a_leaders_znode_ends_with_its_session(tree: MemoryTree) -> None:
+    a, store = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.claim(FIRST)
+    store.expire()
+    assert await b.leader() is None
+    assert await b.claim(SECOND)
+
+
+async def test_a_stale_leader_is_removed_but_never_its_successor(tree: MemoryTree) -> None:
+    a, store = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.claim(FIRST)
+    await b.remove_stale(FIRST)
+    assert await b.leader() is None
+    await b.claim(SECOND)
+    await a.remove_stale(FIRST)
+    await a.release(FIRST)
+    assert await b.leader() == SECOND
+    assert store.session
+
+
+# docs/protocol.md P24
+async def test_a_remover_that_read_the_term_before_the_succession_removes_nothing(
+    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = await claims_of(tree, A)
+    b, store = await claims_of(tree, B)
+    await a.claim(FIRST)
+    read = store.get
+    reborn = LeaderRecord(A, 5, "reborn")
+
+    async def get(path: str) -> object:
+        found = await read(path)
+        if path == paths.partition_leader(P):  # the remover has read both; now the znode changes hands
+            await a.release(FIRST)
+            await a.claim(reborn)
+        return found
+
+    monkeypatch.setattr(store, "get", get)
+    await b.remove_stale(FIRST)
+    assert await a.leader() == reborn
+
+
+async def test_a_claim_of_unknown_outcome_is_recognised_as_ones_own(
+    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, store = await claims_of(tree, A)
+    multi = store.multi
+
+    async def executed_but_unanswered(changes: object) -> None:
+        await multi(changes)  # type: ignore[arg-type]
+        raise MetadataUnknown("the connection broke")
+
+    monkeypatch.setattr(store, "multi", executed_but_unanswered)
+    assert await a.claim(FIRST)
+
+
+async def test_a_claim_that_never_arrived_is_not_taken_for_ones_own(
+    tree: MemoryTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, store = await claims_of(tree, A)
+
+    async def lost(changes: object) -> None:
+        raise MetadataUnknown("the connection broke")
+
+    monkeypatch.setattr(store, "multi", lost)
+    assert not await a.claim(FIRST)
+
+
+async def test_what_replicas_publish_is_read_by_the_others_and_ends_with_them(tree: MemoryTree) -> None:
+    a, store = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.publish(Published(Seq(7), Seq(5), 1, "one"))
+    await a.publish(Published(Seq(8), Seq(5), 1, "one"))
+    assert await b.published() == {A: Published(Seq(8), Seq(5), 1, "one")}
+    store.expire()
+    assert await b.published() == {}
+
+
+async def test_a_restarted_replica_replaces_what_its_former_process_published(tree: MemoryTree) -> None:
+    former, _ = await claims_of(tree, A)
+    await former.publish(Published(Seq(7), Seq(5), 1, "one"))
+    again, store = await claims_of(tree, A)
+    await again.publish(Published(Seq(5), Seq(5), 1, "two"))
+    _, stat = await store.get(paths.partition_replica(P, A))
+    assert stat.owner == store.session
+
+
+async def test_without_a_connection_nothing_is_claimed(tree: MemoryTree) -> None:
+    a, store = await claims_of(tree, A)
+    store.suspend()
+    with pytest.raises(MetadataUnavailable):
+        await a.claim(FIRST)
+
+
+async def test_a_successor_takes_the_place_of_who_offers_it_without_a_moment_in_between(tree: MemoryTree) -> None:
+    a, _ = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.claim(FIRST)
+    seen: list[bytes | None] = []
+    tree.observers.append(lambda path, old, new: seen.append(new) if path == a.leader_path else None)
+    assert await b.succeed(FIRST, await a.term(), SECOND)
+    assert await a.leader() == SECOND
+    assert await b.leader_seen(SECOND.nonce) == (SECOND, False)
+
+
+async def test_an_offer_is_void_once_anybody_has_claimed_since(tree: MemoryTree) -> None:
+    a, _ = await claims_of(tree, A)
+    b, _ = await claims_of(tree, B)
+    await a.claim(FIRST)
+    offered = await a.term()
+    assert await a.claim(FIRST), "it leads on, and takes the offer back"
+    assert not await b.succeed(FIRST, offered, SECOND)
+    assert await a.leader() == FIRST
+
+
+async def test_a_process_makes_the_znode_of_its_lost_session_its_own_again(tree: MemoryTree) -> None:
+    former, _ = await claims_of(tree, A)
+    await former.claim(FIRST)
+    a, _ = await claims_of(tree, A)
+    assert await a.leader_seen(FIRST.nonce) == (FIRST, True)
+    assert await a.leader_seen("another process") == (FIRST, False)
+    assert await a.claim(FIRST)
+    assert await a.leader_seen(FIRST.nonce) == (FIRST, False)
+    assert not await a.claim(LeaderRecord(A, 1, "another process")), "which is not its own"

@@ -1,0 +1,134 @@
+"""One replica over a log and a metadata store in memory: what it starts ends, whenever that comes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env.real import real_env
+from kvstore.meta.memory import MemoryStore
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election import role_events
+from kvstore.partition.election.election import LeaderRecord
+from kvstore.partition.election.handover import Turns
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.replica import Replica
+from kvstore.partition.election.role_machine import Role
+from kvstore.partition.election.tail import Tail
+from kvstore.partition.election.trials import Trials
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.state import State
+from kvstore.types import PartitionId, Position, ServerId
+from kvstore.wal.ledger_list import BEGINNING
+from tests.waiting import PATIENCE_S
+
+P1, ME, OTHER = PartitionId("p1"), ServerId("me"), ServerId("other")
+
+
+class Log:
+    """An empty one, for whoever opens or reads it."""
+
+    recovered_end, epoch = BEGINNING, 1
+
+    def __init__(self) -> None:
+        self.readers = 0
+        self.reader_closes = asyncio.Event()
+
+    def reader(self, partition: PartitionId, position: Position | None) -> Log:
+        self.readers += 1
+        return self
+
+    async def read(self, wait_ms: int) -> list[Any]:
+        return await asyncio.get_running_loop().create_future()
+
+    async def close(self) -> None:
+        """The first time it takes for ever."""
+        if not self.reader_closes.is_set():
+            self.reader_closes.set()
+            await asyncio.get_running_loop().create_future()
+
+    async def open_as_leader(self, *_: Any) -> Log:
+        return self
+
+    def close_for_good(self) -> None:
+        pass
+
+
+class World:
+    def __init__(self, root: Path) -> None:
+        self.env, self.store, self.log = real_env(root), MemoryStore(), Log()
+        self.begun: list[Leader] = []
+        state, nobody, logs = State(P1, MemoryEngine(), PartitionConfig()), None, self.log
+        self.replica = Replica(
+            self.env,
+            PartitionConfig(),
+            P1,
+            ME,
+            Claims(self.store, P1, ME),
+            logs,  # type: ignore[arg-type]
+            nobody,  # type: ignore[arg-type]
+            state,
+            Tail(P1, state, logs, self._nothing),  # type: ignore[arg-type]
+            lambda: (ME,),
+            lambda leader: None,
+            Turns(),
+            self._begin,
+            Trials(self.env, P1, ME, nobody, state, lambda: (ME,), Claims(self.store, P1, ME).trusted),  # type: ignore[arg-type]
+        )
+
+    async def _nothing(self) -> None:
+        raise AssertionError("nothing is trimmed here")
+
+    async def _begin(self, leader: Leader) -> None:
+        self.begun.append(leader)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    yield made
+    await made.env.nursery.close()
+
+
+async def test_a_candidate_that_is_told_of_another_leader_while_its_tail_ends_tails_on(world: World) -> None:
+    """It went on to lead, and never tailed again."""
+    world.replica.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await world.log.reader_closes.wait()
+    assert world.replica.role is Role.OPENING
+    opening = world.replica._opening
+    assert opening is not None
+    world.replica._feed(role_events.LeaderRead(LeaderRecord(OTHER, 1, "nonce"), False))
+    async with asyncio.timeout(PATIENCE_S):
+        with pytest.raises(asyncio.CancelledError):
+            await opening  # type: ignore[misc]
+    assert (world.replica.leader, world.begun) == (None, [])
+    assert world.replica._tailing is not None
+
+
+async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> None:
+    world.replica.start()
+    async with asyncio.timeout(PATIENCE_S):
+        await world.log.reader_closes.wait()
+    assert world.store._watches
+    await world.replica.stop(hand_over=False)
+    await world.env.nursery.close()
+    assert not world.store._watches
+
+
+# docs/protocol.md P35
+@pytest.mark.parametrize("said", [(True, False), (False, True)])
+async def test_what_is_found_out_last_within_a_turn_of_the_event_loop_bars_or_frees(
+    world: World, said: tuple[bool, bool]
+) -> None:
+    """A replica whose trial had ended stayed barred for good, or one in doubt went free."""
+    world.replica._owner.is_barred = said[1]
+    for each in said:
+        world.replica._bar_soon(each)
+    await asyncio.sleep(0)
+    assert world.replica._owner.is_barred is said[1]

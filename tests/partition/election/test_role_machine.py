@@ -1,0 +1,341 @@
+"""The way to the lead and back, rule by rule."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore.partition.election.election import (
+    ASK_AGAIN_S,
+    INCUMBENT_GRACE_S,
+    OUT_S,
+    RANK_DELAY_S,
+    SILENT_GRACE_S,
+    Incumbent,
+    LeaderRecord,
+)
+from kvstore.partition.election.role_events import (
+    AbandonOpening,
+    Barred,
+    Claim,
+    Claimed,
+    Command,
+    Dated,
+    Ended,
+    EndLead,
+    Event,
+    Follow,
+    GiveBack,
+    LeaderRead,
+    NotClaimed,
+    NotTaken,
+    Offered,
+    Opened,
+    OpenFailed,
+    OpenLog,
+    PeerGone,
+    Prove,
+    PublishAndRank,
+    Ranked,
+    ReadLeader,
+    RemoveStale,
+    Stop,
+    Succeed,
+    Tick,
+    WakeAt,
+    Yielded,
+)
+from kvstore.partition.election.role_machine import Owner, Role
+from kvstore.types import ServerId
+
+GONE, SILENT, SERVES = Incumbent.GONE, Incumbent.SILENT, Incumbent.SERVES
+ME, OTHER = ServerId("me"), ServerId("other")
+OTHERS = LeaderRecord(OTHER, 1, "theirs")
+MINE = LeaderRecord(ME, 1, "mine")
+
+
+def owner_after(*events: Event, now: float = 0.0) -> Owner:
+    owner = Owner(ME, "mine")
+    for event in events:
+        owner.handle(event, now)
+        owner.check()
+    return owner
+
+
+CLAIMING = (LeaderRead(None), Ranked(0, GONE), Tick())
+SERVING = (*CLAIMING, Claimed(), Opened())
+
+
+def test_without_a_leader_a_replica_publishes_and_ranks_itself() -> None:
+    assert owner_after().handle(LeaderRead(None), 0) == [PublishAndRank()]
+
+
+def test_it_waits_its_rank_and_then_claims() -> None:
+    owner = owner_after(LeaderRead(None))
+    assert owner.handle(Ranked(2, GONE), 10) == [WakeAt(10 + 2 * RANK_DELAY_S)]
+    assert owner.handle(Tick(), 10 + 2 * RANK_DELAY_S) == [Claim()]
+
+
+def test_a_timer_that_comes_a_little_early_is_set_again() -> None:
+    owner = owner_after(LeaderRead(None), Ranked(2, GONE))
+    at = 2 * RANK_DELAY_S
+    assert owner.handle(Tick(), at - 1e-6) == [WakeAt(at)]
+    assert owner.handle(Tick(), at) == [Claim()]
+
+
+def test_it_stands_no_more_once_another_leads() -> None:
+    owner = owner_after(LeaderRead(None), Ranked(2, GONE))
+    assert owner.handle(LeaderRead(OTHERS), 0.1) == [Follow(OTHER)]
+    assert owner.handle(Tick(), 99) == []
+
+
+def asked_for(owner: Owner, incumbent: Incumbent, rank: int = 0) -> float:
+    """How long a replica that finds no leader at 0 asks an incumbent that always says the same; it claims then."""
+    assert owner.handle(LeaderRead(None), 0) == [PublishAndRank()]
+    now = 0.0
+    while True:
+        (wake,) = owner.handle(Ranked(rank, incumbent), now)
+        assert isinstance(wake, WakeAt)
+        now = wake.at
+        match owner.handle(Tick(), now):
+            case [Claim()]:
+                return now
+            case commands:
+                assert commands == [PublishAndRank()]
+
+
+# docs/protocol.md P25
+def test_an_incumbent_that_serves_is_asked_again_for_as_long_as_its_grace_lasts() -> None:
+    assert INCUMBENT_GRACE_S <= asked_for(owner_after(), SERVES) <= INCUMBENT_GRACE_S + ASK_AGAIN_S
+
+
+def test_an_incumbent_that_is_silent_may_only_be_busy_for_a_moment() -> None:
+    assert SILENT_GRACE_S <= asked_for(owner_after(), SILENT) <= SILENT_GRACE_S + ASK_AGAIN_S
+
+
+def test_an_incumbent_that_is_gone_is_waited_for_no_longer_than_the_rank_says() -> None:
+    assert asked_for(owner_after(), GONE, rank=1) == RANK_DELAY_S
+
+
+def test_an_incumbent_that_serves_no_more_has_no_grace_left() -> None:
+    owner = owner_after(LeaderRead(None))
+    assert owner.handle(Ranked(0, SERVES), 1) == [WakeAt(1 + ASK_AGAIN_S)]
+    assert owner.handle(Tick(), 1 + ASK_AGAIN_S) == [PublishAndRank()]
+    assert owner.handle(Tick(), 1 + ASK_AGAIN_S) == [], "what was asked is not answered yet"
+    assert owner.handle(Ranked(0, GONE), 2) == [WakeAt(2)]
+    assert owner.handle(Tick(), 2) == [Claim()]
+
+
+def test_an_incumbents_grace_begins_again_only_after_its_znode_was_back() -> None:
+    owner = owner_after()
+    until = asked_for(owner, SERVES)
+    owner.handle(NotClaimed(), until)
+    owner.handle(LeaderRead(None), until)
+    assert owner.handle(Ranked(0, SERVES), until + 1) == [WakeAt(until + 1)]
+    owner.handle(LeaderRead(OTHERS), until + 1)
+    owner.handle(LeaderRead(None), until + 2)
+    assert owner.handle(Ranked(0, SERVES), until + 2) == [WakeAt(until + 2 + ASK_AGAIN_S)]
+
+
+def test_one_that_has_led_grants_its_successor_the_whole_grace() -> None:
+    owner = owner_after(*SERVING, Yielded(OTHER), LeaderRead(None), now=100)
+    assert owner.handle(Ranked(0, SERVES), 100 + INCUMBENT_GRACE_S) == [WakeAt(100 + INCUMBENT_GRACE_S + ASK_AGAIN_S)]
+
+
+def test_the_winner_opens_the_log_and_leads_only_when_it_is_open() -> None:
+    owner = owner_after(*CLAIMING)
+    assert owner.handle(Claimed(), 0) == [OpenLog()]
+    assert owner.leader is None
+    assert owner.handle(Opened(), 0) == [Follow(ME)]
+    assert owner.role is Role.SERVING
+
+
+def test_the_loser_reads_who_won() -> None:
+    assert owner_after(*CLAIMING).handle(NotClaimed(), 0) == [ReadLeader()]
+
+
+def test_a_leader_whose_znode_is_gone_claims_it_again_and_goes_on() -> None:
+    owner = owner_after(*SERVING)
+    assert owner.handle(LeaderRead(None), 1) == [Claim()]
+    assert owner.handle(Claimed(), 1) == []
+    assert owner.role is Role.SERVING
+
+
+def test_a_leader_makes_its_znode_new_before_the_one_of_its_lost_session_vanishes() -> None:
+    owner = owner_after(*SERVING)
+    assert owner.handle(LeaderRead(MINE, is_passing=True), 1) == [Claim()]
+    assert owner.handle(LeaderRead(MINE), 1) == []
+    assert owner.role is Role.SERVING
+
+
+# docs/protocol.md P23
+def test_anothers_znode_does_not_stop_a_leader_that_is_not_fenced() -> None:
+    owner = owner_after(*SERVING)
+    assert owner.handle(LeaderRead(OTHERS), 1) == [Prove()], "whether it is fenced, an append will tell"
+    assert owner.role is Role.SERVING
+
+
+def test_a_fenced_leader_follows_and_may_stand_again_at_once() -> None:
+    owner = owner_after(*SERVING)
+    assert owner.handle(Ended(), 5) == [GiveBack(), Follow(None), WakeAt(5), ReadLeader()]
+    assert owner.handle(LeaderRead(None), 5) == [PublishAndRank()]
+
+
+def test_one_that_yields_sends_clients_to_its_successor_and_follows_it_once_its_znode_is_there() -> None:
+    owner = owner_after(*SERVING)
+    assert owner.handle(Yielded(OTHER), 5) == [Follow(OTHER)]
+    assert owner.handle(LeaderRead(MINE), 5) == [], "its own znode stands until the successor replaces it"
+    assert owner.handle(LeaderRead(OTHERS), 5) == []  # clients are sent there already
+    assert (owner.role, owner.leader) == (Role.FOLLOWING, OTHER)
+    assert owner.handle(NotTaken(), 6) == []
+
+
+def test_one_whose_successor_does_not_take_the_lead_claims_it_again_at_once() -> None:
+    owner = owner_after(*SERVING, Yielded(OTHER))
+    assert owner.handle(NotTaken(), 5) == [Follow(None), Claim()]
+    assert owner.handle(Claimed(), 5) == [OpenLog()]
+    assert owner.handle(Opened(), 5) == [Follow(ME)]
+
+
+def test_one_that_yielded_takes_part_in_the_election_when_nobody_has_the_lead() -> None:
+    owner = owner_after(*SERVING, Yielded(OTHER))
+    assert owner.handle(LeaderRead(None), 5) == [Follow(None), PublishAndRank()]
+
+
+def test_a_successor_lets_clients_wait_while_it_takes_the_lead() -> None:
+    owner = owner_after(LeaderRead(OTHERS))
+    assert owner.handle(Offered(OTHERS, 7), 5) == [Follow(ME), Succeed(OTHERS, 7)]
+    assert owner.handle(LeaderRead(OTHERS), 5) == [], "that is the znode that is being replaced"
+    assert owner.handle(LeaderRead(LeaderRecord(OTHER, 2, "reborn")), 5) == [Follow(OTHER)]
+
+
+def test_a_successor_leads_like_any_winner() -> None:
+    owner = owner_after(LeaderRead(OTHERS), Offered(OTHERS, 7))
+    assert owner.handle(Claimed(), 5) == [OpenLog()]
+    assert owner.handle(LeaderRead(MINE), 5) == []
+    assert owner.handle(Opened(), 5) == [Follow(ME)]
+
+
+def test_a_successor_that_came_too_late_reads_who_leads() -> None:
+    owner = owner_after(LeaderRead(OTHERS), Offered(OTHERS, 7))
+    assert owner.handle(NotClaimed(), 5) == [Follow(None), ReadLeader()]
+    assert owner.handle(LeaderRead(OTHERS), 5) == [Follow(OTHER)]
+
+
+def test_nobody_who_leads_already_or_has_stopped_takes_an_offer() -> None:
+    for before in (SERVING, (*SERVING, Yielded(OTHER)), CLAIMING, (Stop(),)):
+        assert owner_after(*before).handle(Offered(OTHERS, 7), 5) == []
+
+
+def test_one_that_cannot_open_the_log_gives_the_lead_back_and_stays_out_longer_each_time() -> None:
+    owner = owner_after()
+    for out in (*OUT_S, OUT_S[-1]):
+        for event in (LeaderRead(None), Ranked(0, GONE), Tick(), Claimed()):
+            owner.handle(event, 1000)
+        assert GiveBack() in owner.handle(OpenFailed(), 1000)
+        assert owner.handle(LeaderRead(None), 1000 + out - 0.1) == [WakeAt(1000 + out)]
+        assert owner.handle(LeaderRead(None), 1000 + out) == [PublishAndRank()]
+        owner.handle(LeaderRead(OTHERS), 1000)
+        owner._out_until = 0
+
+
+def test_an_opening_is_abandoned_when_another_leads() -> None:
+    owner = owner_after(*CLAIMING, Claimed())
+    assert owner.handle(LeaderRead(OTHERS), 0) == [AbandonOpening(), Follow(OTHER)]
+
+
+def test_the_znode_of_a_process_that_is_gone_is_removed_but_not_that_of_its_successor() -> None:
+    owner = owner_after(LeaderRead(OTHERS))
+    assert owner.handle(PeerGone(OTHER), 0) == [Follow(None), ReadLeader()]
+    assert owner.handle(LeaderRead(OTHERS), 0) == [RemoveStale(OTHERS), ReadLeader()]
+    reborn = LeaderRecord(OTHER, 2, "reborn")
+    assert owner.handle(LeaderRead(reborn), 0) == [Follow(OTHER)]
+
+
+def test_the_znode_of_this_servers_former_process_is_removed() -> None:
+    former = LeaderRecord(ME, 1, "former")
+    assert owner_after().handle(LeaderRead(former), 0) == [RemoveStale(former), ReadLeader()]
+
+
+def test_ones_own_znode_is_given_back_if_one_does_not_lead() -> None:
+    assert owner_after().handle(LeaderRead(MINE), 0) == [GiveBack()]
+    assert owner_after(LeaderRead(OTHERS)).handle(Claimed(), 0) == [GiveBack()]
+
+
+def test_a_stopped_replica_does_nothing_more() -> None:
+    owner = owner_after(*SERVING)
+    assert owner.handle(Stop(), 0) == [GiveBack()]
+    assert owner.handle(LeaderRead(None), 0) == []
+
+
+EVENTS = st.sampled_from(
+    [
+        LeaderRead(None),
+        LeaderRead(OTHERS),
+        LeaderRead(MINE),
+        Ranked(0, GONE),
+        Ranked(1, SERVES),
+        PeerGone(OTHER),
+        Claimed(),
+        NotClaimed(),
+        Opened(),
+        OpenFailed(),
+        Ended(),
+        LeaderRead(MINE, is_passing=True),
+        Yielded(OTHER),
+        NotTaken(),
+        Offered(OTHERS, 7),
+        Tick(),
+    ]
+)
+
+
+@given(st.lists(EVENTS, max_size=40))
+def test_whatever_happens_a_replica_without_a_leader_is_never_left_without_a_next_step(events: list[Event]) -> None:
+    owner = Owner(ME, "mine")
+    for now, event in enumerate(events):
+        owner.handle(event, float(now))
+        owner.check()
+    owner.handle(NotClaimed(), 9_000.0)  # every claim is answered
+    seen: list[Command] = []
+    for late in range(4):
+        now = 10_000.0 + late * 100
+        seen += owner.handle(LeaderRead(None), now)
+        seen += owner.handle(Ranked(0, GONE), now)
+        seen += owner.handle(Tick(), now + 10)
+    assert Claim() in seen
+
+
+# docs/protocol.md P35
+@pytest.mark.parametrize("events", [(), (LeaderRead(None),), CLAIMING, (*CLAIMING, Claimed()), SERVING])
+def test_one_that_is_barred_neither_leads_nor_stands_until_that_is_over(events: tuple[Event, ...]) -> None:
+    owner = owner_after(*events)
+    was = owner.role
+    commands = owner.handle(Barred(True), 5)
+    assert (EndLead() in commands) is (was is Role.SERVING)
+    assert (GiveBack() in commands) is (was in (Role.SERVING, Role.OPENING))
+    for event in (LeaderRead(None), Tick(), Ranked(0, GONE), Offered(OTHERS, 1), Opened(), LeaderRead(None)):
+        commands = owner.handle(event, 6)
+        owner.check()
+        assert not {Claim, OpenLog, PublishAndRank} & {type(command) for command in commands}
+    assert owner.handle(Claimed(), 6) == [GiveBack()], "a claim that was under way"
+    assert owner.handle(Barred(False), 7) == [ReadLeader()]
+    assert PublishAndRank() in owner.handle(LeaderRead(None), 1_000)
+
+
+# docs/protocol.md P29
+@pytest.mark.parametrize("events", [(), (LeaderRead(None),)])
+def test_one_whose_server_doubts_its_date_does_not_stand_until_that_is_over(events: tuple[Event, ...]) -> None:
+    owner = owner_after(*events)
+    assert owner.handle(Dated(False), 5) == []
+    for event in (LeaderRead(None), Tick(), Ranked(0, GONE), Offered(OTHERS, 1), LeaderRead(None)):
+        commands = owner.handle(event, 6)
+        assert not {Claim, OpenLog, PublishAndRank, Succeed} & {type(command) for command in commands}
+    assert owner.handle(Dated(True), 7) == [ReadLeader()]
+    assert PublishAndRank() in owner.handle(LeaderRead(None), 1_000)
+
+
+# docs/protocol.md P29
+def test_one_whose_successor_did_not_take_the_lead_does_not_take_it_back_in_doubt() -> None:
+    owner = owner_after(*SERVING, Dated(False), Yielded(OTHER))
+    assert GiveBack() in owner.handle(NotTaken(), 6)
+    assert owner.role is Role.FOLLOWING

@@ -1,0 +1,188 @@
+"""A replica takes another's whole state."""
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kvstore.env.clock import SystemClock, Unjudged
+from kvstore.errors import InvalidRequest, Overloaded, Unavailable
+from kvstore.partition.election import snapshots
+from kvstore.partition.election.election import Published
+from kvstore.partition.election.snapshots import IDLE_S, Exports, best_sources, install
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.engine_rocks import RocksEngine
+from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Import
+from kvstore.types import PartitionId, Seq, ServerId
+from tests.partition.effects import P1, Writer, state_over
+from tests.waiting import wait_until
+
+A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
+
+
+def published(seq: int) -> Published:
+    return Published(Seq(seq), Seq(0), 1, "x")
+
+
+class StillClock(Unjudged):
+    """A clock that stands where it is put."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+def test_the_furthest_replica_is_asked_first_and_the_leader_last() -> None:
+    known = {A: published(9), B: published(5), C: published(7)}
+    assert best_sources(ServerId("me"), A, known, (A, B, C, ServerId("me"))) == [C, B, A]
+
+
+def test_a_replica_that_is_down_or_empty_is_not_asked() -> None:
+    assert best_sources(A, None, {B: published(0)}, (A, B, C)) == []
+
+
+class OneReplica:
+    """Peers with a single replica that answers from its exports."""
+
+    def __init__(self, exports: Exports) -> None:
+        self.exports = exports
+        self.chunks = 0
+        self.break_at: int | None = None
+
+    async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        if method == snapshots.BEGIN:
+            return self.exports.begin()
+        self.chunks += 1
+        if self.chunks == self.break_at:
+            raise Unavailable("the exporter is gone")
+        return self.exports.next(body.decode())
+
+    def serve(self, partition: PartitionId, handler: object) -> None:
+        raise AssertionError("not here")
+
+    def forget(self, partition: PartitionId) -> None:
+        raise AssertionError("not here")
+
+
+@pytest.fixture
+def writer(monkeypatch: pytest.MonkeyPatch) -> Writer:
+    monkeypatch.setattr(snapshots, "CHUNK_BYTES", 64)
+    return Writer(seed=1)
+
+
+@pytest.fixture
+def source(writer: Writer) -> State:
+    state = empty()
+    state.apply(writer.put(**{f"k{i}": f"v{i}" for i in range(50)}))
+    return state
+
+
+def empty() -> State:
+    return state_over(MemoryEngine())
+
+
+def with_something_old() -> State:
+    state = empty()
+    state.apply(Writer(seed=2).put(old="gone"))
+    return state
+
+
+async def test_what_is_installed_is_the_exporters_state(source: State) -> None:
+    target = with_something_old()
+    await install(OneReplica(Exports(source, StillClock())), P1, A, target)
+    assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
+    assert target.fingerprint() == source.fingerprint()
+    assert target.get(b"old") is None
+
+
+async def test_an_export_shows_nothing_that_came_later(writer: Writer, source: State) -> None:
+    exports = Exports(source, StillClock())
+    before = source.seq
+    number = orjson.loads(exports.begin())["export"]
+    source.apply(writer.put(later="x"))
+    early = empty()
+    incoming = Import(early, A)
+    while not incoming.add(exports.next(number)):
+        continue
+    assert early.seq == before
+    assert early.get(b"later") is None
+
+
+async def test_a_state_that_is_replaced_ends_its_exports(source: State, tmp_path: Path) -> None:
+    """They hold the engine's files, which go with it."""
+    replaced = state_over(RocksEngine(str(tmp_path)))
+    replaced.apply(Writer(seed=2).put(old="gone"))
+    exports = Exports(replaced, StillClock())
+    number = orjson.loads(exports.begin())["export"]
+    await install(OneReplica(Exports(source, StillClock())), P1, A, replaced)
+    assert replaced.fingerprint() == source.fingerprint()
+    with pytest.raises(InvalidRequest, match="begin again"):
+        exports.next(number)
+    replaced.engine.close()
+
+
+# docs/protocol.md P5
+async def test_an_export_ends_when_its_state_is_found_to_differ(source: State) -> None:
+    """Else a damaged copy and what was made of it would be two of three, and the good one outvoted."""
+    exports = Exports(source, StillClock())
+    number = orjson.loads(exports.begin())["export"]
+    assert exports.next(number)
+    source.is_suspect = True
+    with pytest.raises(Unavailable, match="no state that can be trusted"):
+        exports.next(number)
+
+
+async def test_an_install_that_breaks_off_leaves_an_empty_state(source: State) -> None:
+    peers = OneReplica(Exports(source, StillClock()))
+    peers.break_at = 3
+    target = with_something_old()
+    with pytest.raises(Unavailable):
+        await install(peers, P1, A, target)
+    target.load()
+    assert (target.position, target.seq, target.get(b"k1")) == (None, 0, None)
+
+
+async def test_an_export_is_closed_with_its_last_chunk(source: State) -> None:
+    """It holds the engine's space, and whoever installs asks for nothing behind it."""
+    exports = Exports(source, StillClock())
+    for served in (1, 2, 3):
+        await install(OneReplica(exports), P1, A, empty())
+        assert (exports.served, len(exports._open)) == (served, 0)
+
+
+async def test_an_export_that_nobody_asks_of_is_closed_also_if_none_is_begun(
+    source: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshots, "IDLE_S", 0.01)
+    exports = Exports(source, SystemClock())
+    exports.begin()
+
+    async def is_closed() -> bool:
+        return not exports._open
+
+    await wait_until(is_closed)
+
+
+async def test_exports_are_bounded_and_idle_ones_make_room(source: State) -> None:
+    clock = StillClock()
+    exports = Exports(source, clock)
+    exports.begin()
+    exports.begin()
+    with pytest.raises(Overloaded):
+        exports.begin()
+    clock.at = IDLE_S + 1
+    exports.begin()
+    with pytest.raises(InvalidRequest, match="begin again"):
+        exports.next("1")
+    exports.close()
+
+
+def test_an_empty_replica_has_nothing_to_export() -> None:
+    with pytest.raises(Unavailable):
+        Exports(empty(), StillClock()).begin()

@@ -1,0 +1,182 @@
+"""How a replica asks the others what they have, and what it makes of what happens meanwhile (docs/protocol.md, P35)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import orjson
+import pytest
+
+from kvstore.env.real import real_env
+from kvstore.errors import ConfigError
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election.trials import Trials
+from kvstore.partition.state.checksum import Doubt
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.rows import HEARD_KEY, NOTHING_HEARD, Heard, encode_heard, heard_of
+from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Import
+from kvstore.types import PartitionId, Seq, ServerId
+from tests.waiting import PATIENCE_S, wait_until
+
+P1 = PartitionId("p1")
+ME, *OTHERS = (ServerId(f"n{number}") for number in range(1, 6))
+FIRST, LATER = Seq(10), Seq(20)
+
+
+class World:
+    """The trials of one of five replicas; `silent` do not answer, all others have `has`."""
+
+    def __init__(self, root: Path) -> None:
+        self.env = real_env(root)
+        self.silent: set[ServerId] = set()
+        self.has = {FIRST: 7}
+        self.asked: list[ServerId] = []
+        self.on_asked: Callable[[], None] = lambda: None
+        self.state = State(P1, MemoryEngine(), PartitionConfig())
+        self.try_again()
+
+    def try_again(self) -> None:
+        """As a new process does."""
+        self.trials = Trials(self.env, P1, ME, self, self.state, lambda: (ME, *OTHERS), self._nothing)  # type: ignore[arg-type]
+
+    async def _nothing(self) -> None:
+        return None
+
+    async def call(self, server: ServerId, partition: PartitionId, method: str, body: bytes, timeout_s: float) -> bytes:
+        self.asked.append(server)
+        if server in self.silent:
+            await asyncio.Event().wait()
+        self.on_asked()
+        return orjson.dumps({"checks": list(self.has.items()), "origins": []})
+
+    def meet(self, seq: Seq, mine: int, logged: int) -> None:
+        """Apply a check of the log."""
+        self.state.checks[seq] = mine
+        self.state.doubt = Doubt(seq, mine, logged) if mine != logged else None
+        self.state.on_doubt()
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    made = World(tmp_path)
+    yield made
+    await made.env.nursery.close()
+
+
+async def test_those_that_are_silent_delay_nobody(world: World) -> None:
+    """The leader is told that it is doubted by whoever doubts it, who may have asked the others first."""
+    world.silent = set(OTHERS[:2])
+    world.meet(FIRST, 7, 8)
+    asking = asyncio.create_task(world.trials.run())
+
+    async def are_all_asked() -> bool:
+        return world.asked == OTHERS
+
+    await wait_until(are_all_asked, what="all are asked")
+    asking.cancel()
+
+
+async def test_a_verdict_says_nothing_about_a_check_that_comes_while_the_others_are_asked(world: World) -> None:
+    """It let one in doubt go free, until the log's next check."""
+    world.meet(FIRST, 7, 8)
+    once = [lambda: world.meet(LATER, 1, 2)]
+    world.on_asked = lambda: once.pop()() if once else None
+    asking = asyncio.create_task(world.trials.run())
+    world.has |= {LATER: 2}
+    async with asyncio.timeout(PATIENCE_S):
+        await asking  # outvoted
+    assert world.trials.trial.is_barred
+    assert world.state.is_suspect
+
+
+async def test_a_bar_is_on_disk_without_waiting_for_the_next_flush() -> None:
+    engine = MemoryEngine()
+    state = State(P1, engine, PartitionConfig())
+    state.keep_heard(Heard(FIRST, True))
+
+    async def is_durable() -> bool:
+        return not engine._unflushed
+
+    await wait_until(is_durable, what="it is flushed")
+    engine.crash()
+    assert heard_of(engine.get(HEARD_KEY)) == (FIRST, True)
+
+
+async def test_one_that_was_barred_is_barred_after_its_restart_before_it_has_asked_anybody(world: World) -> None:
+    told: list[bool] = []
+    world.silent = set(OTHERS)
+    world.state.keep_heard(Heard(FIRST, True))
+    world.trials.on_barred = told.append
+    asking = asyncio.create_task(world.trials.run())
+    await asyncio.sleep(0)
+    assert (told, world.state.is_suspect) == ([True], True)
+    asking.cancel()
+
+
+@pytest.mark.parametrize("how", ["doubts itself", "has heard another"])
+async def test_one_that_was_barred_gives_nothing_from_the_moment_in_which_it_is_there(world: World, how: str) -> None:
+    """Other servers may ask before it has had a turn of the event loop."""
+    if how == "doubts itself":
+        world.state.doubt = Doubt(FIRST, 7, 8)
+    else:
+        world.state.keep_heard(Heard(FIRST, True))
+    assert not world.state.is_suspect
+    world.try_again()
+    assert world.state.is_suspect
+
+
+async def test_what_a_majority_has_settled_is_no_bar_after_a_restart(world: World) -> None:
+    world.state.checks[FIRST] = 7
+    world.state.keep_heard(Heard(FIRST, True))
+    asking = asyncio.create_task(world.trials.run())
+
+    async def is_settled() -> bool:
+        return world.state.engine.get(HEARD_KEY) is None
+
+    await wait_until(is_settled, what="it is settled")
+    assert not world.trials.trial.is_barred
+    assert not world.state.is_suspect
+    asking.cancel()
+
+
+async def test_who_is_no_replica_by_the_ring_has_no_say(world: World) -> None:
+    """It was replaced, and has not heard of that: with the others down it would have barred one that is well."""
+    body = orjson.dumps({"since": FIRST})
+    world.trials.answer(ServerId("n9"), body)
+    assert not world.trials.trial.since
+    world.trials.answer(OTHERS[0], body)
+    assert world.trials.trial.since == FIRST
+
+
+async def test_a_bar_was_about_the_state_that_another_replicas_has_replaced(world: World) -> None:
+    """The next check, which would tell, may be long in coming."""
+    world.has = {}
+    world.state.checks[FIRST] = 7
+    world.state.keep_heard(Heard(FIRST, True))
+    asking = asyncio.create_task(world.trials.run())
+
+    async def is_tried() -> bool:
+        return world.trials.held > 0
+
+    await wait_until(is_tried, what="the trial is held")
+    assert world.state.is_suspect
+    Import(world.state, frozenset({OTHERS[0]}))
+
+    async def is_free() -> bool:
+        return not world.state.is_suspect
+
+    await wait_until(is_free, timeout_s=10.0, what="the bar ends")
+    assert world.trials.trial.since == 0
+    asking.cancel()
+
+
+def test_what_was_heard_has_golden_bytes() -> None:
+    row = encode_heard(Heard(Seq(7), True))
+    assert (HEARD_KEY, row.hex()) == (b"h", "01" + "0000000000000007" + "01"), "docs/formats.md, State store"
+    assert heard_of(row) == (7, True)
+    assert heard_of(None) == NOTHING_HEARD
+    with pytest.raises(ConfigError, match="format 2"):
+        heard_of(b"\x02" + row[1:])

@@ -1,0 +1,252 @@
+"""How long a leader lets operations gather where processors are short."""
+
+import pytest
+
+from kvstore.errors import NotLeader
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.batch_delay import (
+    ENOUGH_BYTES,
+    ENOUGH_ITEMS,
+    IN_VAIN,
+    QUICK_S,
+    REST_MAX_S,
+    RESTS,
+    SMOOTHING,
+    TICK_S,
+    Rest,
+)
+from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
+from kvstore.partition.state.commands import Flag, delete_range, get, put
+from kvstore.partition.state.engine import BEHIND_S
+from kvstore.partition.state.marks import Mark
+from tests.partition.one_partition import P1, Partition
+
+TOOK_S = 0.004
+FULL_S = min(REST_MAX_S, RESTS * (TOOK_S - QUICK_S))
+
+
+def used_to(took_s: float) -> Rest:
+    """After many entries that took so long."""
+    rest = Rest()
+    for _ in range(500):
+        rest.acknowledged(took_s)
+    return rest
+
+
+# ── the rule ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("starved", "part"), [(0.0, 0.0), (0.1, 0.0), (0.175, 0.5), (0.25, 1.0), (1.0, 1.0)])
+def test_a_leader_rests_as_far_as_its_process_lacks_processors(starved: float, part: float) -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 2, starved)
+    assert rest.left(10.0, 1, 100) == pytest.approx(part * FULL_S)
+
+
+def test_beside_reads_of_all_of_it_a_partition_that_lacks_processors_rests_as_long_as_it_may() -> None:
+    rest = used_to(QUICK_S)
+    rest.begin(10.0, 2, 1.0, is_pinned=True)
+    assert rest.left(10.0, 1, 100) == REST_MAX_S
+    rest.begin(20.0, 2, 0.0, is_pinned=True)
+    assert rest.left(20.0, 1, 100) == 0, "with processors to spare nobody waits"
+
+
+def test_a_rest_ends_in_time() -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 2, 1.0)
+    assert rest.left(10.0 + FULL_S - 2 * TICK_S, 1, 100) == pytest.approx(2 * TICK_S)
+    assert rest.left(10.0 + FULL_S - TICK_S / 2, 1, 100) == 0, "less than a timer's step is waited for in vain"
+    assert rest.left(10.0 + FULL_S, 1, 100) == 0
+
+
+def test_before_the_first_entry_and_where_entries_are_quick_there_is_no_rest() -> None:
+    assert Rest().left(10.0, 1, 100) == 0
+    rest = used_to(QUICK_S)
+    rest.begin(10.0, 2, 1.0)
+    assert rest.left(10.0, 1, 100) == 0
+
+
+def test_no_rest_is_longer_than_its_bound_whatever_entries_took_and_clocks_do() -> None:
+    rest = used_to(30.0)
+    rest.begin(10.0, 2, 1.0)
+    assert rest.left(10.0, 1, 100) == REST_MAX_S
+    assert rest.left(-1000.0, 1, 100) == REST_MAX_S
+
+
+def test_an_entry_that_is_large_enough_waits_for_nothing() -> None:
+    rest = used_to(TOOK_S)
+    rest.begin(10.0, 2, 1.0)
+    assert rest.left(10.0, ENOUGH_ITEMS - 1, ENOUGH_BYTES - 1) > 0
+    assert rest.left(10.0, ENOUGH_ITEMS, 100) == rest.left(10.0, 1, ENOUGH_BYTES) == 0
+
+
+def test_one_slow_entry_among_quick_ones_does_little() -> None:
+    rest = used_to(QUICK_S)
+    rest.acknowledged(0.05)
+    rest.begin(10.0, 2, 1.0)
+    assert rest.left(10.0, 1, 100) == pytest.approx(RESTS * SMOOTHING * (0.05 - QUICK_S))
+
+
+def test_who_waits_for_each_answer_is_rested_for_once_in_a_while_only() -> None:
+    rest = used_to(TOOK_S)
+    held = 0
+    for number in range(10 * (IN_VAIN + 1)):
+        now = 10.0 + number
+        rest.begin(now, 1, 1.0)
+        held += rest.left(now + QUICK_S, 1, 100) > 0
+    assert held == 10
+
+
+def test_rests_in_which_operations_gather_go_on() -> None:
+    rest = used_to(TOOK_S)
+    for number in range(20):
+        rest.begin(10.0 + number, 2, 1.0)
+        assert rest.left(10.0 + number, 1, 100) > 0
+
+
+# ── the leader ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.fixture
+def p() -> Partition:
+    """A leader whose entries take TOOK_S, and whose process lacks processors."""
+    p = Partition().start()
+    slow(p)
+    return p
+
+
+def slow(p: Partition) -> None:
+    for _ in range(100):
+        p.submit(put(b"k", b"v"))
+        p.wait(TOOK_S)
+        p.acknowledge()
+    p.wait(1)
+    p.starved = 1.0
+
+
+def test_after_an_entry_operations_gather_and_leave_together(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"]], "nothing has left lately: this one goes at once"
+    p.submit(put(b"b", b"1"))
+    p.wait(FULL_S / 2)
+    tokens = p.submit(put(b"c", b"1"))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    p.acknowledge()
+    assert p.under_way() == [], "the rest goes on when the entry is acknowledged"
+    p.wait(FULL_S)
+    assert [entry.keys for entry in p.under_way()] == [[b"b", b"c"]]
+    p.acknowledge()
+    assert p.result(tokens[0]) == 103
+
+
+def test_with_processors_to_spare_each_leaves_at_once(p: Partition) -> None:
+    p.starved = 0.0
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+
+
+def test_many_operations_leave_at_once(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    p.submit(*(put(b"k%d" % number, b"1") for number in range(ENOUGH_ITEMS)))
+    assert [len(entry.keys) for entry in p.under_way()] == [1, ENOUGH_ITEMS]
+
+
+def test_a_read_that_waits_for_an_append_ends_the_rest() -> None:
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=0)).start()
+    slow(p)
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    (read,) = p.submit(get(b"a", Flag(0)))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+    p.acknowledge(2)
+    assert p.result(read) != "waits"
+
+
+def test_who_lets_go_does_not_rest(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    (token,) = p.submit(put(b"b", b"1"))
+    released = p.loop.create_task(p.leader.release())
+    p.settle()
+    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+    while p.log.under_way:
+        p.acknowledge()
+        p.settle()
+    assert p.result(token) == 102
+    assert released.done()
+
+
+def test_records_that_follow_each_other_do_not_prolong_the_rest(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    for _ in range(3):
+        proof = p.loop.create_task(p.leader.prove())
+        p.wait(FULL_S / 3)
+        while p.log.under_way:
+            p.acknowledge()
+        assert proof.done()
+    assert p.caller.results[max(p.caller.results)] == 102, "the write has left in time"
+
+
+def test_a_renewal_of_the_lease_is_the_write_that_rests(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    p.acknowledge()
+    p.submit(put(b"b", b"1"))
+    assert p.under_way() == []
+    p.leader._gate.lease_until = p.now() + 0.05
+    p.submit(get(b"a"))
+    assert [entry.keys for entry in p.under_way()] == [[b"b"]]
+
+
+def test_a_read_of_an_expired_key_does_not_wait_for_a_rest(p: Partition) -> None:
+    p.do(put(b"brief", b"1", expires_ms=p.wall_ms() + 100))
+    p.wait(0.2)
+    p.submit(put(b"a", b"1"))
+    (read,) = p.submit(get(b"brief"))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"brief"]]
+    p.acknowledge(2)
+    assert p.result(read) is None
+
+
+def test_the_parts_of_what_is_too_large_for_one_entry_do_not_rest(p: Partition) -> None:
+    p.starved = 0.0
+    p.do(*(put(b"r%04d" % number, b"1") for number in range(RANGE_KEYS_MAX + 500)))
+    p.starved = 1.0
+    p.wait(1)
+    p.submit(delete_range(b"r", b"s"))
+    assert [len(entry.keys) for entry in p.under_way()] == [RANGE_KEYS_MAX, 500]
+
+
+def test_a_leader_that_ends_while_it_rests_refuses_what_has_gathered(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    (token,) = p.submit(put(b"b", b"1"))
+    p.leader.stop(NotLeader(P1))
+    p.settle()
+    assert isinstance(p.result(token), NotLeader)
+    p.wait(1)
+    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+
+
+def test_an_engine_that_is_behind_is_waited_for_after_a_rest_too(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    monkeypatch.setattr(p.engine, "is_behind", lambda: True)
+    p.wait(FULL_S + BEHIND_S / 2)
+    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    monkeypatch.undo()
+    p.wait(2 * BEHIND_S)
+    assert [entry.keys for entry in p.under_way()] == [[b"a"], [b"b"]]
+
+
+def test_a_leader_rests_longer_while_its_partition_is_pinned(p: Partition) -> None:
+    pinned = p.loop.create_task(p.leader.append_record(Mark("pin", p.wall_ms() + 60_000, takes=True)))
+    p.settle()
+    p.acknowledge()
+    assert pinned.done()
+    p.submit(put(b"a", b"1"))
+    p.submit(put(b"b", b"1"))
+    p.acknowledge()
+    p.wait(FULL_S + TICK_S)
+    assert p.under_way() == [], "it would have left by now"
+    p.wait(REST_MAX_S - FULL_S)
+    assert [entry.keys for entry in p.under_way()] == [[b"b"]]

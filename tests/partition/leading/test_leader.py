@@ -1,0 +1,391 @@
+"""When a leader sends, answers, and refuses."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    LedgerFenced,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    Unavailable,
+)
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state.commands import Code, Flag, delete, expire, get, increment, put
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import Kind
+from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition().start()
+
+
+def test_a_leader_serves_once_its_first_record_is_acknowledged_and_applied() -> None:
+    p = Partition()
+    started = p.loop.create_task(p.leader.start())
+    p.settle()
+    assert p.sent_kinds() == [Kind.EPOCH_START]
+    (early,) = p.submit(get(b"k"))
+    assert isinstance(p.result(early), NotLeader)
+    assert not p.leader.serving
+    p.acknowledge()
+    assert started.done()
+    assert p.leader.serving
+    assert (p.state.epoch, p.state.seq) == (1, 0)
+
+
+def test_a_leader_whose_first_record_is_lost_does_not_serve() -> None:
+    p = Partition()
+    started = p.loop.create_task(p.leader.start())
+    p.settle()
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert isinstance(started.exception(), OutcomeUnknown)
+    assert not p.leader.serving
+    assert p.stopped == []
+
+
+# ── group commit ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_the_first_mutation_on_an_idle_partition_leaves_at_once(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    assert [entry.keys for entry in p.under_way()] == [[b"a"]]
+    assert p.loop.time() == 0
+
+
+def test_mutations_of_one_turn_share_an_entry_and_its_first_sequence(p: Partition) -> None:
+    tokens = p.submit(put(b"a", b"1"), put(b"b", b"2"), put(b"a", b"3"))
+    (entry,) = p.under_way()
+    assert (entry.keys, entry.first_seq) == ([b"a", b"b", b"a"], 1)
+    p.acknowledge()
+    assert [p.result(token) for token in tokens] == [1, 2, 3]
+
+
+def test_with_all_slots_taken_mutations_gather_until_one_frees(p: Partition) -> None:
+    for number in range(8):
+        p.submit(put(b"k%d" % number, b"v"))
+    assert [entry.keys for entry in p.under_way()] == [[b"k0"], [b"k1"], [b"k2"], [b"k3"]]
+    p.acknowledge()
+    assert [entry.keys for entry in p.under_way()] == [[b"k1"], [b"k2"], [b"k3"], [b"k4", b"k5", b"k6", b"k7"]]
+
+
+def test_an_entry_holds_no_more_than_its_bound_and_one_operation_may_go_beyond(p: Partition) -> None:
+    large = b"x" * (200 << 10)
+    p.submit(*(put(b"k%d" % number, large) for number in range(6)), put(b"huge", b"x" * (1 << 20)))
+    assert [len(entry.keys) for entry in p.under_way()] == [2, 2, 2, 1]
+
+
+def test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied(p: Partition) -> None:
+    (token,) = p.submit(put(b"a", b"1"))
+    assert p.result(token) == "waits"
+    seen: list[Any] = []
+    p.caller.on_complete = lambda token, result: seen.append(p.state.get(b"a"))
+    p.acknowledge()
+    assert p.result(token) == 1
+    assert seen[0].value == b"1"
+
+
+def test_what_is_not_acknowledged_is_not_applied(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    assert p.state.get(b"a") is None
+    assert p.state.seq == 0
+
+
+def test_the_sink_is_never_called_from_inside_submit(p: Partition) -> None:
+    for op in (get(b"k"), put(b"", b""), (99, b"k"), put(b"k", b"")):
+        p.leader.submit(op, p.caller, p.tokens)
+        assert p.result(p.tokens) == "waits"
+        p.tokens += 1
+    p.settle()
+    p.leader.stop(NotLeader("p1"))
+    p.leader.submit(get(b"k"), p.caller, p.tokens)
+    assert p.result(p.tokens) == "waits"
+    p.settle()
+    assert isinstance(p.result(p.tokens), NotLeader)
+
+
+def test_a_sink_is_told_when_a_group_of_its_results_is_complete(p: Partition) -> None:
+    tokens = p.submit(put(b"a", b"1"), put(b"b", b"2"), get(b"c"))
+    assert p.caller.flushed == {tokens[2]}
+    p.acknowledge()
+    assert p.caller.flushed == set(tokens)
+
+
+# ── answers that depend on state ──────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_failed_condition_waits_for_what_it_was_computed_from(p: Partition) -> None:
+    first, second = p.submit(put(b"a", b"1"))[0], p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))[0]
+    assert p.result(second) == "waits"
+    p.acknowledge()
+    assert p.result(first) == 1
+    assert isinstance(p.result(second), ConditionFailed)
+    assert p.state.seq == 1
+
+
+def test_a_failed_condition_on_a_lost_entry_is_never_told(p: Partition) -> None:
+    p.submit(put(b"a", b"1"))
+    (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert isinstance(p.result(failed), NotLeader)
+
+
+def test_a_failed_condition_needs_the_lease(p: Partition) -> None:
+    p.do(put(b"a", b"1"))
+    p.wait(0.6)
+    (failed,) = p.submit(put(b"a", b"2", flags=Flag.IF_ABSENT))
+    assert p.result(failed) == "waits"
+    assert p.sent_kinds() == [Kind.EMPTY]
+    p.acknowledge()
+    assert isinstance(p.result(failed), ConditionFailed)
+
+
+def test_an_operation_without_effect_logs_nothing(p: Partition) -> None:
+    p.do(put(b"a", b"1"))
+    assert p.do(delete(b"b")) == 0
+    assert isinstance(p.do(put(b"a", b"2", flags=Flag.IF_VERSION, version=9)), ConditionFailed)
+    assert (p.state.seq, len(p.log.acknowledged)) == (1, 2)
+
+
+def test_operations_see_those_before_them_that_are_still_under_way(p: Partition) -> None:
+    first = p.submit(increment(b"n", 1))[0]
+    second, third = p.submit(increment(b"n", 1), increment(b"n", 1))
+    p.acknowledge(2)
+    assert [p.result(token) for token in (first, second, third)] == [(1, 1), (2, 2), (3, 3)]
+
+
+# ── failures ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def fill(p: Partition) -> tuple[list[int], list[int]]:
+    """Four entries under way, and operations queued behind them."""
+    flying = [p.submit(put(b"k%d" % number, b"v"))[0] for number in range(4)]
+    return flying, p.submit(put(b"q", b"v"), delete(b"k0"))
+
+
+# docs/protocol.md P9
+@pytest.mark.parametrize("error", [UNKNOWN, LedgerFenced("x"), Unavailable("y")])
+def test_what_was_in_flight_is_unknown_and_what_was_queued_is_not_done(p: Partition, error: Any) -> None:
+    flying, queued = fill(p)
+    p.log.fail(error)
+    p.settle()
+    assert {type(p.result(token)) for token in flying} == {OutcomeUnknown}
+    assert {type(p.result(token)) for token in queued} == {NotLeader}
+    assert p.stopped == [error]
+    assert not p.leader.serving
+    assert p.log.closed
+
+
+def test_an_entry_of_which_nothing_was_sent_is_not_done(p: Partition) -> None:
+    (token,) = p.submit(put(b"a", b"1"))
+    p.log.fail(NotEnoughBookies("2 of 3"))
+    p.settle()
+    assert isinstance(p.result(token), NotEnoughBookies)
+
+
+def test_a_log_that_is_lost_ends_the_lead(p: Partition) -> None:
+    flying, queued = fill(p)
+    p.log.tell_lost(OutcomeUnknown("fenced"))
+    p.settle()
+    assert {type(p.result(token)) for token in flying} == {OutcomeUnknown}
+    assert {type(p.result(token)) for token in queued} == {NotLeader}
+    p.log.acknowledge(4)
+    p.settle()
+    assert p.state.seq == 0, "nothing is applied by a leader that has stopped"
+    assert len(p.stopped) == 1
+
+
+def test_stop_answers_everything_at_once_and_tells_nobody(p: Partition) -> None:
+    flying, queued = fill(p)
+    p.wait(1)
+    (read,) = p.submit(get(b"k0"))
+    p.leader.stop(NotLeader("p1"))
+    assert {type(p.result(token)) for token in flying} == {OutcomeUnknown}
+    assert {type(p.result(token)) for token in [*queued, read]} == {NotLeader}
+    assert p.stopped == []
+
+
+def test_an_entry_that_cannot_be_applied_ends_the_process(p: Partition) -> None:
+    (token,) = p.submit(put(b"a", b"1"))
+    p.state.seq = type(p.state.seq)(7)
+    p.acknowledge()
+    assert len(p.fatal) == 1
+    assert isinstance(p.result(token), OutcomeUnknown)
+    assert len(p.stopped) == 1
+
+
+# ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_full_queue_refuses_and_says_so() -> None:
+    p = Partition(PartitionConfig(queue_items_max=10, entries_in_flight_max=1)).start()
+    p.submit(put(b"a", b"1"))
+    tokens = p.submit(*(put(b"k%d" % number, b"v") for number in range(12)))
+    refused = [p.result(token) for token in tokens[10:]]
+    assert all(isinstance(each, Overloaded) for each in refused)
+    assert {p.result(token) for token in tokens[:10]} == {"waits"}
+    p.acknowledge()
+    p.acknowledge()
+    assert [p.result(token) for token in tokens[:10]] == list(range(2, 12))
+
+
+def test_a_queue_full_of_bytes_refuses() -> None:
+    p = Partition(PartitionConfig(queue_bytes_max=4 << 20, entries_in_flight_max=1)).start()
+    p.submit(put(b"a", b"1"))
+    tokens = p.submit(*(put(b"k%d" % number, b"v" * (1 << 20)) for number in range(5)))
+    assert isinstance(p.result(tokens[-1]), Overloaded)
+    assert p.result(tokens[0]) == "waits"
+
+
+def test_a_thousand_connections_of_sixteen_fit() -> None:
+    p = Partition().start()
+    ops = [put(b"%d" % number, b"v" * 100) for number in range(16_000)]
+    assert not [each for each in p.do(*ops) if not isinstance(each, int)]
+
+
+def test_while_the_engine_is_behind_its_disk_nothing_more_is_sent_and_reads_go_on() -> None:
+    engine = MemoryEngine()
+    p = Partition(engine=engine).start()
+    p.do(put(b"a", b"1"))
+    engine.behind = True
+    (held,) = p.submit(put(b"a", b"2"))
+    p.wait(0.2)
+    assert p.under_way() == []
+    assert p.do(get(b"a")).value == b"1"
+    engine.behind = False
+    p.wait(0.02)
+    p.acknowledge()
+    assert p.result(held) == 2
+
+
+# docs/protocol.md P10
+def test_what_has_waited_for_too_long_is_refused_and_not_appended() -> None:
+    p = Partition(PartitionConfig(entries_in_flight_max=1, queue_wait_max_s=5)).start()
+    flying = p.submit(put(b"a", b"1"))[0]
+    late = p.submit(put(b"b", b"1"))[0]
+    p.wait(4)
+    in_time = p.submit(put(b"c", b"1"))[0]
+    p.wait(3)
+    assert isinstance(p.result(late), Unavailable)
+    assert p.result(flying) == p.result(in_time) == "waits"
+    p.acknowledge()
+    assert [entry.keys for entry in p.under_way()] == [[b"c"]]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        put(b"", b"v"),
+        put(b"k" * 4097, b"v"),
+        put(b"k", b"v" * ((1 << 20) + 1)),
+        (77, b"k"),
+        (Code.BATCH, b"k", (), 0, None),
+    ],
+)
+def test_what_can_never_be_done_is_refused(p: Partition, op: Any) -> None:
+    assert isinstance(p.do(op), InvalidRequest)
+    assert p.state.seq == 0
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        (int(Code.PUT), b"k", "text", 0, 0, 0, None),
+        (int(Code.PUT), b"k", b"v"),
+        (int(Code.PUT), "k", b"v", 0, 0, 0, None),
+        (int(Code.DELETE), b"k", None, 0, None),
+        (int(Code.BATCH), b"k", ((int(Code.PUT), b"k"),), 0, None),
+        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"short", 1, 1, TIME_MS)),
+        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"x" * 16, 1 << 64, 1, TIME_MS)),
+        (int(Code.PUT), b"k", b"v", 0, 0, 0, (b"x" * 16, 1, -1, TIME_MS)),
+        put(b"k", b"v", (1 << 64) - 1),
+        put(b"k", b"v", 1 << 62, Flag.RELATIVE_TTL),
+        expire(b"a", (1 << 64) - 1),
+    ],
+)
+def test_a_malformed_operation_is_refused_and_takes_no_other_with_it(p: Partition, op: Any) -> None:
+    before, bad, after = p.do(put(b"a", b"1"), op, put(b"c", b"1"))
+    assert isinstance(bad, InvalidRequest)
+    assert (before, after) == (1, 2)
+    assert p.do(put(b"a", b"2")) == 3
+    assert p.leader.serving
+    assert not p.loop.errors
+
+
+# ── handing over ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partition) -> None:
+    flying, queued = fill(p)
+    release = p.loop.create_task(p.leader.release())
+    p.settle()
+    (refused,) = p.submit(put(b"late", b"v"))
+    assert isinstance(p.result(refused), NotLeader)
+    assert p.sent_kinds() == []
+    p.acknowledge(4)
+    assert p.sent_kinds() == []
+    p.log.on_append = lambda entry: None
+    p.acknowledge()
+    assert [p.result(token) for token in (*flying, *queued)] == [1, 2, 3, 4, 5, 6]
+    assert p.sent_kinds() == [Kind.RELEASE]
+    assert p.leader._gate.lease_until < p.now()
+    p.acknowledge()
+    assert release.done()
+    assert release.exception() is None
+    assert p.log.sealed
+    assert p.state.released
+    assert p.leader._gate.lease_until < p.now(), "the acknowledgement of the release renewed the lease"
+    assert p.stopped == []
+
+
+def test_the_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None:
+    p.do(put(b"a", b"1"))
+    leases: list[float] = []
+    p.log.on_append = lambda entry: leases.append(p.leader._gate.lease_until)
+    assert p.leader._gate.lease_until > p.now()
+    p.loop.create_task(p.leader.release())
+    p.settle()
+    assert leases[0] < p.now()
+    assert not p.leader._gate.proves(0)
+
+
+def test_a_release_that_is_lost_says_so(p: Partition) -> None:
+    release = p.loop.create_task(p.leader.release())
+    p.settle()
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert isinstance(release.exception(), OutcomeUnknown)
+
+
+def test_a_release_that_nobody_acknowledges_ends_in_bounded_time(p: Partition) -> None:
+    (token,) = p.submit(put(b"a", b"1"))
+    release = p.loop.create_task(p.leader.release())
+    p.wait(11)
+    assert isinstance(release.exception(), Unavailable)
+    assert isinstance(p.result(token), OutcomeUnknown)
+
+
+def test_a_leader_takes_over_where_the_former_one_ended(p: Partition) -> None:
+    p.do(put(b"a", b"1"), put(b"b", b"1"))
+    p.leader.stop(NotLeader("p1"))
+    p.open()
+    p.start()
+    assert p.do(put(b"a", b"2")) == 3
+    record = p.do(get(b"a"))
+    assert (record.value, record.version, record.created) == (b"2", 3, 1)
+    assert (p.state.epoch, p.state.key_count) == (2, 2)
+
+
+def test_statistics_count() -> None:
+    p = Partition().start()
+    p.do(put(b"a", b"1"), get(b"a"))
+    told = p.leader.statistics()
+    assert (told["entries"], told["mutations"], told["epoch"]) == (2, 1, 1)

@@ -1,0 +1,245 @@
+"""Tests that cannot fail prove nothing: each way to break a leader here is caught by the sentence beside it."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.errors import StoreError
+from kvstore.partition.leading.evaluate import Evaluator, NextEntry
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.leading.leader_reads import LeaderReads
+from kvstore.partition.leading.queue import Taken
+from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.state.draft import Draft
+from kvstore.partition.state.overlay import UNTOUCHED, Overlay
+from kvstore.partition.state.retry_table import RetryTable
+from kvstore.partition.state.state import State
+from kvstore.types import EntryId, LedgerId, Position
+from tests.partition.leading import test_leader, test_read_lease, test_retries
+from tests.partition.one_partition import Partition
+from tests.partition.state import test_expiry
+
+Patch = pytest.MonkeyPatch
+
+
+def apply_before_the_acknowledgement(patch: Patch) -> None:
+    append, apply = Leader._append, State.apply_decoded
+
+    def early(self: Leader, made: NextEntry, replies: list[Any]) -> None:
+        apply(self._state, Position(LedgerId(self.epoch), EntryId(self._entries)), made.entry, made.data_keys)
+        append(self, made, replies)
+
+    patch.setattr(Leader, "_append", early)
+    patch.setattr(State, "apply_decoded", lambda self, position, entry, data_keys: None)
+
+
+def answer_before_it_is_applied(patch: Patch) -> None:
+    done = Leader._done
+
+    def early(self: Leader, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        if error is None and self._flights:
+            self._answers.give_all(self._flights[0].replies)
+            self._flights[0].replies = []
+        done(self, position, sent_at, error)
+
+    patch.setattr(Leader, "_done", early)
+
+
+def answer_before_the_acknowledgement(patch: Patch) -> None:
+    append = Leader._append
+
+    def early(self: Leader, made: NextEntry, replies: list[Any]) -> None:
+        self._answers.give_all(replies)
+        append(self, made, [])
+
+    patch.setattr(Leader, "_append", early)
+
+
+def count_the_lease_from_the_acknowledgement(patch: Patch) -> None:
+    done = Leader._done
+    patch.setattr(
+        Leader, "_done", lambda self, position, sent_at, error: done(self, position, self._env.clock.now(), error)
+    )
+
+
+def cache_the_verdict_on_the_lease(patch: Patch) -> None:
+    verdicts: dict[ReadGate, bool] = {}
+
+    def cached(self: ReadGate, now: float) -> bool:
+        verdicts[self] = verdicts.get(self, False) or now < self.lease_until
+        return verdicts[self]
+
+    patch.setattr(ReadGate, "has_lease", cached)
+
+
+def use_a_proof_again(patch: Patch) -> None:
+    patch.setattr(ReadGate, "proves", lambda self, ticket: self.acknowledged >= ticket)
+
+
+def renew_the_lease_after_the_release(patch: Patch) -> None:
+    def late(self: ReadGate, sent_at: float) -> None:
+        self.acknowledged += 1
+        self.lease_until = sent_at + self._lease_s
+
+    patch.setattr(ReadGate, "acknowledge", late)
+
+
+def read_on_until_the_release_is_acknowledged(patch: Patch) -> None:
+    patch.setattr(ReadGate, "close", lambda self: None)
+
+
+def retry_without_the_table(patch: Patch) -> None:
+    patch.setattr(RetryTable, "find", lambda self, request, hash_of_key, now_ms: None)
+
+
+def retry_without_what_is_in_flight(patch: Patch) -> None:
+    patch.setattr(Overlay, "find_request", lambda self, request, hash_of_key: UNTOUCHED)
+
+
+def tell_a_failed_condition_at_once(patch: Patch) -> None:
+    def dirty(self: Leader, taken: Taken) -> None:
+        decided = self._evaluator.evaluate(taken.items, self._env.clock.wall_ms())
+        if decided.entry is not None:
+            self._append(decided.entry, decided.replies)
+        else:
+            self._answers.give_all(decided.replies)
+
+    patch.setattr(Leader, "_send", dirty)
+
+
+def tell_a_failed_condition_without_a_lease(patch: Patch) -> None:
+    patch.setattr(LeaderReads, "observe", lambda self, replies: self._answers.give_all(replies))
+
+
+def decide_without_what_is_in_flight(patch: Patch) -> None:
+    patch.setattr(Overlay, "find", lambda self, key: UNTOUCHED)
+    patch.setattr(Overlay, "touched_of", lambda self, keys: set())
+
+
+def forget_effectless_requests(patch: Patch) -> None:
+    patch.setattr(Draft, "note", lambda self, key: 0)
+    patch.setattr(Draft, "answer", lambda *_: None)
+
+
+def call_a_key_absent_by_the_wall_clock(patch: Patch) -> None:
+    answer = LeaderReads._answer
+
+    def rash(self: LeaderReads, reads: list[Any], now_ms: int) -> None:
+        self._state.record_time_ms, before = now_ms, self._state.record_time_ms
+        answer(self, reads, now_ms)
+        self._state.record_time_ms = before
+
+    patch.setattr(LeaderReads, "_answer", rash)
+
+
+def tell_lost_writes_as_not_done(patch: Patch) -> None:
+    patch.setattr(
+        "kvstore.partition.leading.leader.lost",
+        lambda replies, partition: [(sink, token, StoreError("refused")) for sink, token, _ in replies],
+    )
+
+
+def go_on_after_the_lead_is_lost(patch: Patch) -> None:
+    patch.setattr(Leader, "_lose", lambda self, reason: None)
+
+
+def number_control_records(patch: Patch) -> None:
+    control = Evaluator.control
+
+    def numbered(self: Evaluator, *args: Any) -> NextEntry:
+        entry = control(self, *args)
+        self._next_seq += 1
+        return entry
+
+    patch.setattr(Evaluator, "control", numbered)
+
+
+def served(test: Callable[[Partition], None]) -> Callable[[], None]:
+    return lambda: test(Partition().start())
+
+
+def with_a_key(test: Callable[[Partition], None]) -> Callable[[], None]:
+    def run() -> None:
+        partition = Partition().start()
+        partition.do(test_read_lease.put(b"a", b"1"))
+        test(partition)
+
+    return run
+
+
+def with_two_keys(test: Callable[..., None], *more: Any) -> Callable[[], None]:
+    def run() -> None:
+        partition = Partition().start()
+        partition.do(test_read_lease.put(b"a", b"1"), test_read_lease.put(b"n", b"5"))
+        test(partition, *more)
+
+    return run
+
+
+leader, reads, retries, expiry = test_leader, test_read_lease, test_retries, test_expiry
+CAUGHT: list[tuple[Callable[[Patch], None], Callable[[], None]]] = [
+    (apply_before_the_acknowledgement, with_a_key(reads.test_reads_see_acknowledged_entries_only)),
+    (apply_before_the_acknowledgement, served(leader.test_what_is_not_acknowledged_is_not_applied)),
+    (answer_before_it_is_applied, served(leader.test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied)),
+    (
+        answer_before_the_acknowledgement,
+        served(leader.test_nobody_is_answered_before_the_entry_is_acknowledged_and_applied),
+    ),
+    (
+        count_the_lease_from_the_acknowledgement,
+        with_a_key(reads.test_the_lease_ends_by_the_clock_that_counts_from_the_send_not_from_the_acknowledgement),
+    ),
+    (cache_the_verdict_on_the_lease, with_a_key(reads.test_the_lease_is_asked_anew_for_each_read)),
+    (use_a_proof_again, with_a_key(reads.test_a_proof_is_never_used_for_a_later_read)),
+    (use_a_proof_again, with_a_key(reads.test_a_strict_read_waits_for_an_append_sent_after_it_arrived)),
+    (renew_the_lease_after_the_release, reads.test_a_closed_gate_stays_closed),
+    (read_on_until_the_release_is_acknowledged, served(leader.test_the_lease_is_gone_when_the_release_record_is_sent)),
+    (
+        retry_without_the_table,
+        with_two_keys(retries.test_a_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[6], True),
+    ),
+    (
+        retry_without_what_is_in_flight,
+        with_two_keys(retries.test_a_retry_while_the_first_is_under_way_gets_its_answer, retries.OPS[6]),
+    ),
+    (
+        retry_without_what_is_in_flight,
+        with_two_keys(retries.test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_way),
+    ),
+    (tell_a_failed_condition_at_once, served(leader.test_a_failed_condition_waits_for_what_it_was_computed_from)),
+    (tell_a_failed_condition_at_once, served(leader.test_a_failed_condition_on_a_lost_entry_is_never_told)),
+    (tell_a_failed_condition_without_a_lease, served(leader.test_a_failed_condition_needs_the_lease)),
+    (tell_a_failed_condition_without_a_lease, with_two_keys(retries.test_a_retry_hit_needs_the_lease)),
+    (
+        decide_without_what_is_in_flight,
+        served(leader.test_operations_see_those_before_them_that_are_still_under_way),
+    ),
+    (
+        forget_effectless_requests,
+        with_two_keys(retries.test_a_retry_gets_the_first_answer_and_changes_nothing, retries.OPS[5], False),
+    ),
+    (
+        call_a_key_absent_by_the_wall_clock,
+        served(expiry.test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first),
+    ),
+    (
+        call_a_key_absent_by_the_wall_clock,
+        served(expiry.test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind),
+    ),
+    (tell_lost_writes_as_not_done, served(leader.test_stop_answers_everything_at_once_and_tells_nobody)),
+    (go_on_after_the_lead_is_lost, served(leader.test_a_log_that_is_lost_ends_the_lead)),
+    (number_control_records, served(leader.test_mutations_of_one_turn_share_an_entry_and_its_first_sequence)),
+]
+
+
+@pytest.mark.parametrize(
+    ("mutant", "sentence"), CAUGHT, ids=[f"{number}-{mutant.__name__}" for number, (mutant, _) in enumerate(CAUGHT)]
+)
+def test_a_broken_leader_is_noticed(
+    mutant: Callable[[Patch], None], sentence: Callable[[], None], monkeypatch: Patch
+) -> None:
+    sentence()
+    mutant(monkeypatch)
+    with pytest.raises((AssertionError, AttributeError, KeyError)):
+        sentence()

@@ -1,0 +1,75 @@
+"""Batches of plain puts: decided on in columns, they are what they are one by one."""
+
+from random import Random
+
+import pytest
+
+from kvstore.errors import InvalidRequest
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.partition.leading import evaluate
+from kvstore.partition.leading.plain_puts import put_all
+from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete, put
+from tests.partition.one_partition import TIME_MS, Partition
+
+KEYS = [b"key-%d" % number for number in range(40)]
+
+
+def history(seed: int) -> list[list[Op]]:
+    """Operations; those of one list are under way together."""
+    random = Random(seed)
+    sequence = 0
+
+    def a_batch() -> Op:
+        nonlocal sequence
+        sequence += 1
+        keys = random.choices(KEYS, k=10) if random.random() < 0.2 else random.sample(KEYS, 10)
+        ops = tuple(put(key, b"%d" % random.randrange(100)) for key in keys)
+        flags = random.choice([Flag.NONE, Flag.INDEPENDENT])
+        return batch(ops[0][1], ops, flags, random.choice([None, RequestId(bytes(16), sequence, 1, TIME_MS)]))
+
+    def another() -> Op:
+        key = random.choice(KEYS)
+        return random.choice([put(key, b"v"), delete(key), put(key, b"v", TIME_MS + random.choice([1, 1 << 30]))])
+
+    return [[random.choice([a_batch, another])() for _ in range(random.randrange(1, 4))] for _ in range(60)]
+
+
+def told(steps: list[list[Op]]) -> tuple[list[str], list[bytes]]:
+    """The answers, and what was logged."""
+    partition = Partition().start()
+    for number, step in enumerate(steps):
+        if number % 2:
+            partition.do(*step)
+        else:
+            for op in step:
+                partition.submit(op)
+        while partition.log.under_way:
+            partition.acknowledge(len(partition.log.under_way))
+        partition.wait(0.002)
+    return list(map(repr, partition.caller.results.values())), [each.payload for each in partition.log.acknowledged]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_batch_of_plain_puts_answers_and_logs_what_its_puts_would_one_by_one(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps, in_columns = history(seed), 0
+
+    def counted(*arguments: object) -> list[int] | None:
+        nonlocal in_columns
+        found = put_all(*arguments)  # type: ignore[arg-type]
+        in_columns += found is not None
+        return found
+
+    monkeypatch.setattr(evaluate, "put_all", counted)
+    found = told(steps)
+    monkeypatch.setattr(evaluate, "put_all", lambda *_: None)
+    assert found == told(steps)
+    assert in_columns > 10
+
+
+@pytest.mark.parametrize("key", [b"", bytes(KEY_BYTES_MAX + 1)])
+def test_a_batch_with_a_key_that_is_refused_writes_nothing(key: bytes) -> None:
+    partition = Partition().start()
+    assert isinstance(partition.do(batch(b"a", (put(b"a", b"1"), put(key, b"1")))), InvalidRequest)
+    assert partition.state.key_count == 0

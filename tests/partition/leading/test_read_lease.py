@@ -1,0 +1,352 @@
+"""A read never lies: what may be answered, when, and on which proof."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, Unavailable
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import queries
+from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
+from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.state.commands import Level, count, get, meta, put, scan
+from kvstore.partition.state.entry import Kind
+from tests.partition.one_partition import Partition
+
+STRICT, SESSION, STALE = Level.STRICT, Level.SESSION, Level.STALE
+
+
+@pytest.fixture
+def p() -> Partition:
+    made = Partition().start()
+    made.do(put(b"a", b"1"))
+    return made
+
+
+def value(record: Any) -> Any:
+    return record if record is None or isinstance(record, str) else record.value
+
+
+# ── the gate ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# docs/protocol.md P17
+def test_a_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
+    gate = ReadGate(0.5)
+    gate.send()
+    assert not gate.has_lease(100.0)
+    gate.acknowledge(sent_at=100.0)
+    assert gate.has_lease(100.49)
+    assert not gate.has_lease(100.5)
+
+
+def test_a_later_acknowledgement_of_an_earlier_send_does_not_shorten_the_lease() -> None:
+    gate = ReadGate(0.5)
+    for sent_at in (100.0, 99.0):
+        gate.send()
+        gate.acknowledge(sent_at)
+    assert gate.lease_until == 100.5
+
+
+def test_only_an_append_sent_after_the_read_had_arrived_proves_it() -> None:
+    gate = ReadGate(0.5)
+    gate.send()
+    ticket = gate.sent
+    gate.acknowledge(100.0)
+    assert not gate.proves(ticket)
+    gate.send()
+    assert not gate.proves(ticket)
+    gate.acknowledge(100.0)
+    assert gate.proves(ticket)
+    assert not gate.proves(gate.sent)
+
+
+# docs/protocol.md P21
+def test_a_closed_gate_stays_closed() -> None:
+    gate = ReadGate(0.5)
+    gate.send()
+    gate.send()
+    gate.acknowledge(100.0)
+    gate.close()
+    gate.acknowledge(100.1)
+    assert not gate.has_lease(100.1)
+    assert not gate.proves(0)
+    assert not gate.wants_renewal(101)
+
+
+def test_without_a_lease_length_there_is_never_a_lease() -> None:
+    gate = ReadGate(0)
+    gate.send()
+    gate.acknowledge(100.0)
+    assert not gate.has_lease(100.0)
+    assert not gate.wants_renewal(200.0)
+
+
+# ── leases ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_with_a_lease_a_read_is_answered_in_its_turn(p: Partition) -> None:
+    p.wait(0.1)
+    (token,) = p.submit(get(b"a"))
+    assert value(p.result(token)) == b"1"
+    assert p.under_way() == []
+
+
+def test_the_lease_ends_by_the_clock_that_counts_from_the_send_not_from_the_acknowledgement(p: Partition) -> None:
+    p.wait(0.6)
+    p.submit(put(b"a", b"2"))
+    p.wait(0.4)
+    p.acknowledge()
+    assert p.leader.statistics()["lease_left_s"] == pytest.approx(0.1)
+    p.wait(0.15)
+    (token,) = p.submit(get(b"a"))
+    assert p.result(token) == "waits"
+
+
+def test_without_a_lease_a_read_waits_for_one_and_an_empty_append_brings_it(p: Partition) -> None:
+    p.wait(0.6)
+    first, second = p.submit(get(b"a"), get(b"b"))
+    assert p.result(first) == "waits"
+    assert p.sent_kinds() == [Kind.EMPTY]
+    p.submit(get(b"a"))
+    p.acknowledge()
+    assert value(p.result(first)) == b"1"
+    assert p.result(second) is None
+    assert p.under_way() == []
+
+
+# docs/protocol.md P18
+def test_the_lease_is_asked_anew_for_each_read(p: Partition) -> None:
+    assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
+    p.wait(0.499)
+    assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
+    p.wait(0.002)
+    assert p.result(p.submit(get(b"a"))[0]) == "waits"
+
+
+# docs/protocol.md P20
+def test_reads_without_writes_renew_the_lease_before_it_runs_out(p: Partition) -> None:
+    renewals = 0
+    for _ in range(100):
+        p.wait(0.02)
+        (token,) = p.submit(get(b"a"))
+        assert value(p.result(token)) == b"1"
+        renewals += len(p.sent_kinds())
+        p.acknowledge(len(p.log.under_way))
+    assert 4 <= renewals <= 8, "2 s of reads under a lease of 0.5 s"
+
+
+def test_without_reads_nothing_is_renewed(p: Partition) -> None:
+    p.wait(10)
+    assert p.under_way() == []
+
+
+def test_with_leases_off_every_read_has_an_append_of_its_own_time() -> None:
+    p = Partition(PartitionConfig(lease_ms=0, expiry_sweep_s=0)).start()
+    (token,) = p.submit(get(b"a"))
+    assert p.sent_kinds() == [Kind.EMPTY]
+    p.acknowledge()
+    assert p.result(token) is None
+    (token,) = p.submit(get(b"a"))
+    assert p.result(token) == "waits"
+
+
+def test_reads_see_acknowledged_entries_only(p: Partition) -> None:
+    p.submit(put(b"a", b"2"))
+    assert value(p.result(p.submit(get(b"a"))[0])) == b"1"
+    p.acknowledge()
+    assert value(p.result(p.submit(get(b"a"))[0])) == b"2"
+
+
+def test_a_read_that_waited_sees_all_that_was_acknowledged_before_its_answer(p: Partition) -> None:
+    p.wait(0.6)
+    write, read = p.submit(put(b"a", b"2"), get(b"a"))
+    p.acknowledge()
+    assert p.result(write) == 2
+    assert value(p.result(read)) == b"2"
+
+
+def test_a_read_that_waits_too_long_is_refused(p: Partition) -> None:
+    p.wait(0.6)
+    lease, strict = p.submit(get(b"a"), get(b"a", STRICT))
+    p.wait(7)
+    assert isinstance(p.result(lease), Unavailable)
+    assert isinstance(p.result(strict), Unavailable)
+
+
+def test_reads_of_a_leader_that_stops_are_refused(p: Partition) -> None:
+    (strict,) = p.submit(get(b"a", STRICT))
+    p.leader.stop(NotLeader("p1"))
+    assert isinstance(p.result(strict), NotLeader)
+
+
+# ── strict ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_strict_read_waits_for_an_append_sent_after_it_arrived(p: Partition) -> None:
+    p.submit(put(b"a", b"2"))
+    (token,) = p.submit(get(b"a", STRICT))
+    assert p.sent_kinds() == [Kind.EMPTY]
+    p.acknowledge()
+    assert p.result(token) == "waits", "the put was sent before the read arrived"
+    p.acknowledge()
+    assert value(p.result(token)) == b"2"
+
+
+def test_strict_reads_of_one_turn_share_an_append_and_a_write_serves_as_one(p: Partition) -> None:
+    reads = p.submit(get(b"a", STRICT), get(b"b", STRICT))
+    assert len(p.under_way()) == 1
+    p.acknowledge()
+    assert [value(p.result(token)) for token in reads] == [b"1", None]
+    _, read = p.submit(put(b"b", b"2"), get(b"b", STRICT))
+    assert [entry.keys for entry in p.under_way()] == [[b"b"]]
+    p.acknowledge()
+    assert value(p.result(read)) == b"2"
+
+
+# docs/protocol.md P19
+def test_a_proof_is_never_used_for_a_later_read(p: Partition) -> None:
+    (first,) = p.submit(get(b"a", STRICT))
+    (second,) = p.submit(get(b"a", STRICT))
+    assert len(p.under_way()) == 2
+    p.acknowledge()
+    assert value(p.result(first)) == b"1"
+    assert p.result(second) == "waits"
+    p.acknowledge()
+    (third,) = p.submit(get(b"a", STRICT))
+    assert value(p.result(second)) == b"1"
+    assert p.result(third) == "waits"
+
+
+def test_with_all_slots_taken_strict_reads_wait_for_the_next_append(p: Partition) -> None:
+    for number in range(4):
+        p.submit(put(b"k%d" % number, b"v"))
+    (token,) = p.submit(get(b"k3", STRICT))
+    p.acknowledge()
+    assert p.sent_kinds() == [Kind.EMPTY]
+    p.acknowledge(3)
+    assert p.result(token) == "waits"
+    p.acknowledge()
+    assert value(p.result(token)) == b"v"
+
+
+# ── levels and sequences ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# docs/protocol.md P22
+@pytest.mark.parametrize("op", [get(b"a", seq=2), meta(b"a", seq=2), scan(b"", b"", 9, seq=2), get(b"a", SESSION, 2)])
+def test_a_leader_below_what_the_request_has_seen_refuses(p: Partition, op: Any) -> None:
+    assert isinstance(p.do(op), NotCaughtUp)
+    p.do(put(b"b", b"1"))
+    assert not isinstance(p.do(op), NotCaughtUp)
+
+
+def test_stale_reads_need_no_lease(p: Partition) -> None:
+    p.wait(1)
+    assert value(p.result(p.submit(get(b"a", STALE))[0])) == b"1"
+    assert p.under_way() == []
+
+
+def test_session_reads_of_a_leader_need_a_lease(p: Partition) -> None:
+    """One that was deposed may stand before a range went away and came back."""
+    p.wait(1)
+    (token,) = p.submit(get(b"a", SESSION, 1))
+    assert p.result(token) == "waits"
+    p.acknowledge()
+    assert value(p.result(token)) == b"1"
+
+
+def test_every_kind_of_read_waits_for_the_lease(p: Partition) -> None:
+    p.wait(1)
+    tokens = p.submit(get(b"a"), meta(b"a"), scan(b"", b"", 9), (11, 0, 9, 0), count())
+    assert {p.result(token) for token in tokens} == {"waits"}
+    p.acknowledge()
+    assert [p.result(token) for token in tokens][1:2] == [(1, 1, 1, p.state.get(b"a").written_ms, 0)]
+    assert p.result(tokens[4]) == 1
+    assert [key for key, _ in p.result(tokens[2])[0]] == [b"a"]
+
+
+@pytest.mark.parametrize(
+    "op",
+    [(1, "a", 0, 0), (1, b"a"), (1, b"a", 0, None), (1, b"a", None, 0), (10, "a", b"", 1, 0, 0, 0), (11, "t", 1, 0)],
+)
+def test_a_malformed_read_is_refused_and_takes_no_other_with_it(p: Partition, op: Any) -> None:
+    good, bad, also_good = p.submit(get(b"a"), op, get(b"a"))
+    assert isinstance(p.result(bad), InvalidRequest)
+    assert value(p.result(good)) == value(p.result(also_good)) == b"1"
+    assert not p.loop.errors
+
+
+# ── memory ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_many_reads_of_large_values_take_many_turns_and_what_was_read_leaves_between_them(p: Partition) -> None:
+    p.do(put(b"fat", bytes(1 << 20)))
+    most = unsent = 0
+
+    def note(token: int, result: Any) -> None:
+        nonlocal most, unsent
+        unsent += len(result.value)
+        most = max(most, unsent)
+
+    def flush() -> None:
+        nonlocal unsent
+        unsent = 0
+
+    p.caller.on_complete, p.caller.flush = note, flush  # type: ignore[method-assign]
+    p.submit(*[get(b"fat")] * AT_ONCE)
+    most = 0
+    tokens = p.submit(*[get(b"fat")] * 100)
+    p.settle()
+    assert all(value(p.result(token)) == bytes(1 << 20) for token in tokens)
+    assert most <= 2 * TURN_BYTES
+
+
+def test_many_reads_of_small_values_take_one_turn(p: Partition) -> None:
+    flushes = 0
+
+    def flush() -> None:
+        nonlocal flushes
+        flushes += 1
+
+    p.caller.flush = flush  # type: ignore[method-assign]
+    tokens = p.submit(*[get(b"a")] * 3 * AT_ONCE)
+    assert [value(p.result(token)) for token in tokens] == [b"1"] * 3 * AT_ONCE
+    assert flushes == 1
+
+
+def scans_begun(p: Partition, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many had begun, turn by turn of the event loop."""
+    begun: list[int] = [0]
+    steps = queries.steps
+
+    def counted(*args: Any) -> Any:
+        begun[-1] += 1
+        return steps(*args)
+
+    def turn() -> None:
+        begun.append(0)
+        p.loop.call_soon(turn)
+
+    monkeypatch.setattr(queries, "steps", counted)
+    p.loop.call_soon(turn)
+    return begun
+
+
+def test_a_turn_begins_few_scans_however_many_wait(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    p.do(put(b"b", b"2"))
+    begun = scans_begun(p, monkeypatch)
+    tokens = p.submit(*[scan(b"", b"", 10)] * 5 * STEPPING_MAX)
+    p.settle()
+    assert all([key for key, _ in p.result(token)[0]] == [b"a", b"b"] for token in tokens)
+    assert max(begun) <= STEPPING_MAX
+    assert sum(begun) == len(tokens)
+
+
+def test_scans_that_wait_are_refused_when_the_leader_stops(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LeaderReads, "_begin", lambda self: None)
+    tokens = p.submit(*[scan(b"", b"", 10)] * 3)
+    assert [p.result(token) for token in tokens] == ["waits"] * 3
+    p.leader.stop(NotLeader("p1"))
+    p.settle()
+    assert all(isinstance(p.result(token), NotLeader) for token in tokens)

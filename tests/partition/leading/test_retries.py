@@ -1,0 +1,232 @@
+"""A mutation with a request id is applied once, whatever the client and the leaders do."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import ConditionFailed, InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, RequestExpired
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state.commands import (
+    Flag,
+    Record,
+    RequestId,
+    append,
+    batch,
+    delete,
+    delete_range,
+    expire,
+    get,
+    increment,
+    meta,
+    put,
+)
+from kvstore.partition.state.results import decode_result, encode_result
+from kvstore.server.grpc.encode import result_message
+from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
+
+X, Y = b"x" * 16, b"y" * 16
+
+
+def request(sequence: int, first_unacked: int = 1, seen_ms: int = TIME_MS, client: bytes = X) -> RequestId:
+    return RequestId(client, sequence, first_unacked, seen_ms)
+
+
+@pytest.fixture
+def p() -> Partition:
+    made = Partition().start()
+    made.do(put(b"a", b"1"), put(b"n", b"5"))
+    return made
+
+
+def takeover(p: Partition) -> None:
+    """Another leader, whose state knows only what the engine and the log hold."""
+    p.leader.stop(NotLeader("p1"))
+    p.state.load()
+    p.open()
+    p.start()
+
+
+OPS = [
+    put(b"a", b"2", request=request(1)),
+    put(b"a", b"2", flags=Flag.RETURN_OLD, request=request(1)),
+    put(b"a", b"2", flags=Flag.RETURN_OLD | Flag.IF_ABSENT, request=request(1)),
+    delete(b"a", request=request(1)),
+    delete(b"a", flags=Flag.RETURN_OLD, request=request(1)),
+    delete(b"absent", request=request(1)),
+    increment(b"n", 3, request=request(1)),
+    append(b"a", b"x", request=request(1)),
+    expire(b"a", 60_000, Flag.RELATIVE_TTL, request=request(1)),
+    expire(b"absent", 60_000, Flag.RELATIVE_TTL, request=request(1)),
+    batch(b"a", (increment(b"n", 1), get(b"a"), delete(b"a", Flag.IF_ABSENT)), Flag.INDEPENDENT, request=request(1)),
+    delete_range(b"", b"", request=request(1)),
+]
+
+
+# docs/protocol.md P12
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("other_leader", [False, True])
+def test_a_retry_gets_the_first_answer_and_changes_nothing(p: Partition, op: Any, other_leader: bool) -> None:
+    first = p.do(op)
+    p.do(put(b"absent", b"now"), put(b"a", b"later"))
+    if other_leader:
+        takeover(p)
+    fingerprint, seq = p.state.fingerprint(), p.state.seq
+    again = p.do(op)
+    assert repr(again) == repr(first)
+    assert type(again) is type(first)
+    assert (p.state.fingerprint(), p.state.seq) == (fingerprint, seq)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_a_retry_while_the_first_is_under_way_gets_its_answer(p: Partition, op: Any) -> None:
+    first = p.submit(op)[0]
+    again = p.submit(op)[0]
+    assert p.result(again) == "waits"
+    p.acknowledge()
+    assert repr(p.result(again)) == repr(p.result(first))
+    assert len(p.log.under_way) == 0
+
+
+def test_a_retry_within_the_same_entry_gets_the_same_answer(p: Partition) -> None:
+    op = increment(b"n", 1, request=request(1))
+    assert p.do(op, op, op) == [(6, 3)] * 3
+
+
+def test_a_retry_of_a_write_that_was_lost_is_applied_by_the_next_leader(p: Partition) -> None:
+    op = put(b"a", b"2", request=request(1))
+    (token,) = p.submit(op)
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert isinstance(p.result(token), OutcomeUnknown)
+    takeover(p)
+    assert p.do(op) == 3
+
+
+def test_a_retry_hit_on_an_entry_that_is_lost_is_unknown(p: Partition) -> None:
+    op = put(b"a", b"2", request=request(1))
+    p.submit(op)
+    (again,) = p.submit(op)
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert isinstance(p.result(again), OutcomeUnknown)
+
+
+def test_a_retry_hit_needs_the_lease(p: Partition) -> None:
+    op = put(b"a", b"2", request=request(1))
+    p.do(op)
+    p.wait(1)
+    (again,) = p.submit(op)
+    assert p.result(again) == "waits"
+    p.acknowledge()
+    assert p.result(again) == 3
+
+
+# docs/protocol.md P13
+def test_a_refused_request_is_not_remembered(p: Partition) -> None:
+    op = put(b"a", b"2", flags=Flag.IF_ABSENT, request=request(1))
+    assert isinstance(p.do(op), ConditionFailed)
+    p.do(delete(b"a"))
+    assert p.do(op) == 4
+
+
+def test_a_late_duplicate_of_what_its_client_has_acknowledged_is_refused(p: Partition) -> None:
+    p.do(put(b"a", b"2", request=request(1)))
+    p.do(put(b"a", b"3", request=request(2, first_unacked=2)))
+    assert isinstance(p.do(put(b"a", b"2", request=request(1))), RequestExpired)
+    assert p.do(get(b"a")).value == b"3"
+
+
+def test_a_late_duplicate_is_refused_while_the_acknowledging_request_is_under_way(p: Partition) -> None:
+    """Request 1 was refused, and its client told so; request 2 says so."""
+    p.submit(put(b"a", b"3", request=request(2, first_unacked=2)))
+    (late,) = p.submit(put(b"a", b"2", request=request(1)))
+    p.acknowledge()
+    assert isinstance(p.result(late), RequestExpired)
+
+
+def test_the_same_sequence_on_another_key_is_another_request(p: Partition) -> None:
+    assert p.do(put(b"a", b"2", request=request(1)), put(b"b", b"2", request=request(1))) == [3, 4]
+
+
+REUSES = [
+    put(b"a", b"v", request=request(1)),
+    put(b"a", b"v", flags=Flag.RETURN_OLD, request=request(1)),
+    delete(b"a", request=request(1)),
+    delete(b"a", flags=Flag.RETURN_OLD, request=request(1)),
+    increment(b"a", 1, request=request(1)),
+    append(b"a", b"x", request=request(1)),
+    expire(b"a", 60_000, Flag.RELATIVE_TTL, request=request(1)),
+    batch(b"a", (get(b"a"), put(b"a", b"v")), request=request(1)),
+    batch(b"a", (increment(b"a", 1),), request=request(1)),
+    batch(b"a", (meta(b"a"), delete(b"a", Flag.RETURN_OLD)), request=request(1)),
+    delete_range(b"a", b"b", request=request(1)),
+]
+
+
+@pytest.mark.parametrize("first", REUSES)
+@pytest.mark.parametrize("second", REUSES)
+def test_a_request_id_used_for_another_operation_never_gets_an_answer_of_another_kind(
+    p: Partition, first: Any, second: Any
+) -> None:
+    """Whoever puts answers into words by the operation that was asked would fall over them."""
+    given = p.do(first)
+    answer = p.do(second)
+    assert isinstance(answer, InvalidRequest) or (answer == given and result_message(second, answer) is not None)
+    assert isinstance(answer, InvalidRequest) or first[0] == second[0] or type(answer) in (int, tuple)
+    assert p.do(first) == given
+
+
+def test_nothing_forgotten_is_applied_again() -> None:
+    p = Partition(PartitionConfig(retry_window_ms=1000, expiry_sweep_s=0)).start()
+    op = put(b"a", b"1", request=request(1))
+    p.do(op)
+    p.wait(1.5)
+    p.do(put(b"a", b"2"))
+    assert len(p.state.retries) == 0
+    assert isinstance(p.do(op), RequestExpired)
+    assert p.do(get(b"a")).value == b"2"
+
+
+def test_a_client_that_tells_no_time_is_refused(p: Partition) -> None:
+    assert isinstance(p.do(put(b"a", b"1", request=request(1, seen_ms=0))), RequestExpired)
+
+
+def test_a_full_table_refuses_new_clients_retryably() -> None:
+    p = Partition(PartitionConfig(retry_bytes_max=1000, expiry_sweep_s=0)).start()
+    assert p.do(put(b"a", b"1", request=request(1))) == 1
+    assert p.do(put(b"a", b"1", request=request(2))) == 2
+    assert isinstance(p.do(put(b"a", b"1", request=request(1, client=Y))), Overloaded)
+    assert p.do(put(b"a", b"1", request=request(3, first_unacked=3))) == 3
+
+
+def test_a_batch_is_remembered_with_the_tokens_of_all_its_keys(p: Partition) -> None:
+    p.do(batch(b"a", (put(b"a", b"1"), put(b"b", b"1"), get(b"c")), request=request(1)))
+    entry = p.log.acknowledged[-1]
+    from kvstore.partition.state.entry import decode
+    from kvstore.ring.hashing import token_of
+
+    requests = decode(entry.payload).requests
+    assert requests is not None
+    tokens = [requests.touched[0][at : at + 4] for at in range(0, 12, 4)]
+    assert tokens == sorted(token_of(key).to_bytes(4, "big") for key in (b"a", b"b", b"c"))
+    assert requests.mutations == [1]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        0,
+        -(1 << 63),
+        (1 << 64) - 1,
+        True,
+        None,
+        b"",
+        (True, 5, None),
+        (False, 5, Record(b"v", 1, 2, 3, 4)),
+        [1, (2, 3), None, ConditionFailed(7), Record(b"", 1, 1, 1, 0), NotLeader("p1", "n1", "h:1")],
+    ],
+)
+def test_a_result_comes_back_from_the_log(result: Any) -> None:
+    decoded = decode_result(encode_result(result))
+    assert repr(decoded) == repr(result)
+    assert type(decoded) is type(result)

@@ -1,0 +1,180 @@
+"""The table of remembered requests keeps its bounds whatever a client sends, and still applies nothing twice
+(docs/protocol.md, P16, P33)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvstore.errors import InvalidRequest, Overloaded, RequestExpired, StoreError
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state.commands import Flag, Op, RequestId, batch, delete_range, increment, put
+from kvstore.partition.state.entry import Requests
+from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, BYTES_PER_RESULT, RetryTable, key_hash
+from kvstore.partition.state.state import State
+from tests.partition.one_partition import P1, TIME_MS, Partition
+
+X = b"x" * 16
+RESULTS_MAX, BYTES_MAX, WINDOW_MS = 16, 20_000, 5_000
+CONFIG = PartitionConfig(
+    expiry_sweep_s=0, retry_results_max=RESULTS_MAX, retry_bytes_max=BYTES_MAX, retry_window_ms=WINDOW_MS
+)
+U64 = (1 << 64) - 1
+
+
+def remembered(state: State) -> dict[bytes, int]:
+    """Client -> results that are kept of it."""
+    counts: dict[bytes, int] = {}
+    for client, known in state.retries._clients.items():
+        for first in known.results.values():
+            link = first
+            while link is not None:
+                counts[client] = counts.get(client, 0) + 1
+                link = link[4]
+    return counts
+
+
+def check(p: Partition) -> None:
+    p.state.retries.check()
+    assert all(count <= RESULTS_MAX for count in remembered(p.state).values())
+    assert p.state.retries.bytes <= 2 * BYTES_MAX + len(p.state.retries) * BYTES_PER_CLIENT
+
+
+def test_a_client_that_raises_what_it_has_acknowledged_stays_within_its_bound() -> None:
+    """Each request acknowledges one sequence more, none of which it has ever sent."""
+    p = Partition(CONFIG).start()
+    for number in range(300):
+        p.do(put(b"k%d" % number, b"v", request=RequestId(X, (1 << 40) + number, number + 1, TIME_MS)))
+    check(p)
+
+
+def test_one_sequence_for_many_keys_is_as_many_results() -> None:
+    p = Partition(CONFIG).start()
+    for number in range(300):
+        p.do(put(b"k%d" % number, b"v", request=RequestId(X, 1, 1, TIME_MS)))
+    check(p)
+
+
+def test_what_is_under_way_counts() -> None:
+    p = Partition(CONFIG).start()
+    tokens = p.submit(*(put(b"k%d" % n, b"v", request=RequestId(X, n + 1, 1, TIME_MS)) for n in range(300)))
+    while p.log.under_way:
+        p.acknowledge()
+    refused = [token for token in tokens if isinstance(p.result(token), Overloaded)]
+    assert len(refused) == 300 - RESULTS_MAX
+    check(p)
+
+
+def test_deletes_of_ranges_that_end_together_keep_the_bound() -> None:
+    """They were let in while nothing of theirs was remembered."""
+    p = Partition(CONFIG).start()
+    p.do(*(put(b"k%05d" % n, b"v") for n in range(1_100)))
+    p.submit(*(delete_range(b"k", b"k%d" % n, request=RequestId(X, n + 1, 1, TIME_MS)) for n in range(100)))
+    while p.log.under_way:
+        p.acknowledge()
+    check(p)
+
+
+def test_a_client_that_acknowledges_what_it_has_had_goes_on_at_its_bound() -> None:
+    p = Partition(CONFIG).start()
+    for number in range(1, 100):
+        first_unacked = max(1, number - RESULTS_MAX + 1)
+        result = p.do(increment(b"n", 1, request=RequestId(X, number, first_unacked, TIME_MS)))
+        assert result == (number, number), "an honest client was refused"
+    check(p)
+
+
+def test_a_client_from_the_future_is_refused_because_it_could_never_be_forgotten() -> None:
+    p = Partition(CONFIG).start()
+    result = p.do(put(b"k", b"v", request=RequestId(X, 1, 1, TIME_MS + (1 << 50))))
+    assert isinstance(result, InvalidRequest)
+    for number in range(200):  # and so they never fill the table for good
+        p.do(put(b"k", b"v", request=RequestId(b"%016d" % number, 1, 1, p.wall_ms() + WINDOW_MS)))
+    p.wait(2 * WINDOW_MS / 1000 + 1)
+    for _ in range(5):
+        p.do(put(b"k", b"v"))
+    assert len(p.state.retries) == 0
+
+
+def test_whatever_the_log_says_the_bounds_hold_and_what_is_dropped_is_refused() -> None:
+    """An import brings results of other partitions, which its leader cannot refuse; so may an older leader's entry."""
+    table = RetryTable(window_ms=WINDOW_MS, bytes_max=BYTES_MAX, results_max=RESULTS_MAX)
+    count = 100
+    requests = Requests(
+        [X], [1], [TIME_MS], [0] * count, list(range(1, count + 1)),
+        [key_hash(b"%d" % n) for n in range(count)], [0] * count, [b"r" * 2_000] * count, [],
+    )  # fmt: skip
+    table.apply(70, TIME_MS, requests)
+    table.check()
+    assert table.bytes <= 2 * BYTES_MAX
+    with pytest.raises(RequestExpired):
+        table.find(RequestId(X, 1, 1, TIME_MS), key_hash(b"0"), TIME_MS)
+    assert table.find(RequestId(X, count, 1, TIME_MS), key_hash(b"%d" % (count - 1)), TIME_MS) == b"r" * 2_000
+
+
+def test_the_tokens_of_a_batch_cost_what_they_take() -> None:
+    table = RetryTable(window_ms=WINDOW_MS, bytes_max=BYTES_MAX, results_max=RESULTS_MAX)
+    tokens = b"1234" * 100
+    table.apply(70, TIME_MS, Requests([X], [1], [TIME_MS], [0], [1], [key_hash(b"k")], [0], [], [tokens]))
+    assert table.bytes == BYTES_PER_CLIENT + BYTES_PER_RESULT + len(tokens)
+
+
+KEYS = st.integers(0, 200).map(b"k%d".__mod__)
+NUMBERS = st.one_of(
+    st.integers(1, 40), st.integers(1, 1 << 40), st.sampled_from([1, 2, 1 << 31, 1 << 40, 1 << 63, U64 - 2, U64 - 1])
+)
+
+
+def _request(client: int, sequence: int, first: int, huge: int, late_ms: int) -> RequestId:
+    return RequestId(bytes((client,)) * 16, sequence, huge if client == 9 else first, TIME_MS + late_ms)
+
+
+REQUESTS = st.builds(
+    _request,
+    st.sampled_from([0] * 10 + [1, 2, 9]),
+    NUMBERS,
+    st.integers(0, 30),
+    NUMBERS,
+    st.sampled_from([0] * 20 + [-WINDOW_MS - 1, WINDOW_MS, 1 << 50]),
+)
+
+
+def _op(kind: int, key: bytes, request: RequestId) -> Op:
+    match kind:
+        case 0:
+            return put(key, b"v" * 600, flags=Flag.RETURN_OLD, request=request)
+        case 1:
+            return increment(b"n", 1, request=request)
+        case 2:
+            return batch(key, (put(key, b"1"), put(b"other", b"2"), put(key + b"2", b"3")), request=request)
+        case 3:
+            return delete_range(b"k", b"k2", request=request)
+    return put(key, b"v", request=request)
+
+
+OPS = st.builds(_op, st.integers(0, 5), KEYS, REQUESTS)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.lists(OPS, min_size=5, max_size=60), min_size=2, max_size=8))
+def test_bounds_hold_over_any_stream_of_requests_and_nothing_is_applied_twice(turns: list[list[Op]]) -> None:
+    p = Partition(CONFIG).start()
+    p.do(put(b"n", b"0"))
+    counted: set[tuple[bytes, int]] = set()
+    for ops in turns:
+        tokens = p.submit(*ops)
+        while p.log.under_way:
+            p.acknowledge()
+            check(p)
+        for op, token in zip(ops, tokens, strict=True):
+            result = p.result(token)
+            assert result != "waits"
+            if op[0] == increment(b"n", 1)[0] and not isinstance(result, StoreError):
+                counted.add((op[-1].client, op[-1].sequence))
+    rebuilt = State(P1, p.engine, CONFIG)
+    rebuilt.retries.check()
+    assert rebuilt.retries.bytes == p.state.retries.bytes
+    found = p.state.get(b"n")
+    assert found is not None
+    assert int(found.value) == len(counted), "a request was applied twice"

@@ -1,0 +1,116 @@
+"""What waits at a leader and is another partition's goes there before anything that comes later."""
+
+from __future__ import annotations
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.waiting import Waiting
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Op
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.ring.hashing import token_of
+from kvstore.types import PartitionId
+
+CONFIG = PartitionConfig()
+GONE, KEPT = b"gone", b"kept"
+
+
+def custody() -> Custody:
+    """Owns all but GONE."""
+    found = Custody(State(PartitionId("p1"), MemoryEngine(), CONFIG))
+    found.readable = EVERYTHING.without(Span(token_of(GONE), token_of(GONE)))
+    return found
+
+
+def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
+    """Which leave, and which stay, by their numbers: first the frozen ones."""
+    waiting = waiting_of(queued, frozen)
+    gone = [item[2] for item, _ in waiting.expel(custody(), 1.0)]
+    assert len(waiting.frozen) == 0
+    return gone, [item[2] for _, item in waiting.queue.take_all(1.0)]
+
+
+def waiting_of(queued: list[Op], frozen: list[Op]) -> Waiting:
+    """Since time 0, numbered: first the frozen ones."""
+    waiting = Waiting(CONFIG)
+    assert waiting.put_aside([(0.0, (op, None, number)) for number, op in enumerate(frozen)]) == []
+    for number, op in enumerate(queued, len(frozen)):
+        waiting.queue.offer((op, None, number))
+    waiting.queue.stamp(0.0)
+    return waiting
+
+
+def test_what_is_not_owned_leaves_in_order_and_the_rest_stays_in_order() -> None:
+    queued = [commands.put(KEPT, b"1"), commands.put(GONE, b"2"), commands.delete(KEPT), commands.delete(GONE)]
+    frozen = [commands.put(GONE, b"0"), commands.put(KEPT, b"0")]
+    assert expel(queued, frozen) == ([0, 3, 5], [1, 2, 4])
+
+
+def test_a_batch_leaves_when_one_of_its_keys_is_not_owned() -> None:
+    batch = commands.batch(KEPT, (commands.put(KEPT, b"1"), commands.put(GONE, b"1")))
+    assert expel([batch, commands.batch(KEPT, (commands.put(KEPT, b"1"),))], []) == ([0], [1])
+
+
+def test_what_names_no_key_and_what_is_malformed_is_decided_on_as_ever() -> None:
+    assert expel([commands.delete_range(b"a", b"z"), (3, 7), (8, b"k", b"no operations")], []) == ([], [0, 1, 2])
+
+
+def test_what_thaws_is_decided_on_before_what_is_queued() -> None:
+    waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
+    waiting.thaw()
+    assert [item[2] for item in waiting.queue.take(1.0).items] == [0, 1, 2]
+    assert not waiting
+
+
+def test_what_is_too_old_leaves_wherever_it_waits() -> None:
+    waiting = waiting_of([commands.put(KEPT, b"1")], [commands.put(KEPT, b"0")])
+    assert waiting.take_older(0.0) == []
+    assert [item[2] for item in waiting.take_older(0.1)] == [1, 0]
+    assert not waiting
+
+
+def test_what_thaws_and_freezes_again_and_goes_to_and_fro_keeps_the_time_of_its_arrival() -> None:
+    waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
+    waiting.queue.offer((commands.put(KEPT, b"3"), None, 3))
+    waiting.queue.stamp(4.0)
+    for _ in range(3):
+        waiting.thaw()
+        taken = waiting.queue.take(5.0)
+        assert waiting.put_aside(taken.arrived(taken.items[:2], 5.0)) == []
+        waiting.queue.put_back(taken.arrived(taken.items[2:], 5.0))
+        assert waiting.expel(custody(), 6.0) == []
+    assert [item[2] for item in waiting.take_older(0.1)] == [0, 1, 2]
+    assert [item[2] for item in waiting.take_older(4.1)] == [3]
+
+
+def test_what_stands_before_older_ones_does_not_keep_them_from_being_refused() -> None:
+    """The deletes of keys past their expiry come first, and each is new."""
+    waiting = waiting_of([commands.put(KEPT, b"0")], [])
+    waiting.queue.put_back([(9.0, (commands.put(KEPT, b"1"), None, 1))])
+    waiting.queue.offer((commands.put(KEPT, b"2"), None, 2))
+    assert [item[2] for item in waiting.take_older(5.0)] == [0]
+    assert [item[2] for item in waiting.queue.take(10.0).items] == [1, 2]
+
+
+def test_what_goes_on_with_an_operation_begins_to_wait_then() -> None:
+    """The rest of a delete of a range has not waited: a part of it is done."""
+    waiting = waiting_of([commands.delete_range(b"a", b"z"), commands.put(KEPT, b"1")], [])
+    taken = waiting.queue.take(4.0)
+    waiting.queue.put_back(taken.arrived([(commands.delete_range(b"k", b"z"), None, 0), taken.items[1]], 4.0))
+    assert [item[2] for item in waiting.take_older(1.0)] == [1]
+    assert len(waiting.queue) == 1
+
+
+def test_a_part_of_what_came_together_keeps_its_time() -> None:
+    waiting = Waiting(CONFIG)
+    for number in range(1500):
+        waiting.queue.offer((commands.put(KEPT, b"1"), None, number))
+    first = waiting.queue.take(3.0)
+    assert len(first.items) == 1000
+    waiting.queue.put_back(first.arrived(first.items[990:], 4.0))
+    assert waiting.take_older(3.0) == []
+    assert [item[2] for item in waiting.take_older(3.1)] == list(range(990, 1500))
+    assert not waiting
+    assert waiting.queue.bytes == 0

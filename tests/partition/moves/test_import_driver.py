@@ -1,0 +1,101 @@
+"""What a target asks its source for pages."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.moves import pages
+from kvstore.partition.moves.import_driver import Carried
+from kvstore.partition.state.commands import RequestId, put
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.move_records import ImportRows
+from kvstore.partition.state.ownership import Import
+from kvstore.partition.state.retry_table import decode_row
+from kvstore.partition.state.rows import ALL_RETRY
+from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.ring import Pace
+from kvstore.ring.hashing import TOKENS
+from kvstore.ring.moves import Move, MoveId
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.partition.one_partition import TIME_MS, Partition
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+MOVE = Move(MoveId(1), P1, P2, TOKENS - 1, 99)
+PIN = Position(LedgerId(1), EntryId(5))
+
+
+class Copying(Carried):
+    """One whose source gives these pages."""
+
+    def __init__(self, *given: pages.Page) -> None:
+        self.given, self.asked = list(given), list[tuple[Position, bytes]]()
+        self.logged: list[ImportRows] = []
+        self.cursor = pages.BEGINNING
+        rings = SimpleNamespace(ring=SimpleNamespace(pace=Pace(bytes_per_s=0)))
+        state = SimpleNamespace(engine=MemoryEngine())
+        means: Any = SimpleNamespace(
+            leading=lambda: self,
+            rings=rings,
+            state=state,
+            server_env=None,
+            pins=None,
+            pin_numbers=iter(()),
+            partition=P2,
+            logs=None,
+        )
+        super().__init__(means, MOVE.id)
+        self._pin._held = (P1, "held")
+
+    def _import(self) -> Import:
+        return Import(1, 1, P1, Span(0, 99), PIN, self.cursor, PIN, None)
+
+    async def _call(self, move: Move, method: str, **asked: Any) -> bytes:
+        self.asked.append((asked["position"], asked["cursor"]))
+        return pages.encode(self.given.pop(0))
+
+    async def append_record(self, record: ImportRows, requests: Any = None) -> None:
+        self.logged.append(record)
+        self.cursor = record.cursor
+
+    def copy(self) -> None:
+        while self.given:
+            asyncio.run(self._copy(self, MOVE))  # type: ignore[arg-type]
+
+
+def page(entry: int, cursor: bytes) -> pages.Page:
+    return pages.Page([], [], b"", cursor, Position(LedgerId(1), EntryId(entry)))
+
+
+def test_each_page_comes_from_a_replica_that_stands_at_least_where_the_one_before_came_from() -> None:
+    copying = Copying(page(7, pages.RETRIES), page(8, b"r3"), page(9, b""))
+    copying.copy()
+    assert [position.entry for position, _ in copying.asked] == [5, 7, 8]
+    assert [cursor for _, cursor in copying.asked] == [pages.BEGINNING, pages.RETRIES, b"r3"]
+
+
+@pytest.mark.parametrize(("left_at", "again_at"), [(b"d5", b"d5"), (b"r3", pages.RETRIES)])
+def test_a_new_leader_goes_on_with_rows_and_begins_again_with_request_ids(left_at: bytes, again_at: bytes) -> None:
+    copying = Copying(page(7, b""))
+    copying.cursor = left_at
+    copying.copy()
+    assert copying.asked == [(PIN, again_at)]
+
+
+def test_what_was_answered_is_said_only_where_its_client_asked_last() -> None:
+    """So a page of an older state behind one of a newer state could lack both the result and that it is forgotten."""
+    part = Partition(PartitionConfig(expiry_sweep_s=0)).start()
+    client = b"c" * 16
+    part.do(put(b"k", b"1", request=RequestId(client, 5, 5, TIME_MS)))
+    before = dict(part.engine.iterate(*ALL_RETRY))
+    part.do(put(b"other", b"1", request=RequestId(client, 9, 6, TIME_MS)))
+    after = dict(part.engine.iterate(*ALL_RETRY))
+    assert not before.keys() & after.keys()
+    assert min(after) > max(before)
+    assert [decode_row(row)[1].first_unacked for row in after.values()] == [[6]]
+    span = EVERYTHING.spans[0]
+    assert pages.page_of(part.state, Span(*span), max(before)).requests

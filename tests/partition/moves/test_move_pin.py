@@ -1,0 +1,63 @@
+"""A move's pin goes although its replica stops while the metadata store is away: the session may last for months."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env.real import real_env
+from kvstore.errors import MetadataUnavailable
+from kvstore.partition.moves import move_pin
+from kvstore.partition.moves.move_pin import MovePin
+from kvstore.types import LedgerId, PartitionId
+from tests.waiting import wait_until
+
+
+class Away:
+    """Pins in a metadata store that answers, or not."""
+
+    def __init__(self) -> None:
+        self.names: set[str] = set()
+        self.is_away = False
+        self.tries = 0
+
+    async def hold(self, partition: PartitionId, name: str, ledger: LedgerId) -> None:
+        self.names.add(name)
+
+    async def release(self, partition: PartitionId, name: str) -> None:
+        self.tries += 1
+        if self.is_away:
+            raise MetadataUnavailable("away")
+        self.names.discard(name)
+
+
+async def test_a_pin_goes_when_the_metadata_store_is_back_although_the_replica_has_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(move_pin, "RELEASE_S", 0.01)
+    server_env, store = real_env(tmp_path), Away()
+    pins: Any = store
+    replica = server_env.nursery.child("replica")
+    held = MovePin(server_env, pins, count(1))
+    await held.hold(PartitionId("p1"), "move", LedgerId(3))
+    store.is_away = True
+    replica.spawn(held.give_back(), name="move")
+
+    async def is_tried() -> bool:
+        return store.tries > 0
+
+    await wait_until(is_tried)
+    await replica.close()
+    await held.give_back()
+    store.is_away = False
+
+    async def is_given_back() -> bool:
+        return not store.names
+
+    await wait_until(is_given_back)
+    await server_env.nursery.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}

@@ -1,0 +1,121 @@
+"""Steps of a move are short, however large its records are and however many."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.moves import pages
+from kvstore.partition.moves.pages import RETRY_IDS_MAX, page_of
+from kvstore.partition.moves.source import DROP_BYTES, DROP_ROWS, drop_bound
+from kvstore.partition.state.digest import BYTES_PER_STEP, RangeDigest
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import Requests, requests_message
+from kvstore.partition.state.move_effects import remove
+from kvstore.partition.state.move_records import Drop, ImportBegin, Release
+from kvstore.partition.state.ownership import Frozen, Territory
+from kvstore.partition.state.retry_table import ROW_FORMAT, _row_head, key_hash
+from kvstore.partition.state.rows import ALL_DATA, ALL_RETRY, data_key, encode_record, retry_key, token_of_data
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import EVERYTHING, NOTHING, Span
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+ALL = EVERYTHING.spans[0]
+AT = Position(LedgerId(1), EntryId(1))
+
+
+class Reading(MemoryEngine):
+    """Counts what is read by iterators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rows = self.bytes = 0
+        self.begins: list[bytes] = []
+
+    def iterate(self, begin: bytes, end: bytes) -> Iterator[tuple[bytes, bytes]]:
+        self.begins.append(begin)
+        for key, row in super().iterate(begin, end):
+            self.rows += 1
+            self.bytes += len(key) + len(row)
+            yield key, row
+
+
+def filled(count: int, size: int) -> tuple[State, Reading]:
+    engine = Reading()
+    state = State(P1, engine, PartitionConfig())
+    batch = engine.batch()
+    for number in range(count):
+        batch.put(data_key(b"%d" % number), encode_record(bytes(size), 1, 1, 1, 0))
+    engine.write(batch)
+    state.position = AT
+    engine.rows = engine.bytes = 0
+    engine.begins.clear()
+    return state, engine
+
+
+def test_counting_large_records_reads_little_in_each_step() -> None:
+    _, engine = filled(64, 1 << 18)
+    digest = RangeDigest(engine, ALL)
+    while not digest.step():
+        assert engine.bytes <= BYTES_PER_STEP + (1 << 19)
+        engine.bytes = 0
+    assert digest.count == 64
+
+
+@pytest.mark.parametrize(("count", "size"), [(2000, 10), (30, 1 << 18)], ids=("many", "large"))
+def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, size: int) -> None:
+    """An engine goes over what was deleted each time that it reads there."""
+    state, engine = filled(count, size)
+    frozen = Frozen(7, P2, ALL, AT)
+    state.territory = Territory(EVERYTHING, True, (), (frozen,), ()).after(Release(7, AT, count), AT, 1, 1)
+    former = b""
+    while (left := state.territory.droppable(7)) is not None:
+        until = drop_bound(state, *left)
+        batch = engine.batch()
+        engine.rows = engine.bytes = 0
+        remove(engine, batch, left[0], until or left[1])
+        engine.write(batch)
+        assert engine.rows <= DROP_ROWS
+        assert engine.bytes <= DROP_BYTES + size + 100
+        assert min(engine.begins) >= former
+        engine.begins.clear()
+        former = until
+        state.territory = state.territory.after(Drop(7, until), AT, 1, 1)
+        state.territory = Territory.decode(state.territory.encode())
+    assert list(engine.iterate(*ALL_DATA)) == []
+
+
+def test_what_is_given_up_of_an_import_goes_in_parts_from_where_the_last_one_ended() -> None:
+    begun = Territory(NOTHING, True).after(ImportBegin(3, 1, P2, Span(0, 100), AT), AT, 1, 1)
+    some = begun.after(Drop(3, data_key(b"x")), AT, 1, 1)
+    left = some.droppable(3)
+    assert left is not None
+    assert left[0] == data_key(b"x")
+
+
+def test_a_page_of_request_ids_looks_at_few() -> None:
+    state, engine = filled(0, 0)
+    batch = engine.batch()
+    client = b"c" * 16
+    for row in range(1, 60):
+        sequences = list(range(row * 1000, row * 1000 + 1000))
+        hashes = [key_hash(b"%d" % each) for each in sequences]
+        requests = Requests([client], [1], [1], [0] * 1000, sequences, hashes, list(range(1000)), [], [])
+        head = _row_head.pack(ROW_FORMAT, 1)
+        batch.put(retry_key(row * 1000), head + requests_message(requests).SerializeToString())
+    engine.write(batch)
+    span, cursor, found, count = Span(0, 1 << 28), ALL_RETRY[0], 0, 0
+    while cursor:
+        page = page_of(state, span, cursor)
+        following = page.cursor or ALL_RETRY[1]
+        looked_at = sum(1000 for _ in engine.iterate(cursor, following))
+        assert looked_at <= RETRY_IDS_MAX + 1000
+        requests_here = pages.requests_in(page)
+        found += len(requests_here.sequences) if requests_here is not None else 0
+        cursor, count = page.cursor, count + 1
+    wanted = sum(span.holds(token_of_data(data_key(b"%d" % each))) for each in range(1000, 60_000))
+    assert found == wanted
+    assert count > 10

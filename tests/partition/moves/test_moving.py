@@ -1,0 +1,393 @@
+"""A leader whose ranges are frozen, released and imported: what it answers, what it lets wait, what it sends on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Corrupted, InvalidRequest, Moved
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.moves import pages
+from kvstore.partition.state.commands import Code, Level, RequestId, batch, count, delete, delete_range, get, put, scan
+from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import decode
+from kvstore.partition.state.move_records import (
+    Drop,
+    Founded,
+    Freeze,
+    ImportBegin,
+    ImportEnd,
+    ImportRows,
+    MoveRecord,
+    Own,
+    Release,
+    Unfreeze,
+)
+from kvstore.partition.state.retry_table import key_hash
+from kvstore.partition.state.rows import ALL_DATA, ALL_EXPIRY, ALL_ORDER
+from kvstore.partition.state.scope import bound
+from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import Span, Tokens
+from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.partition.one_partition import TIME_MS, Partition
+from tests.sim.moving.moves import keys_in
+
+MOVING, STAYING = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+M1, M2 = keys_in(MOVING, 2, b"m")
+S1, S2 = keys_in(STAYING, 2, b"s")
+P2 = PartitionId("p2")
+CLIENT = b"c" * 16
+PIN = Position(LedgerId(9), EntryId(4))
+
+
+def founded(*spans: Span, **how: Any) -> Partition:
+    """A leader of a partition that owns these ranges."""
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000), **how)
+    started = p.loop.create_task(p.leader.start(Founded(spans)))
+    p.settle()
+    p.acknowledge()
+    assert started.result() is None
+    return p
+
+
+@pytest.fixture
+def p() -> Partition:
+    p = founded(MOVING, STAYING)
+    p.do(put(M1, b"1"), put(S1, b"2"))
+    return p
+
+
+def send(p: Partition, record: MoveRecord) -> Any:
+    """Append a record, which stays under way."""
+    task = p.loop.create_task(p.leader.append_record(record))
+    p.settle()
+    return task
+
+
+def log(p: Partition, record: MoveRecord) -> Position:
+    """Append a record and acknowledge it."""
+    task = send(p, record)
+    p.acknowledge(len(p.log.under_way))
+    position: Position = task.result()
+    return position
+
+
+def request(sequence: int) -> RequestId:
+    return RequestId(CLIENT, sequence, 1, TIME_MS)
+
+
+# ── what is owned ─────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+# docs/protocol.md M2
+def test_the_first_record_of_a_log_says_what_is_owned() -> None:
+    p = founded(STAYING)
+    assert p.state.territory.is_founded
+    assert p.state.territory.owned.spans == (STAYING,)
+    again = State(p.state.partition, p.engine, p.config)
+    assert again.territory == p.state.territory, "it is durable with the state"
+
+
+# docs/protocol.md M1
+def test_nobody_answers_for_a_key_that_is_not_owned() -> None:
+    p = founded(STAYING)
+    reads = [get(M1), get(M1, Level.STRICT), get(M1, Level.STALE)]
+    writes = [put(M1, b"1"), delete(M1), put(M1, b"1", request=request(1)), batch(S1, (put(S1, b"1"), put(M1, b"1")))]
+    assert [type(each) for each in p.do(*reads, *writes)] == [Moved] * 7
+    assert p.state.key_count == 0
+    assert p.do(put(S1, b"1")) == 1
+
+
+def test_what_is_turned_away_goes_to_whoever_takes_it() -> None:
+    p = Partition()
+    taken: list[Any] = []
+    started = p.loop.create_task(p.leader.start(Founded((STAYING,)), lambda *each: taken.append(each)))
+    p.settle()
+    p.acknowledge()
+    assert started.done()
+    tokens = p.submit(get(M1), put(M1, b"1"), batch(S1, (put(S1, b"1"), put(M1, b"1"))))
+    assert [(op[0], token) for op, _, token, _ in taken] == [
+        (Code.GET, tokens[0]), (Code.PUT, tokens[1]), (Code.BATCH, tokens[2])
+    ]  # fmt: skip
+    assert not any(token in p.caller.results for token in tokens)
+
+
+# ── the source ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_writes_wait_from_the_send_of_a_freeze_and_reads_go_on(p: Partition) -> None:
+    freezing = send(p, Freeze(1, P2, MOVING))
+    write, other = p.submit(put(M1, b"3"), put(S1, b"4"))
+    assert [entry.keys for entry in p.under_way()] == [[], [S1]], "the freeze, and the write that it does not touch"
+    p.acknowledge(2)
+    assert freezing.done()
+    assert (p.result(write), p.result(other)) == ("waits", p.state.seq)
+    assert p.do(get(M1)).value == b"1"
+    thawing = send(p, Unfreeze(1))
+    p.acknowledge()
+    assert thawing.done()
+    p.acknowledge()
+    assert p.result(write) == p.state.seq
+    assert p.do(get(M1)).value == b"3"
+
+
+def test_what_touches_a_frozen_range_waits_whole(p: Partition) -> None:
+    log(p, Freeze(1, P2, MOVING))
+    both, everything = p.submit(batch(S1, (put(S1, b"5"), put(M1, b"5"))), delete_range(b"", b""))
+    assert p.result(both) == p.result(everything) == "waits"
+    assert p.do(get(S1)).value == b"2"
+    log(p, Unfreeze(1))
+    while p.log.under_way:
+        p.acknowledge()
+    assert sorted(p.result(both)) == [3, 4]
+    assert p.result(everything) == 2
+
+
+def test_a_retry_is_recognised_although_its_range_is_frozen_or_gone(p: Partition) -> None:
+    first = p.do(put(M1, b"7", request=request(1)))
+    freeze = log(p, Freeze(1, P2, MOVING))
+    assert p.do(put(M1, b"7", request=request(1))) == first
+    log(p, Release(1, freeze, 1))
+    assert p.do(put(M1, b"7", request=request(1))) == first
+    assert isinstance(p.do(put(M1, b"8", request=request(2))), Moved)
+
+
+def test_a_key_that_expires_while_frozen_is_absent_and_not_deleted(p: Partition) -> None:
+    p.do(put(M1, b"short", expires_ms=TIME_MS + 1000))
+    log(p, Freeze(1, P2, MOVING))
+    p.wall_offset_ms = 2000
+    (read,) = p.submit(get(M1))
+    assert [entry.kinds for entry in p.under_way()] == [b"\x04"], "an entry without effect tells the time"
+    p.acknowledge()
+    assert p.result(read) is None
+    assert p.state.key_count == 2
+
+
+def test_what_waited_for_a_frozen_range_goes_on_to_its_new_owner(p: Partition) -> None:
+    freeze = log(p, Freeze(1, P2, MOVING))
+    (write,) = p.submit(put(M1, b"9"))
+    log(p, Release(1, freeze, 1))
+    moved = p.result(write)
+    assert isinstance(moved, Moved)
+    assert p.state.key_count == 1
+    assert p.do(get(M1)).partition == P2
+
+
+def test_a_freeze_and_what_ends_it_exclude_each_other_while_under_way(p: Partition) -> None:
+    freeze = log(p, Freeze(1, P2, MOVING))
+    custody = p.leader.custody
+    assert custody.in_force(1, freeze).position == freeze
+    send(p, Unfreeze(1))
+    assert custody.is_pending(1)
+    assert not custody.may_freeze(1, MOVING)
+    p.acknowledge()
+    assert not custody.is_pending(1)
+    assert custody.may_freeze(1, MOVING)
+
+
+def test_drops_remove_rows_and_indexes_of_what_was_released(p: Partition) -> None:
+    p.do(put(M2, b"x", expires_ms=TIME_MS + 60_000))
+    freeze = log(p, Freeze(1, P2, MOVING))
+    log(p, Release(1, freeze, 2))
+    assert p.do(count(Level.LINEARIZABLE)) == 1
+    log(p, Drop(1, b""))
+    assert [key[5:] for key, _ in p.engine.iterate(*ALL_DATA)] == [S1]
+    assert [key[1:] for key, _ in p.engine.iterate(*ALL_ORDER)] == [S1]
+    assert list(p.engine.iterate(*ALL_EXPIRY)) == []
+    assert not p.state.territory.released
+
+
+# ── the target ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def imported(p: Partition, source: Partition) -> None:
+    """Copy the moving range of another partition."""
+    log(p, ImportBegin(1, 1, P2, MOVING, PIN))
+    cursor = pages.BEGINNING
+    while cursor:
+        page = pages.decode(pages.encode(pages.page_of(source.state, MOVING, cursor)))
+        requests = pages.requests_in(page)
+        task = p.loop.create_task(
+            p.leader.append_record(ImportRows(1, page.keys, page.rows, page.cursor, PIN), requests)
+        )
+        p.settle()
+        p.acknowledge()
+        assert task.done()
+        cursor = page.cursor
+
+
+def owned(p: Partition, source: Partition) -> None:
+    state = source.state
+    log(p, ImportEnd(1, PIN, 1, 0))
+    log(p, Own(1, PIN, PIN, state.seq, state.record_time_ms))
+
+
+def test_imported_rows_are_seen_once_they_are_owned_with_their_versions(p: Partition) -> None:
+    p.do(put(M1, b"newer"), *(put(S1, b"%d" % number) for number in range(20)))
+    record = p.state.get(M1)
+    target = founded(STAYING)
+    target.do(put(S2, b"own"))
+    imported(target, p)
+    assert isinstance(target.do(get(M1)), Moved)
+    assert [key for key, _ in target.do(scan(b"", b"", 0)).items] == [S2]
+    assert target.state.key_count == 1
+    owned(target, p)
+    assert target.do(get(M1)) == record
+    assert target.state.key_count == 2
+    assert target.state.seq == p.state.seq, "versions go on behind the source's"
+    assert target.state.record_time_ms >= p.state.record_time_ms
+    assert target.do(put(M1, b"next")) == p.state.seq + 1
+
+
+def test_results_come_along_with_the_keys_of_a_request_or_a_batch(p: Partition) -> None:
+    one = p.do(put(M1, b"a", request=request(1)))
+    two = p.do(batch(S1, (put(S1, b"b"), put(M1, b"b")), request=request(2)))
+    p.do(put(S1, b"c", request=request(3)))
+    target = founded(MOVING)  # owns it already: what is asked is the table
+    target.do(put(M2, b"x"))
+    page = pages.page_of(p.state, MOVING, b"r")
+    requests = pages.requests_in(page)
+    assert requests is not None
+    assert sorted(requests.sequences) == [1, 2]
+    table = target.state.retries
+    table.apply(1000, TIME_MS, requests)
+    table.apply(1001, TIME_MS, requests)
+    table.check()
+    found = table.find(request(1), key_hash(M1), TIME_MS)
+    assert found is not None
+    assert target.leader._evaluator._known(request(1), key_hash(M1)) == one
+    assert target.leader._evaluator._known(request(2), key_hash(S1)) == two
+    assert table.find(request(3), key_hash(S1), TIME_MS) is None
+
+
+def test_a_delete_of_a_range_at_one_partition_is_not_taken_for_that_at_another() -> None:
+    """A client that has one numbering for all partitions asks each of them under the same id. What one has answered
+    comes to another with the range of the first key."""
+    source, target = founded(MOVING, partition=P2), founded(STAYING)
+    source.do(put(M1, b"1"))
+    target.do(put(S1, b"2"))
+    assert source.do(delete_range(b"", b"", request=request(1))) == 1
+    assert source.do(delete_range(b"", b"", request=request(1))) == 1, "again, and recognised"
+    source.do(put(M1, b"3"))
+    imported(target, source)
+    owned(target, source)
+    assert target.do(delete_range(b"", b"", request=request(1))) == 2
+    assert target.do(get(S1)) is None
+
+
+def test_an_import_that_begins_again_begins_with_nothing(p: Partition) -> None:
+    target = founded(STAYING)
+    imported(target, p)
+    log(target, ImportBegin(1, 2, P2, MOVING, PIN))
+    assert list(target.engine.iterate(*ALL_DATA)) == []
+    assert target.state.territory.imports[0].cursor == pages.BEGINNING
+
+
+def test_replicas_agree_on_an_import_to_the_byte(p: Partition) -> None:
+    target = founded(STAYING)
+    imported(target, p)
+    owned(target, p)
+    follower = State(target.state.partition, MemoryEngine(), target.config)
+    for entry in target.log.acknowledged:
+        follower.apply(entry)
+    assert follower.fingerprint() == target.state.fingerprint()
+    assert (follower.crc, follower.key_count, follower.seq) == (
+        target.state.crc, target.state.key_count, target.state.seq
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        ImportRows(1, [], [], b"", PIN),
+        ImportEnd(1, PIN, 0, 0),
+        Own(1, PIN, PIN, 9, 9),
+        Unfreeze(1),
+        Release(1, PIN, 0),
+        Drop(1, b""),
+        Founded((MOVING,)),
+        ImportBegin(1, 1, P2, MOVING, PIN),
+    ],
+    ids=lambda record: type(record).__name__,
+)
+def test_a_record_that_does_not_fit_is_damage(p: Partition, record: MoveRecord) -> None:
+    with pytest.raises(Corrupted):
+        p.state.territory.after(record, PIN, 1, 1)
+
+
+def test_own_takes_the_freeze_that_the_import_ended_at(p: Partition) -> None:
+    target = founded(STAYING)
+    imported(target, p)
+    log(target, ImportEnd(1, PIN, 1, 0))
+    with pytest.raises(Corrupted):
+        target.state.territory.after(Own(1, Position(LedgerId(9), EntryId(5)), PIN, 1, 1), PIN, 1, 1)
+    after = target.state.territory.after(ImportRows(1, [], [], b"", PIN), PIN, 1, 1)
+    with pytest.raises(Corrupted):
+        after.after(Own(1, PIN, PIN, 1, 1), PIN, 1, 1)
+
+
+# ── what follows the log, and what is counted ─────────────────────────────────────────────────────────────────────────
+
+
+def test_the_part_of_a_log_about_a_range_holds_its_deletes(p: Partition) -> None:
+    p.do(put(M1, b"a"), put(M2, b"b"), put(S1, b"c"))
+    p.do(delete(M1))
+    changes = pages.Changes(MOVING)
+    for logged in p.log.acknowledged:
+        entry = decode(logged.payload)
+        if not entry.is_control:
+            changes.add(entry)
+    assert {key[5:]: bool(row) for key, row in zip(changes.keys, changes.rows, strict=True)} == {M1: False, M2: True}
+
+
+def test_a_count_that_began_early_is_that_of_the_end(p: Partition) -> None:
+    early = RangeDigest(p.engine, MOVING)
+    p.state.watch(early)
+    p.do(put(M1, b"changed"), put(M2, b"new"), put(S2, b"other"))
+    p.do(delete(M1))
+    while not early.step():
+        pass
+    late = RangeDigest(p.engine, MOVING)
+    while not late.step():
+        pass
+    assert (early.count, early.hash) == (late.count, late.hash)
+    assert late.count == 1
+
+
+# ── what concerns all keys ────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_scans_and_counts_are_about_what_the_asker_thinks_is_owned() -> None:
+    p = founded(STAYING)
+    p.do(put(S1, b"1"))
+    assert isinstance(p.do(bound(count(), Tokens([MOVING, STAYING]))), Moved)
+    assert isinstance(p.do(bound(scan(b"", b"", 0), Tokens([MOVING, STAYING]))), Moved)
+    assert isinstance(p.do(bound(delete_range(b"", b""), Tokens([MOVING, STAYING]))), Moved)
+    half = Tokens([Span(STAYING.first, token_of(S1) - 1)])
+    assert p.do(bound(scan(b"", b"", 0), half)).items == []
+    assert p.do(bound(count(), Tokens([STAYING]))) == 1
+    assert isinstance(p.do((99, b"")), InvalidRequest)
+
+
+def test_what_follows_a_batch_that_waits_for_a_range_waits_behind_it(p: Partition) -> None:
+    """On any of its keys: else the batch would undo what was written after it."""
+    freeze = log(p, Freeze(1, P2, MOVING))
+    first, second, other = p.submit(
+        batch(M1, (put(M1, b"first"), put(S1, b"first"))), put(S1, b"second"), put(S2, b"other")
+    )
+    also = batch(S2, (put(S2, b"third"), put(S1, b"third")))
+    (third, last) = p.submit(also, put(S2, b"last"))
+    p.acknowledge(len(p.log.under_way))
+    assert [p.result(each) for each in (first, second, third, last)] == ["waits"] * 4
+    assert isinstance(p.result(other), int)
+    assert freeze is not None
+    log(p, Unfreeze(1))
+    p.settle()
+    p.acknowledge(len(p.log.under_way))
+    assert p.do(get(S1)).value == b"third"
+    assert p.do(get(S2)).value == b"last"
+    assert not p.leader.custody.held
+    assert isinstance(p.do(put(S1, b"after")), int)

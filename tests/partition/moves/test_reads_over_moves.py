@@ -1,0 +1,104 @@
+"""Who answers while a range changes hands: its source until it sends RELEASE, nobody until its target has logged OWN,
+then that. No clock is asked (docs/protocol.md M7, M9)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import Moved, NotLeader
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.state.commands import Level, count, get, put, scan
+from kvstore.partition.state.move_records import Freeze, Release
+from kvstore.partition.state.scope import bound
+from kvstore.partition.state.tokens import EVERYTHING
+from kvstore.types import Position
+from tests.partition.moves.test_moving import M1, M2, MOVING, P2, S1, STAYING, founded, imported, log, owned, send
+from tests.partition.one_partition import TIME_MS, UNKNOWN, Partition
+
+
+@pytest.fixture
+def p() -> Partition:
+    p = founded(MOVING, STAYING)
+    p.do(put(M1, b"1"), put(M2, b"short", expires_ms=TIME_MS + 500), put(S1, b"2"))
+    return p
+
+
+def freeze(p: Partition) -> Position:
+    return log(p, Freeze(1, P2, MOVING))
+
+
+def release(p: Partition) -> None:
+    log(p, Release(1, freeze(p), 2))
+
+
+# ── the source ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize("level", [Level.LINEARIZABLE, Level.STRICT])
+def test_a_released_range_is_not_read_from_the_send_on(p: Partition, level: Level) -> None:
+    named = freeze(p)
+    assert p.do(get(M1)).value == b"1", "what is frozen is read"
+    releasing = send(p, Release(1, named, 2))
+    (read,) = p.submit(get(M1, level))
+    assert not releasing.done()
+    p.acknowledge(len(p.log.under_way))
+    assert isinstance(p.result(read), Moved)
+    assert p.do(get(S1, level)).value == b"2"
+
+
+def test_a_read_that_waits_for_a_proof_is_not_answered_once_the_release_is_sent(p: Partition) -> None:
+    named = freeze(p)
+    (read,) = p.submit(get(M1, Level.STRICT))
+    releasing = send(p, Release(1, named, 2))
+    p.acknowledge(len(p.log.under_way))
+    assert releasing.done()
+    assert isinstance(p.result(read), Moved)
+
+
+def test_a_released_range_is_not_read_however_little_time_has_passed_and_without_leases_neither() -> None:
+    for lease_ms in (0, 100_000):
+        p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=lease_ms)).start()
+        p.do(put(M1, b"1"))
+        send(p, Freeze(1, P2, MOVING))
+        p.acknowledge()
+        send(p, Release(1, p.state.territory.frozen[0].position, 1))
+        assert isinstance(p.do(get(M1)), Moved)
+
+
+def test_nothing_else_is_done_with_what_is_released(p: Partition) -> None:
+    release(p)
+    assert isinstance(p.do(put(M1, b"3")), Moved)
+    for op in (bound(scan(b"", b"", 0), EVERYTHING), bound(count(Level.LINEARIZABLE), EVERYTHING)):
+        assert isinstance(p.do(op), Moved)
+
+
+def test_no_other_leader_reads_what_is_released(p: Partition) -> None:
+    release(p)
+    p.leader.stop(NotLeader(p.state.partition))
+    p.open()
+    p.start()
+    assert isinstance(p.do(get(M1)), Moved)
+
+
+def test_a_release_of_unknown_outcome_ends_its_leader_and_all_reads(p: Partition) -> None:
+    releasing = send(p, Release(1, freeze(p), 2))
+    (read,) = p.submit(get(M1))
+    assert isinstance(p.result(read), Moved)
+    p.log.fail(UNKNOWN)
+    p.settle()
+    assert releasing.exception() is not None
+    assert isinstance(p.do(get(M1)), NotLeader), "of unknown outcome: this leader is none any more"
+
+
+# ── the target ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_target_answers_once_it_owns_the_range_and_waits_for_nothing(p: Partition) -> None:
+    release(p)
+    target = founded(STAYING)
+    imported(target, p)
+    assert isinstance(target.do(get(M1)), Moved)
+    owned(target, p)
+    assert target.do(get(M1)).value == b"1"
+    assert target.do(put(M1, b"3")) > p.state.seq
+    assert target.leader.custody.may_freeze(2, MOVING), "it may be given on at once"

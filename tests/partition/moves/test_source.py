@@ -1,0 +1,310 @@
+"""What the source of a move logs about its freezes: each ends once, whoever ends it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import msgspec
+import pytest
+
+from kvstore.env.nursery import TaskNursery
+from kvstore.errors import NotLeader, StoreError, Unavailable
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.moves import source
+from kvstore.partition.moves.counting import COPIES_MAX
+from kvstore.partition.moves.source import Asked, Source, Verdict
+from kvstore.partition.state.commands import put
+from kvstore.partition.state.digest import RangeDigest
+from kvstore.partition.state.move_records import (
+    Drop,
+    Founded,
+    Freeze,
+    ImportBegin,
+    ImportRows,
+    MoveRecord,
+    Release,
+    Unfreeze,
+)
+from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.ring.hashing import token_of
+from kvstore.types import PartitionId, Position
+from kvstore.wal.ledger_list import BEGINNING as NOWHERE
+from tests.partition.one_partition import UNKNOWN, Partition
+
+P2 = PartitionId("p2")
+SPAN, OTHER = Span(0, 1 << 30), Span((1 << 30) + 1, 1 << 31)
+FREEZE_S = 1.0
+
+
+class Moving:
+    """A partition whose leader has ranges to give away."""
+
+    def __init__(self) -> None:
+        self.partition = part = Partition(PartitionConfig(expiry_sweep_s=0))
+        self.failed: list[BaseException] = []
+        self.nursery = TaskNursery("test", on_error=lambda _, error: self.failed.append(error))
+        env = replace(part.leader._env, nursery=self.nursery)
+        self.is_serving = True
+        self.source = Source(env, part.state.partition, part.state, self.leading, FREEZE_S)
+
+    def leading(self) -> Leader | None:
+        return self.partition.leader if self.is_serving else None
+
+    def start(self) -> Moving:
+        part = self.partition
+        founded = None if part.state.territory.is_founded else Founded(EVERYTHING.spans)
+        started = part.loop.create_task(part.leader.start(founded))
+        part.settle()
+        part.acknowledge()
+        assert started.done()
+        return self
+
+    def ask(self, method: str, asked: Asked) -> asyncio.Task[bytes]:
+        return self.partition.loop.create_task(self.source.answer(method, msgspec.msgpack.encode(asked)))
+
+    def finish(self) -> None:
+        part = self.partition
+        part.settle()
+        while part.log.under_way:
+            part.acknowledge()
+        part.settle()
+
+    def freeze(self, asked: Asked) -> Position:
+        """Asked again until it has counted."""
+        while True:
+            task = self.ask(source.FREEZE, asked)
+            self.finish()
+            if task.exception() is None:
+                return msgspec.msgpack.decode(task.result(), type=Position)
+            assert isinstance(task.exception(), StoreError)
+
+    def release(self, asked: Asked, freeze: Position) -> asyncio.Task[bytes]:
+        digest = self.source.counts.find(asked.move)
+        count, hash_ = (digest.count, digest.hash) if digest else (0, 0)
+        return self.ask(source.RELEASE, asked._replace(position=freeze, records=count, hash=hash_))
+
+
+def verdict(answer: asyncio.Task[bytes]) -> Verdict:
+    return msgspec.msgpack.decode(answer.result(), type=Verdict)
+
+
+def test_a_freeze_whose_time_is_up_while_its_release_comes_in_ends_once() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    part.do(put(b"a", b"1"))
+    answers: list[asyncio.Task[bytes]] = []
+    # In the turn in which the time is up the request is read from its connection.
+    part.loop.call_later(FREEZE_S, lambda: answers.append(moving.release(Asked(1, P2, SPAN), freeze)))
+    freeze = moving.freeze(Asked(1, P2, SPAN))
+    part.wait(FREEZE_S)
+    moving.finish()
+    assert not part.fatal
+    assert len(answers) == 1
+
+
+def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> None:
+    """Users wait little where all is well, and where it is slow moves end all the same."""
+    moving = Moving().start()
+    part = moving.partition
+    for lasts_s in (FREEZE_S, 2 * FREEZE_S, 4 * FREEZE_S, 8 * FREEZE_S, 8 * FREEZE_S):
+        moving.freeze(Asked(1, P2, SPAN))
+        part.wait(lasts_s - 0.05)
+        moving.finish()
+        assert part.state.territory.frozen_by(1) is not None
+        part.wait(0.1)
+        moving.finish()
+        assert part.state.territory.frozen_by(1) is None
+
+
+def test_a_new_leader_thaws_nothing_twice() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    freezes = {}
+    for move, span in ((1, SPAN), (2, OTHER)):
+        freezes[move] = moving.freeze(Asked(move, P2, span))
+    moving.source.keep(())
+    part.leader.stop(StoreError("deposed"))
+    part.open()
+    moving.start()
+    thawing = part.loop.create_task(moving.source.thaw(part.leader))
+    part.settle()
+    answer = moving.release(Asked(2, P2, OTHER), freezes[2])
+    part.settle()
+    part.log.acknowledge(len(part.log.under_way))  # both in one turn
+    moving.finish()
+    assert not part.fatal
+    assert thawing.done()
+    assert msgspec.msgpack.decode(answer.result(), type=Verdict).released is None
+    assert part.state.territory.frozen == ()
+
+
+def test_a_leader_of_before_has_its_freezes_thawed_though_it_leads_again() -> None:
+    """It has counted the range, but not what stands in the log since."""
+    moving = Moving().start()
+    part = moving.partition
+    moving.freeze(Asked(1, P2, SPAN))
+    part.leader.stop(StoreError("deposed"))
+    part.open()
+    moving.start()
+    part.loop.create_task(moving.source.thaw(part.leader))
+    moving.finish()
+    assert part.state.territory.frozen == ()
+
+
+def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it_goes_on() -> None:
+    moving = Moving().start()
+    part = moving.partition
+    moving.freeze(Asked(1, P2, SPAN))
+    part.wait(FREEZE_S - 0.01)
+    moving.is_serving = False
+    part.wait(0.1)
+    assert not part.under_way()
+    moving.is_serving = True
+    part.wait(0.1)
+    moving.finish()
+    assert part.state.territory.frozen == ()
+
+
+def test_a_pin_comes_from_a_leader_that_has_proved_that_it_leads() -> None:
+    """A follower may stand before the range went away and came back: it owns it there, and lacks what others wrote."""
+    moving = Moving().start()
+    part = moving.partition
+    asked = moving.ask(source.PIN, Asked(1, P2, SPAN))
+    part.settle()
+    assert not asked.done()
+    part.acknowledge()
+    assert msgspec.msgpack.decode(asked.result(), type=Position) == part.state.position
+    deposed = moving.ask(source.PIN, Asked(1, P2, SPAN))
+    part.settle()
+    part.log.fail(UNKNOWN)
+    part.settle()
+    assert isinstance(deposed.exception(), StoreError)
+    moving.is_serving = False
+    follower = moving.ask(source.PIN, Asked(1, P2, SPAN))
+    part.settle()
+    assert isinstance(follower.exception(), NotLeader)
+
+
+@pytest.mark.parametrize("second", [Freeze(2, P2, Span(5, 9)), Unfreeze(1), Release(1, NOWHERE, 0), Drop(1, b"")])
+def test_no_record_is_sent_that_could_not_be_applied_behind_what_is_under_way(second: MoveRecord) -> None:
+    """No replica could apply it, nor anything behind it: the partition would be lost."""
+    moving = Moving().start()
+    part = moving.partition
+    freeze = moving.freeze(Asked(1, P2, SPAN))
+    first = Release(1, freeze, 0) if isinstance(second, Unfreeze) else Unfreeze(1)
+    sent = part.loop.create_task(part.leader.append_record(first))
+    part.settle()
+    refused = part.loop.create_task(part.leader.append_record(second))
+    part.settle()
+    if isinstance(second, Freeze):
+        assert refused.done() is False, "the range is free when that is applied"
+    else:
+        assert isinstance(refused.exception(), Unavailable)
+    moving.finish()
+    assert sent.result() is not None
+    assert not part.fatal
+
+
+def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logged() -> None:
+    """Rows that come in from elsewhere change nothing for it: it is not decided on again for each of them."""
+    part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
+    started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
+    part.settle()
+    part.acknowledge()
+    assert started.done()
+    for record in (ImportBegin(1, 1, P2, OTHER, NOWHERE), Freeze(2, P2, SPAN)):
+        part.loop.create_task(part.leader.append_record(record))
+        part.settle()
+        part.acknowledge()
+    key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
+    (waiting,) = part.submit(put(key, b"1"))
+    for _ in range(10):
+        part.loop.create_task(part.leader.append_record(ImportRows(1, [], [], b"", NOWHERE)))
+        part.settle()
+        part.acknowledge()
+        part.wait(0.2)
+    assert isinstance(part.result(waiting), Unavailable)
+
+
+def test_what_thaws_while_nothing_can_be_sent_is_refused_in_time() -> None:
+    """It keeps the time of its arrival (docs/protocol.md, P10)."""
+    part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
+    started = part.loop.create_task(part.leader.start(Founded((SPAN,))))
+    part.settle()
+    part.acknowledge()
+    assert started.done()
+    key = next(key for number in range(100) if SPAN.holds(token_of(key := b"%d" % number)))
+    part.loop.create_task(part.leader.append_record(Freeze(1, P2, SPAN)))
+    part.settle()
+    part.acknowledge()
+    (waiting,) = part.submit(put(key, b"1"))
+    part.wait(0.8)
+    part.loop.create_task(part.leader.append_record(Unfreeze(1)))
+    for _ in range(part.config.entries_in_flight_max):
+        part.loop.create_task(part.leader.prove())
+    part.settle()
+    part.acknowledge()
+    assert part.state.territory.frozen == ()
+    part.wait(0.6)
+    assert isinstance(part.result(waiting), Unavailable)
+
+
+# ── a copy that differs from what was counted (docs/protocol.md, M6) ──────────────────────────────────────────────────
+
+
+@pytest.fixture
+def moving() -> Moving:
+    moving = Moving().start()
+    keys = [key for number in range(40) if SPAN.holds(token_of(key := b"%d" % number))]
+    moving.partition.do(*(put(key, b"1") for key in keys))
+    return moving
+
+
+def ask_release(moving: Moving, *, records: int, hash_of_rows: int) -> Verdict:
+    asked = Asked(1, P2, SPAN)
+    freeze = moving.freeze(asked)
+    answer = moving.ask(source.RELEASE, asked._replace(position=freeze, records=records, hash=hash_of_rows))
+    moving.finish()
+    return verdict(answer)
+
+
+def counted(moving: Moving) -> tuple[int, int]:
+    digest = RangeDigest(moving.partition.state.engine, SPAN)
+    while not digest.step():
+        continue
+    return digest.count, digest.hash
+
+
+def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Moving) -> None:
+    moving.freeze(Asked(1, P2, SPAN))
+    kept = moving.source.counts.find(1)
+    assert kept is not None
+    kept.count += 1
+    records, hash_of_rows = counted(moving)
+    first = ask_release(moving, records=records, hash_of_rows=hash_of_rows)
+    assert (first.released, first.differs) == (None, False), "it takes writes again, and counts once more"
+    assert moving.partition.state.territory.frozen == ()
+    moving.partition.do(put(b"0", b"2"), put(b"1", b"2"))
+    records, hash_of_rows = counted(moving)
+    assert ask_release(moving, records=records, hash_of_rows=hash_of_rows).released is not None
+    assert (moving.source.counts.corrected, moving.source.counts.copies_wrong) == (1, 0)
+
+
+def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(moving: Moving) -> None:
+    counts = moving.source.counts
+    for copies in range(COPIES_MAX):
+        assert counts.copies_wrong == copies
+        records, hash_of_rows = counted(moving)
+        first, again = (ask_release(moving, records=records, hash_of_rows=hash_of_rows + 1) for _ in range(2))
+        assert (first.differs, again.differs) == (False, True), "only what was counted twice calls a copy wrong"
+    assert (counts.corrected, counts.copies_wrong, counts.stuck) == (0, COPIES_MAX, [1])
+    refused = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
+    moving.finish()
+    assert "ring cancel 1" in str(refused.exception())
+    assert moving.partition.state.territory.frozen == (), "whatever becomes of the move, the range serves"
+    cancelled = moving.ask(source.CANCEL, Asked(1, P2, SPAN))
+    moving.finish()
+    assert verdict(cancelled).released is None
+    assert counts.stuck == []

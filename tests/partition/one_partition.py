@@ -1,0 +1,214 @@
+"""A leader over a log that the test acknowledges, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any, cast
+
+from kvstore.env import Env
+from kvstore.env.clock import Unjudged
+from kvstore.errors import OutcomeUnknown, StoreError
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.state.commands import Op
+from kvstore.partition.state.engine import Engine
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import Entry, Kind, decode
+from kvstore.partition.state.state import State
+from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
+from kvstore.wal.ports import AppendDone, LogEntry
+from tests.sim.world.loop import SimLoop
+
+P1 = PartitionId("p1")
+TIME_MS = 1_700_000_000_000
+BASE_S = 1000.0
+
+
+class FakeLog:
+    """A LeaderLog: what is appended stays under way until the test says what became of it."""
+
+    def __init__(self, epoch: int, now: Callable[[], float]) -> None:
+        self.epoch = epoch
+        self.waited = True
+        self.under_way: deque[tuple[LogEntry, float, AppendDone]] = deque()
+        self.acknowledged: list[LogEntry] = []
+        self.sealed = self.closed = False
+        self.tell_lost: Callable[[StoreError], None] = lambda error: None
+        self.on_append: Callable[[Entry], None] = lambda entry: None
+        self._now = now
+        self._appended = 0
+
+    @property
+    def recovered_end(self) -> Position:
+        return Position(LedgerId(self.epoch - 1), EntryId(1 << 40))
+
+    def append(self, payload: bytes, first_seq: Seq, done: AppendDone) -> None:
+        entry = decode(payload)
+        assert entry.first_seq == first_seq
+        self.on_append(entry)
+        logged = LogEntry(Position(LedgerId(self.epoch), EntryId(self._appended)), payload)
+        self._appended += 1
+        self.under_way.append((logged, self._now(), done))
+
+    def acknowledge(self, count: int = 1) -> None:
+        """The oldest entries under way can no longer be lost."""
+        for _ in range(count):
+            logged, sent_at, done = self.under_way.popleft()
+            self.acknowledged.append(logged)
+            done(logged.position, sent_at, None)
+
+    def fail(self, error: StoreError) -> None:
+        """The oldest entry under way, and with it all others, are not acknowledged."""
+        while self.under_way:
+            _, sent_at, done = self.under_way.popleft()
+            done(None, sent_at, error)
+
+    def close_for_good(self) -> None:
+        self.closed = True
+
+    def statistics(self) -> dict[str, int]:
+        return {}
+
+    async def seal(self) -> None:
+        assert not self.under_way
+        self.sealed = True
+
+    async def trim(self, durable_seq: Seq, older_than_ms: int) -> int:
+        return 0
+
+    def on_lost(self, lost: Callable[[StoreError], None]) -> None:
+        self.tell_lost = lost
+
+
+class Caller:
+    """A sink that keeps what it got."""
+
+    def __init__(self) -> None:
+        self.results: dict[int, Any] = {}
+        self.flushed: set[int] = set()
+        self.on_complete: Callable[[int, Any], None] = lambda token, result: None
+
+    def complete(self, token: int, result: Any) -> None:
+        assert token not in self.results, f"operation {token} was answered twice"
+        self.results[token] = result
+        self.on_complete(token, result)
+
+    def flush(self) -> None:
+        self.flushed = set(self.results)
+
+
+class Partition(Unjudged):
+    """One state and its leaders, one after the other. `now` is in seconds since the beginning."""
+
+    def __init__(
+        self,
+        config: PartitionConfig | None = None,
+        engine: Engine | None = None,
+        seed: int = 0,
+        partition: PartitionId = P1,
+    ) -> None:
+        self.loop = SimLoop(Random(seed))
+        self.config = config or PartitionConfig(expiry_sweep_s=0, lease_ms=500)
+        self.engine = engine or MemoryEngine()
+        self.state = State(partition, self.engine, self.config)
+        self.caller = Caller()
+        self.wall_offset_ms = 0
+        self.stopped: list[StoreError] = []
+        self.fatal: list[str] = []
+        self.starved = 0.0
+        self.epoch = 0
+        self.tokens = 0
+        MADE.append(self)
+        self.open()
+
+    # The clock
+    def now(self) -> float:
+        return BASE_S + self.loop.time()
+
+    def wall_ms(self) -> int:
+        return TIME_MS + self.wall_offset_ms + round(self.loop.time() * 1000)
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.loop.run_until_complete(work)
+
+    def wait(self, seconds: float) -> None:
+        """Let virtual time pass."""
+        over = self.loop.create_future()
+        self.loop.call_later(seconds, over.set_result, None)
+        self.loop.run_until_complete(over)
+
+    def settle(self) -> None:
+        """Run what is due now."""
+        self.run(_turns())
+
+    # Leaders
+    def open(self) -> None:
+        """A new leader; it has not started."""
+        self.epoch += 1
+        self.log = FakeLog(self.epoch, self.now)
+        env = Env(
+            clock=self, random=Random(0), transport=cast(Any, None), disk=cast(Any, None), nursery=cast(Any, None),
+            fatal=self.fatal.append, starved=lambda: self.starved,
+        )  # fmt: skip
+        self.run(self._make(env))
+
+    async def _make(self, env: Env) -> None:
+        self.leader = Leader(env, self.config, self.state, self.log, self.stopped.append)
+
+    def start(self) -> Partition:
+        """Let the leader serve."""
+        started = self.loop.create_task(self.leader.start())
+        self.settle()
+        self.log.acknowledge()
+        self.settle()
+        assert started.done()
+        assert started.result() is None
+        return self
+
+    def submit(self, *ops: Op) -> list[int]:
+        """Submit operations together; their tokens."""
+        tokens = list(range(self.tokens, self.tokens + len(ops)))
+        self.tokens += len(ops)
+        for token, op in zip(tokens, ops, strict=True):
+            self.loop.call_soon(self.leader.submit, op, self.caller, token)
+        self.settle()
+        return tokens
+
+    def do(self, *ops: Op) -> Any:
+        """Submit operations, acknowledge all entries, and return the results (of one operation: its result)."""
+        tokens = self.submit(*ops)
+        while self.log.under_way:
+            self.log.acknowledge(len(self.log.under_way))
+            self.settle()
+        results = [self.caller.results[token] for token in tokens]
+        return results if len(results) > 1 else results[0]
+
+    def result(self, token: int) -> Any:
+        """What the operation got; the string "waits" as long as it has got nothing."""
+        return self.caller.results.get(token, "waits")
+
+    def acknowledge(self, count: int = 1) -> None:
+        self.log.acknowledge(count)
+        self.settle()
+
+    def under_way(self) -> list[Entry]:
+        return [decode(logged.payload) for logged, _, _ in self.log.under_way]
+
+    def sent_kinds(self) -> list[Kind]:
+        """Of the control records under way."""
+        return [Kind(entry.kinds[0]) for entry in self.under_way() if entry.is_control]
+
+
+MADE: list[Partition] = []
+"""In the running test; tests/partition/conftest.py closes their loops."""
+
+
+async def _turns() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+UNKNOWN = OutcomeUnknown("test")

@@ -1,0 +1,332 @@
+"""What every engine does. A driver earns its place by one line here."""
+
+import asyncio
+import errno
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from kvstore.partition.state import engine_rocks
+from kvstore.partition.state.engine import Cursor, Engine, ViewClosed
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.engine_rocks import MEMTABLE_BYTES_MIN, MEMTABLES_PER_FILE, RocksEngine
+
+DRIVERS: dict[str, Callable[[Path], Engine]] = {
+    "memory": lambda path: MemoryEngine(),
+    "rocks": lambda path: RocksEngine(str(path / "engine")),
+}
+
+
+@pytest.fixture(params=DRIVERS.values(), ids=DRIVERS.keys())
+def engine(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Engine]:
+    made: Engine = request.param(tmp_path)
+    yield made
+    made.close()
+
+
+def write(engine: Engine, *pairs: tuple[bytes, bytes]) -> None:
+    batch = engine.batch()
+    for key, value in pairs:
+        batch.put(key, value)
+    engine.write(batch)
+
+
+def contents(engine: Engine) -> list[tuple[bytes, bytes]]:
+    return list(engine.iterate(b"", b"\xff"))
+
+
+async def flushed(engine: Engine) -> None:
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    engine.flush(done.set_result)
+    assert await done is None
+
+
+def test_what_was_never_written_is_absent(engine: Engine) -> None:
+    assert engine.get(b"a") is None
+    assert engine.multi_get([b"a", b"b"]) == [None, None]
+    assert engine.multi_get([]) == []
+    assert contents(engine) == []
+
+
+def test_a_batch_takes_effect_in_its_order(engine: Engine) -> None:
+    write(engine, (b"a", b"1"), (b"b", b"1"), (b"c", b"1"))
+    batch = engine.batch()
+    batch.put(b"a", b"2")
+    batch.delete(b"a")
+    batch.delete(b"b")
+    batch.put(b"b", b"3")
+    batch.delete(b"c")
+    batch.put(b"d", b"")
+    engine.write(batch)
+    assert contents(engine) == [(b"b", b"3"), (b"d", b"")]
+
+
+def test_values_come_in_the_order_of_the_keys_asked_for(engine: Engine) -> None:
+    write(engine, (b"a", b"1"), (b"b", b"2"))
+    assert engine.multi_get([b"b", b"x", b"a", b"b"]) == [b"2", None, b"1", b"2"]
+
+
+def test_a_range_has_its_begin_and_not_its_end(engine: Engine) -> None:
+    write(engine, *((key, b"") for key in (b"a", b"a\0", b"b", b"b\xff", b"c")))
+    assert [key for key, _ in engine.iterate(b"a\0", b"c")] == [b"a\0", b"b", b"b\xff"]
+    assert list(engine.iterate(b"c", b"a")) == []
+
+
+def test_keys_stand_in_the_order_of_unsigned_bytes(engine: Engine) -> None:
+    keys = [bytes((0, 255)), bytes((127,)), bytes((128,)), bytes((254, 255))]
+    write(engine, *((key, b"") for key in reversed(keys)))
+    assert [key for key, _ in contents(engine)] == keys
+
+
+def test_an_iterator_shows_the_rows_as_they_were_when_it_was_made(engine: Engine) -> None:
+    write(engine, *((b"%03d" % number, b"old") for number in range(300)))
+    rows = engine.iterate(b"", b"\xff")
+    batch = engine.batch()
+    for number in range(100, 200):
+        batch.delete(b"%03d" % number)
+    batch.put(b"250", b"new")
+    batch.put(b"2505", b"new")
+    engine.write(batch)
+    assert list(rows) == [(b"%03d" % number, b"old") for number in range(300)]
+    assert len(contents(engine)) == 201
+
+
+def taken(cursor: Cursor, rows_max: int = 7, bytes_max: int = 1 << 20) -> list[tuple[bytes, bytes]]:
+    found: list[tuple[bytes, bytes]] = []
+    while pairs := list(zip(*cursor.take(rows_max, bytes_max), strict=True)):
+        found += pairs
+    return found
+
+
+async def test_a_view_shows_its_ranges_as_they_were_however_late_and_often_they_are_read(engine: Engine) -> None:
+    write(engine, *((b"%03d" % number, b"old") for number in range(300)), (b"o", b"outside"))
+    view = engine.view([(b"0", b"3"), (b"x", b"y")])
+    batch = engine.batch()
+    for number in range(100, 200):
+        batch.delete(b"%03d" % number)
+    batch.put(b"250", b"new")
+    batch.put(b"2505", b"new")
+    engine.write(batch)
+    for number in range(20):
+        await flushed(engine)
+        write(engine, *((b"%03d" % each, b"%d" % number) for each in range(250)))
+    assert taken(view.cursor(b"0", b"3")) == [(b"%03d" % number, b"old") for number in range(300)]
+    assert taken(view.cursor(b"095", b"105")) == [(b"%03d" % number, b"old") for number in range(95, 105)]
+    assert taken(view.cursor(b"x", b"y")) == []
+
+
+def test_readers_of_a_view_do_not_disturb_each_other(engine: Engine) -> None:
+    pairs = [(b"%03d" % number, b"v") for number in range(100)]
+    write(engine, *pairs)
+    view = engine.view([(b"", b"\xff")])
+    first, second = view.cursor(b"000", b"050"), view.cursor(b"025", b"100")
+    found: dict[int, list[tuple[bytes, bytes]]] = {1: [], 2: []}
+    for _ in range(40):
+        found[1] += zip(*first.take(3, 100), strict=True)
+        found[2] += zip(*second.take(2, 100), strict=True)
+    assert found == {1: pairs[:50], 2: pairs[25:]}
+
+
+def test_a_view_gives_at_most_so_many_rows_and_ends_with_the_one_that_fills_the_bytes(engine: Engine) -> None:
+    write(engine, *((b"%d" % number, b"x" * 100) for number in range(9)))
+    cursor = engine.view([(b"", b"\xff")]).cursor(b"", b"\xff")
+    assert cursor.take(2, 1000)[0] == [b"0", b"1"]
+    assert cursor.take(9, 150)[0] == [b"2", b"3"]
+    assert cursor.take(9, 1)[0] == [b"4"]
+    assert cursor.take(9, 1000)[0] == [b"5", b"6", b"7", b"8"]
+    assert cursor.take(9, 1000) == ([], [])
+
+
+@pytest.mark.parametrize("end", ["view", "clear"])
+def test_a_view_that_is_closed_says_so_and_lets_the_engine_go_on(engine: Engine, end: str) -> None:
+    write(engine, (b"a", b"1"))
+    view = engine.view([(b"", b"\xff")])
+    cursor = view.cursor(b"", b"\xff")
+    cursor.take(1, 1)
+    view.close() if end == "view" else engine.clear()
+    with pytest.raises(ViewClosed):
+        cursor.take(1, 1)
+    with pytest.raises(ViewClosed):
+        view.cursor(b"", b"\xff")
+    write(engine, (b"b", b"2"))
+    assert engine.get(b"b") == b"2"
+
+
+def test_an_engine_is_closed_and_opened_again_although_views_were_left_open(tmp_path: Path) -> None:
+    first = RocksEngine(str(tmp_path / "engine"))
+    view = first.view([(b"", b"\xff")])
+    cursor = view.cursor(b"", b"\xff")
+    first.close()
+    RocksEngine(str(tmp_path / "engine")).close()
+    with pytest.raises(ViewClosed):
+        cursor.take(1, 1)
+
+
+def test_large_and_binary_rows_come_back(engine: Engine) -> None:
+    rows = [(b"\0" * 4096, bytes(range(256)) * 4096), (b"e", b"")]
+    write(engine, *rows)
+    assert contents(engine) == sorted(rows)
+
+
+def test_an_idle_engine_is_not_behind(engine: Engine) -> None:
+    write(engine, (b"a", b"1"))
+    assert not engine.is_behind()
+
+
+async def test_an_engine_that_is_asked_to_pause_before_each_write_never_makes_one_wait(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"), write_buffer_bytes=64 << 10)
+    pauses = 0
+    for number in range(20_000):  # a quick disk keeps up with many
+        if pauses and number >= 400:
+            break
+        while engine.is_behind():
+            pauses += 1
+            await flushed(engine)
+        write(engine, *((b"%d-%d" % (number, each), b"v" * 1000) for each in range(20)))
+        assert engine._db.property_int_value("rocksdb.is-write-stopped") == 0
+    assert pauses > 0, "the test has not reached the bound"
+    engine.close()
+
+
+def test_an_engine_that_has_kept_up_looks_again_after_a_table_of_writes_or_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = RocksEngine(str(tmp_path / "engine"), write_buffer_bytes=MEMTABLES_PER_FILE * MEMTABLE_BYTES_MIN)
+    now = 1.0
+    monkeypatch.setattr(engine, "_now", lambda: now)
+    assert not engine.is_behind()
+    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    write(engine, (b"a", b"1"))
+    assert not engine.is_behind(), "no look is due"
+    now += engine_rocks.LOOK_S
+    assert engine.is_behind()
+    monkeypatch.undo()
+    monkeypatch.setattr(engine, "_now", lambda: now)
+    assert not engine.is_behind(), "who is behind is asked each time"
+    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    write(engine, (b"b", b"v" * MEMTABLE_BYTES_MIN))
+    assert engine.is_behind()
+    engine.close()
+
+
+async def test_an_engine_on_a_full_disk_waits_for_room_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that finds no room would cost it: no write would be taken afterwards, whatever is made free."""
+    engine = RocksEngine(str(tmp_path / "engine"))
+    monkeypatch.setattr(engine_rocks, "ROOM_BYTES", 1 << 62)
+    write(engine, (b"a", b"1"))
+    assert engine.is_behind()
+    told: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    engine.flush(told.set_result)
+    error = await told
+    assert error is not None
+    assert error.errno == errno.ENOSPC
+    assert contents(engine) == [(b"a", b"1")]
+    monkeypatch.undo()
+    assert not engine.is_behind()
+    await flushed(engine)
+    engine.close()
+
+
+async def test_a_flush_tells_when_it_is_done_and_changes_nothing(engine: Engine) -> None:
+    write(engine, (b"a", b"1"))
+    await flushed(engine)
+    await flushed(engine)
+    assert contents(engine) == [(b"a", b"1")]
+
+
+async def test_a_cleared_engine_is_empty_and_goes_on(engine: Engine) -> None:
+    write(engine, (b"a", b"1"))
+    await flushed(engine)
+    engine.clear()
+    assert contents(engine) == []
+    write(engine, (b"b", b"2"))
+    await flushed(engine)
+    assert contents(engine) == [(b"b", b"2")]
+
+
+async def test_what_was_flushed_is_there_when_the_engine_is_opened_again(tmp_path: Path) -> None:
+    first = RocksEngine(str(tmp_path / "engine"))
+    write(first, (b"a", b"1"))
+    await flushed(first)
+    first.close()
+    second = RocksEngine(str(tmp_path / "engine"))
+    assert contents(second) == [(b"a", b"1")]
+    second.close()
+
+
+def test_an_engine_that_is_open_elsewhere_cannot_be_opened(tmp_path: Path) -> None:
+    first = RocksEngine(str(tmp_path / "engine"))
+    with pytest.raises(OSError, match="engine"):
+        RocksEngine(str(tmp_path / "engine"))
+    first.close()
+
+
+async def test_a_crash_of_the_memory_engine_keeps_what_was_flushed() -> None:
+    engine = MemoryEngine()
+    write(engine, (b"a", b"1"), (b"b", b"1"))
+    await flushed(engine)
+    write(engine, (b"a", b"2"))
+    batch = engine.batch()
+    batch.delete(b"a")
+    batch.delete(b"b")
+    engine.write(batch)
+    engine.crash()
+    assert contents(engine) == [(b"a", b"1"), (b"b", b"1")]
+
+
+async def test_a_crash_of_the_memory_engine_may_keep_some_batches_after_the_mark() -> None:
+    engine = MemoryEngine()
+    for number in range(4):
+        write(engine, (b"a", b"%d" % number), (b"b%d" % number, b""))
+    engine.crash(keep=2)
+    assert contents(engine) == [(b"a", b"1"), (b"b0", b""), (b"b1", b"")]
+
+
+async def test_a_flush_holds_what_was_written_before_it_and_not_what_came_later() -> None:
+    engine = MemoryEngine()
+    write(engine, (b"a", b"1"))
+    done: asyncio.Future[OSError | None] = asyncio.get_running_loop().create_future()
+    engine.flush(done.set_result)
+    write(engine, (b"a", b"2"))
+    await done
+    engine.crash()
+    assert contents(engine) == [(b"a", b"1")]
+
+
+async def test_a_flush_that_a_crash_interrupts_is_never_done() -> None:
+    engine = MemoryEngine()
+    write(engine, (b"a", b"1"))
+    told: list[OSError | None] = []
+    engine.flush(told.append)
+    engine.crash()
+    write(engine, (b"b", b"1"))
+    await flushed(engine)
+    assert told == []
+    engine.crash()
+    assert contents(engine) == [(b"b", b"1")]
+
+
+async def test_a_damaged_block_is_an_error_to_every_read_and_never_the_end(tmp_path: Path) -> None:
+    engine = RocksEngine(str(tmp_path))
+    rows = [(b"k%04d" % number, Random(number).randbytes(100)) for number in range(2000)]
+    write(engine, *rows)
+    await flushed(engine)
+    engine.close()
+    (file,) = tmp_path.glob("*.sst")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    engine = RocksEngine(str(tmp_path))
+    with pytest.raises(OSError, match="checksum mismatch"):
+        list(engine.iterate(b"k", b"l"))
+    with pytest.raises(OSError, match="checksum mismatch"):
+        engine.multi_get([key for key, _ in rows])
+    cursor = engine.view([(b"k", b"l")]).cursor(b"k", b"l")
+    with pytest.raises(OSError, match="checksum mismatch"):
+        list(iter(lambda: cursor.take(1000, 1 << 20)[0], []))
+    assert list(engine.iterate(b"k", b"k0100")) == rows[:100], "what is not damaged is given"
+    engine.close()

@@ -1,0 +1,115 @@
+"""An entry that no bookie takes would stop its partition, and the next leader's after it: how large entries get."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import InvalidRequest
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import leader_reads, queries
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Flag, Op, RequestId, append, batch, delete_range, expire, get, put
+from kvstore.proto.bookkeeper import PACKET_MAX
+from kvstore.proto.digest import HEADER
+from tests.partition.one_partition import TIME_MS, Partition
+
+PAYLOAD_MAX = PACKET_MAX - HEADER.size - 64
+LARGE = b"x" * VALUE_BYTES_MAX
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition(PartitionConfig(expiry_sweep_s=0, queue_bytes_max=64 << 20)).start()
+
+
+def fill(p: Partition, count: int) -> list[bytes]:
+    keys = [b"k%d" % number for number in range(count)]
+    for key in keys:
+        p.do(put(key, LARGE[:-10]))
+    return keys
+
+
+def sizes(p: Partition) -> list[int]:
+    return [len(logged.payload) for logged in p.log.acknowledged]
+
+
+def ask(number: int) -> RequestId:
+    return RequestId(b"c" * 16, number, 1, TIME_MS)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda key, number: expire(key, 60_000, Flag.RELATIVE_TTL),
+        lambda key, number: append(key, b"!"),
+        lambda key, number: put(key, b"small", flags=Flag.RETURN_OLD, request=ask(number)),
+        lambda key, number: batch(key, (append(key, b"!"), get(key))),
+    ],
+    ids=["expire", "append", "return old", "batch"],
+)
+def test_many_small_operations_on_large_values_are_more_than_one_entry(p: Partition, change: object) -> None:
+    keys = fill(p, 12)
+    results = p.do(*(change(key, number) for number, key in enumerate(keys, 1)))  # type: ignore[operator]
+    assert not [each for each in results if isinstance(each, Exception)]
+    assert max(sizes(p)) <= PAYLOAD_MAX
+
+
+def test_what_has_no_room_in_an_entry_goes_into_the_next_one_in_order(p: Partition) -> None:
+    keys = fill(p, 8)
+    ops: list[Op] = [append(key, b"%d" % number) for number in range(5) for key in keys]
+    p.do(*ops, *(append(keys[0], b"a") for _ in range(4)), put(b"last", b"v"))
+    assert p.state.get(keys[0]).value.endswith(b"01234aaaa")  # type: ignore[union-attr]
+    assert all(p.state.get(key).value.endswith(b"01234") for key in keys[1:])  # type: ignore[union-attr]
+    assert p.leader.statistics()["queued_bytes"] == 0
+
+
+@pytest.mark.parametrize("flags", [0, Flag.INDEPENDENT])
+def test_a_batch_whose_effects_no_entry_holds_is_refused_whole(p: Partition, flags: int) -> None:
+    keys = fill(p, 8)
+    before = p.state.seq
+    refused = p.do(batch(keys[0], tuple(append(key, b"!") for key in keys), flags))
+    assert isinstance(refused, InvalidRequest)
+    assert p.state.seq == before
+    assert p.do(batch(keys[0], (append(keys[0], b"!"), append(keys[1], b"!")), flags))
+    assert max(sizes(p)) <= PAYLOAD_MAX
+
+
+def test_a_batch_with_a_request_id_has_no_more_to_remember_than_an_entry_holds(p: Partition) -> None:
+    keys = fill(p, 20)
+    reads = tuple(get(key) for key in keys)
+    assert isinstance(p.do(batch(keys[0], reads[:8], request=ask(1))), InvalidRequest)
+    assert len(p.do(batch(keys[0], reads[:2], request=ask(2)))) == 2
+    assert len(p.do(batch(keys[0], reads[:8]))) == 8
+    assert isinstance(p.do(batch(keys[0], reads)), InvalidRequest), "nor is the answer without bounds"
+    assert max(sizes(p)) <= PAYLOAD_MAX
+
+
+def test_a_range_of_long_keys_goes_entry_by_entry(p: Partition) -> None:
+    keys = [b"%04d" % number + b"k" * (KEY_BYTES_MAX - 4) for number in range(1500)]
+    for begin in range(0, len(keys), 50):
+        p.do(*(put(key, b"") for key in keys[begin : begin + 50]))
+    assert p.do(delete_range(b"0", b""), delete_range(b"0", b"")) == [1500, 0]
+    assert max(sizes(p)) <= PAYLOAD_MAX
+
+
+@pytest.mark.parametrize(
+    ("read", "after"), [(commands.scan_tokens(0, 1000), None), (commands.scan(b"", b"", 1000), None)]
+)
+def test_a_read_has_no_more_deletes_logged_at_a_time_than_an_entry_holds(
+    p: Partition, monkeypatch: pytest.MonkeyPatch, read: Op, after: object
+) -> None:
+    """They stand in an entry of this time, so those left out are past their expiry at its time too."""
+    monkeypatch.setattr(queries, "EXPIRED_MAX", 10)
+    monkeypatch.setattr(leader_reads, "EXPIRED_MAX", 10)
+    p.do(*(put(b"k%03d" % number, b"v", 100, Flag.RELATIVE_TTL) for number in range(95)), put(b"z", b"v"))
+    p.wait(0.2)
+    items, following = p.do(read)
+    assert [key for key, _ in items] == [b"z"]
+    assert following is after
+    assert p.state.key_count == 86
+
+
+def test_an_entry_cannot_be_set_larger_than_bookies_take() -> None:
+    with pytest.raises(ValueError, match="entry_bytes_max"):
+        PartitionConfig(entry_bytes_max=8 << 20)

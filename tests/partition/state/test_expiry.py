@@ -1,0 +1,204 @@
+"""Keys past their expiry: absent for whoever asks, deleted for those whom nobody asks about."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    ConditionFailed,
+    StoreError,
+)
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import queries
+from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.state import rows
+from kvstore.partition.state.commands import (
+    Flag,
+    batch,
+    count,
+    delete,
+    expire,
+    get,
+    increment,
+    put,
+    scan,
+    scan_tokens,
+)
+from kvstore.partition.state.entry import CREATE, DELETE, KIND, decode
+from kvstore.partition.state.tokens import EVERYTHING, Span
+from kvstore.ring.hashing import token_of
+from tests.partition.one_partition import TIME_MS, Partition
+
+RELATIVE = Flag.RELATIVE_TTL
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition().start()
+
+
+def last_kinds(p: Partition) -> list[int]:
+    return [kind & KIND for kind in decode(p.log.acknowledged[-1].payload).kinds]
+
+
+def test_a_key_is_absent_from_its_expiry_on_and_its_delete_is_logged_first(p: Partition) -> None:
+    p.do(put(b"a", b"1", 300, RELATIVE))
+    p.wait(0.299)
+    assert p.do(get(b"a")).value == b"1"
+    p.wait(0.001)
+    (token,) = p.submit(get(b"a"))
+    assert p.result(token) == "waits"
+    assert [kind & KIND for kind in p.under_way()[0].kinds] == [DELETE]
+    p.acknowledge()
+    assert p.result(token) is None
+    assert p.state.key_count == 0
+    assert list(p.engine.iterate(*rows.EVERYTHING))[1:] == []
+
+
+def test_a_key_past_its_expiry_at_record_time_is_absent_at_once(p: Partition) -> None:
+    p.do(put(b"a", b"1", 300, RELATIVE))
+    p.wait(0.3)
+    p.do(put(b"b", b"1"))
+    (token,) = p.submit(get(b"a"))
+    assert p.result(token) is None
+
+
+def test_an_expired_key_stays_absent_at_a_leader_whose_clock_is_behind(p: Partition) -> None:
+    p.do(put(b"a", b"1", 100, RELATIVE))
+    p.wait(0.1)
+    assert p.do(get(b"a")) is None
+    p.wall_offset_ms = -10_000
+    p.leader.stop(StoreError("test"))
+    p.open()
+    p.start()
+    assert p.do(get(b"a")) is None
+    assert p.do(put(b"a", b"2", flags=Flag.IF_ABSENT)) == 3
+
+
+def test_a_key_that_a_refused_batch_found_expired_stays_absent_too(p: Partition) -> None:
+    p.do(put(b"a", b"1", 100, RELATIVE))
+    p.wait(0.1)
+    refused = p.do(batch(b"b", (put(b"b", b"1"), put(b"a", b"2", flags=Flag.IF_PRESENT))))
+    assert isinstance(refused, ConditionFailed)
+    assert refused.version == 0
+    p.wall_offset_ms = -10_000
+    p.leader.stop(StoreError("test"))
+    p.open()
+    p.start()
+    assert p.do(get(b"a"), get(b"b")) == [None, None]
+
+
+def test_a_put_over_an_expired_key_creates_it_anew(p: Partition) -> None:
+    p.do(put(b"a", b"1", 300, RELATIVE))
+    p.wait(0.3)
+    assert p.do(put(b"a", b"2")) == 3
+    assert last_kinds(p) == [DELETE, CREATE]
+    assert p.do(get(b"a"))[:3] == (b"2", 3, 3)
+    assert p.state.key_count == 1
+
+
+@pytest.mark.parametrize(
+    "op", [put(b"a", b"2", flags=Flag.IF_PRESENT), delete(b"a"), expire(b"a", 0), increment(b"a", 0)]
+)
+def test_operations_take_an_expired_key_for_absent(p: Partition, op: Any) -> None:
+    p.do(put(b"a", b"1", 300, RELATIVE))
+    p.wait(0.3)
+    result = p.do(op)
+    assert result in (0, False, (0, 3)) or isinstance(result, ConditionFailed)
+
+
+def test_a_scan_leaves_out_expired_keys_and_has_their_deletes_logged_first(p: Partition) -> None:
+    p.do(*(put(b"k%d" % number, b"v", 300 if number % 2 else 0, RELATIVE) for number in range(6)))
+    p.wait(0.3)
+    page, by_token = p.do(scan(b"", b"", 10), scan_tokens(0, 10))
+    assert [key for key, _ in page[0]] == [b"k0", b"k2", b"k4"]
+    assert {key for key, _ in by_token[0]} == {b"k0", b"k2", b"k4"}
+    assert p.state.key_count == 3
+
+
+def test_keys_that_nobody_asks_for_are_deleted_after_their_expiry() -> None:
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+    p.do(*(put(b"k%d" % number, b"v", 300, RELATIVE) for number in range(3)), put(b"z", b"v", 9000, RELATIVE))
+    assert p.do(count()) == 4
+    p.wait(1.1)
+    p.acknowledge(len(p.log.under_way))
+    assert p.do(count()) == 1
+
+
+def test_keys_past_their_expiry_are_deleted_as_fast_as_they_come_also_under_load() -> None:
+    """Else a store whose keys all expire would grow for as long as it is busy."""
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+    for begin in range(0, 5000, 500):
+        p.do(*(put(b"%04d" % number, b"v", 100, RELATIVE) for number in range(begin, begin + 500)))
+    rounds = 0
+    while p.state.key_count > 1 and rounds < 200:
+        p.submit(*(put(b"busy", b"%d" % number) for number in range(20)))
+        if p.log.under_way:
+            p.acknowledge()
+        p.wait(0.02)
+        rounds += 1
+    assert p.state.key_count == 1, f"{p.state.key_count} keys are left after {p.loop.time():.1f} s"
+
+
+def test_expire_changes_removes_and_deletes(p: Partition) -> None:
+    p.do(put(b"a", b"1"))
+    assert p.do(expire(b"a", 300, RELATIVE)) is True
+    assert p.do(get(b"a")).expires_ms == TIME_MS + 300
+    assert p.do(expire(b"a", 0)) is True
+    assert p.do(expire(b"a", 0)) is False
+    assert p.do(get(b"a")).expires_ms == 0
+    assert p.do(expire(b"a", TIME_MS)) is True
+    assert p.do(get(b"a")) is None
+    assert p.do(expire(b"a", 300, RELATIVE)) is False
+
+
+@pytest.mark.parametrize(
+    ("had", "flag", "done"),
+    [
+        (0, Flag.IF_NO_TTL, True), (500, Flag.IF_NO_TTL, False), (0, Flag.IF_TTL, False), (500, Flag.IF_TTL, True),
+        (0, Flag.IF_LONGER, False), (100, Flag.IF_LONGER, True), (500, Flag.IF_LONGER, False),
+        (0, Flag.IF_SHORTER, True), (100, Flag.IF_SHORTER, False), (500, Flag.IF_SHORTER, True),
+    ],
+)  # fmt: skip
+def test_the_conditions_of_expire_are_redis_s(p: Partition, had: int, flag: Flag, done: bool) -> None:
+    p.do(put(b"a", b"1", had, RELATIVE))
+    assert p.do(expire(b"a", 300, RELATIVE | flag)) is done
+
+
+def test_keep_ttl_keeps_it_and_a_plain_put_does_not(p: Partition) -> None:
+    p.do(put(b"a", b"1", 300, RELATIVE))
+    p.do(put(b"a", b"2", flags=Flag.KEEP_TTL))
+    assert p.do(get(b"a")).expires_ms == TIME_MS + 300
+    p.do(put(b"a", b"3"))
+    assert p.do(get(b"a")).expires_ms == 0
+    assert list(p.engine.iterate(*rows.ALL_EXPIRY)) == []
+
+
+def test_a_put_that_is_past_its_expiry_leaves_nothing(p: Partition) -> None:
+    assert p.do(put(b"a", b"1", TIME_MS)) == 1
+    p.do(put(b"a", b"2"))
+    assert p.do(put(b"a", b"3", TIME_MS - 1)) == 3
+    assert (p.do(get(b"a")), p.state.key_count) == (None, 0)
+
+
+def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are on their way to or from another partition, and there may be many of them."""
+    monkeypatch.setattr(queries, "OVERDUE_MAX", 4)
+    p = Partition(PartitionConfig(expiry_sweep_s=1)).start()
+    kept = [b"kept%d" % number for number in range(9)]
+    p.do(*(put(key, b"1", 100 + place, RELATIVE) for place, key in enumerate(kept)))
+    p.do(put(b"goes", b"1", 500, RELATIVE))
+    custody: Custody = p.leader.custody
+    tokens = EVERYTHING
+    for key in kept:
+        tokens = tokens.without(Span(token_of(key), token_of(key)))
+    custody.writable = tokens
+    for _ in range(30):
+        p.wait(0.1)
+        p.acknowledge(len(p.log.under_way))
+    assert p.state.key_count == len(kept)
+    custody.writable = EVERYTHING
+    for _ in range(30):
+        p.wait(0.1)
+        p.acknowledge(len(p.log.under_way))
+    assert p.state.key_count == 0

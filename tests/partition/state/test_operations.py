@@ -1,0 +1,307 @@
+"""What operations do to keys; ranges; scans. Expiry is in test_expiry.py."""
+
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+)
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading import evaluate, queries
+from kvstore.partition.state.commands import (
+    Flag,
+    Level,
+    Record,
+    RequestId,
+    append,
+    batch,
+    delete,
+    delete_range,
+    get,
+    increment,
+    meta,
+    put,
+    scan,
+    scan_tokens,
+)
+from kvstore.partition.state.entry import Kind, decode
+from kvstore.ring.hashing import token_of
+from tests.partition.one_partition import TIME_MS, Partition
+
+RELATIVE = Flag.RELATIVE_TTL
+
+
+@pytest.fixture
+def p() -> Partition:
+    return Partition().start()
+
+
+# ── conditions, counters, appends ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_condition_on_version_or_absence_is_met_or_names_the_version_found(p: Partition) -> None:
+    assert p.do(put(b"a", b"1", flags=Flag.IF_VERSION, version=0)) == 1
+    assert p.do(put(b"a", b"2", flags=Flag.IF_VERSION, version=1)) == 2
+    for op in (
+        put(b"a", b"3", flags=Flag.IF_VERSION, version=1),
+        put(b"a", b"3", flags=Flag.IF_ABSENT),
+        delete(b"a", Flag.IF_VERSION, 1),
+    ):
+        refused = p.do(op)
+        assert isinstance(refused, ConditionFailed)
+        assert refused.version == 2
+    assert p.do(put(b"b", b"1", flags=Flag.IF_PRESENT)).version == 0
+    assert p.do(delete(b"a", Flag.IF_VERSION, 2)) == 3
+
+
+def test_return_old_gives_the_record_before_also_when_not_applied(p: Partition) -> None:
+    assert p.do(put(b"a", b"1", flags=Flag.RETURN_OLD)) == (True, 1, None)
+    old = Record(b"1", 1, 1, TIME_MS, 0)
+    assert p.do(put(b"a", b"2", flags=Flag.RETURN_OLD | Flag.IF_ABSENT)) == (False, 1, old)
+    assert p.do(put(b"a", b"2", flags=Flag.RETURN_OLD)) == (True, 2, old)
+    assert p.do(delete(b"a", Flag.RETURN_OLD)) == (3, Record(b"2", 2, 1, TIME_MS, 0))
+    assert p.do(delete(b"a", Flag.RETURN_OLD)) == (0, None)
+
+
+@pytest.mark.parametrize(
+    "value", [b"", b"a", b"1a", b" 1", b"+1", b"01", b"-0", b"1.0", b"9223372036854775808", b"1" * 30]
+)
+def test_only_a_64_bit_integer_can_be_incremented(p: Partition, value: bytes) -> None:
+    p.do(put(b"n", value))
+    assert isinstance(p.do(increment(b"n", 1)), InvalidRequest)
+    assert p.do(get(b"n")).value == value
+
+
+def test_counters_reach_both_ends_and_go_no_further(p: Partition) -> None:
+    p.do(put(b"n", b"9223372036854775806"), put(b"m", b"-9223372036854775807"))
+    assert p.do(increment(b"n", 1)) == (2**63 - 1, 3)
+    assert p.do(increment(b"m", -1)) == (-(2**63), 4)
+    assert isinstance(p.do(increment(b"n", 1)), InvalidRequest)
+    assert isinstance(p.do(increment(b"m", -1)), InvalidRequest)
+
+
+def test_an_append_keeps_the_expiry_and_stays_within_the_bound(p: Partition) -> None:
+    p.do(put(b"a", b"x" * (1 << 20), 500, RELATIVE))
+    assert isinstance(p.do(append(b"a", b"y")), InvalidRequest)
+    p.do(put(b"a", b"x", 500, RELATIVE))
+    assert p.do(append(b"a", b"yz")) == (3, 3)
+    assert p.do(get(b"a")).expires_ms == TIME_MS + 500
+
+
+# ── batches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_batch_is_all_or_nothing(p: Partition) -> None:
+    p.do(put(b"a", b"1"), put(b"n", b"x"))
+    fingerprint = p.state.fingerprint()
+    failing = (put(b"b", b"1"), delete(b"a"), put(b"a", b"2"), increment(b"n", 1))
+    assert isinstance(p.do(batch(b"a", failing)), InvalidRequest)
+    assert p.state.fingerprint() == fingerprint
+    assert p.do(batch(b"a", failing[:3]), put(b"z", b"1")) == [[3, 4, 5], 6]
+    assert [p.do(get(key)).value for key in (b"a", b"b")] == [b"2", b"1"]
+    assert p.state.key_count == 4
+
+
+def test_what_came_before_a_failed_batch_in_its_entry_stands(p: Partition) -> None:
+    failing = batch(b"a", (put(b"a", b"22"), put(b"a", b"333"), put(b"b", b"x"), increment(b"b", 1)))
+    results = p.do(put(b"a", b"1"), failing, append(b"a", b"x"), put(b"b", b"1", flags=Flag.IF_ABSENT))
+    assert isinstance(results.pop(1), InvalidRequest)
+    assert results == [1, (2, 2), 3]
+
+
+def test_independent_operations_of_a_batch_fail_each_for_itself(p: Partition) -> None:
+    p.do(put(b"n", b"x"))
+    results = p.do(batch(b"a", (put(b"a", b"1"), increment(b"n", 1), get(b"a"), meta(b"a")), Flag.INDEPENDENT))
+    assert results[0] == 2
+    assert isinstance(results[1], InvalidRequest)
+    assert (results[2].value, results[3][0]) == (b"1", 1)
+
+
+# docs/protocol.md P11
+def test_a_batch_stands_in_one_entry(p: Partition) -> None:
+    p.do(batch(b"a", tuple(put(b"k%d" % number, b"v" * 50_000) for number in range(20))))
+    assert len(decode(p.log.acknowledged[-1].payload).keys) == 20
+
+
+@pytest.mark.parametrize(
+    "ops",
+    [
+        (),
+        tuple(put(b"k%d" % number, b"v" * (1 << 19)) for number in range(3)),
+        (scan(b"", b"", 1),),
+        (delete_range(b"", b""),),
+        (batch(b"a", (get(b"a"),)),),
+    ],
+)
+def test_a_batch_that_cannot_be_is_refused_whole(p: Partition, ops: Any) -> None:
+    assert isinstance(p.do(batch(b"a", (put(b"a", b"1"), *ops) if ops else ())), InvalidRequest)
+    assert p.state.seq == 0
+
+
+def test_one_value_may_fill_a_batch(p: Partition) -> None:
+    assert p.do(batch(b"a", (put(b"a", b"v" * (1 << 20)),))) == [1]
+
+
+# ── ranges ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_a_range_is_deleted_with_what_is_under_way_in_it(p: Partition) -> None:
+    p.do(*(put(b"k%d" % number, b"v") for number in range(6)))
+    p.submit(put(b"k35", b"v"), delete(b"k4"))
+    (token,) = p.submit(delete_range(b"k3", b"k6"))
+    p.acknowledge(2)
+    assert p.result(token) == 3
+    assert [key for key, _ in p.do(scan(b"", b"", 9))[0]] == [b"k0", b"k1", b"k2"]
+
+
+def test_a_long_range_goes_entry_by_entry_and_ends_with_the_whole_count(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    before = len(p.log.acknowledged)
+    request = RequestId(b"x" * 16, 1, 1, TIME_MS)
+    (token,) = p.submit(delete_range(b"", b"", request))
+    (again,) = p.submit(delete_range(b"", b"", request))
+    while p.log.under_way:
+        p.acknowledge()
+    assert p.result(token) == 95
+    assert isinstance(p.result(again), Overloaded), "under way: its end must not be overtaken"
+    assert p.do(delete_range(b"", b"", request)) == 95
+    assert len(p.log.acknowledged) - before == 10
+    assert p.state.key_count == 0
+
+
+def test_a_long_range_that_is_broken_off_is_of_unknown_outcome(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    (token,) = p.submit(delete_range(b"", b""))
+    p.acknowledge()
+    p.leader.stop(StoreError("test"))
+    assert isinstance(p.result(token), OutcomeUnknown)
+
+
+def test_a_long_range_whose_last_part_is_not_sent_is_of_unknown_outcome(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(15)))
+    (token,) = p.submit(delete_range(b"", b""))
+    p.acknowledge()
+    p.log.fail(NotEnoughBookies("test"))
+    p.settle()
+    assert isinstance(p.result(token), OutcomeUnknown)
+
+
+def test_a_long_range_is_known_as_under_way_whatever_its_retry_says_of_the_client(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    (first,) = p.submit(delete_range(b"", b"", RequestId(b"c" * 16, 7, 1, TIME_MS)))
+    (again,) = p.submit(delete_range(b"", b"", RequestId(b"c" * 16, 7, 5, TIME_MS)))
+    while p.log.under_way:
+        p.acknowledge()
+    assert p.result(first) == 95
+    assert isinstance(p.result(again), Overloaded)
+
+
+def test_a_long_range_that_has_waited_for_too_long_can_be_asked_for_again(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluate, "RANGE_KEYS_MAX", 10)
+    p.do(*(put(b"%03d" % number, b"v") for number in range(95)))
+    request = RequestId(b"c" * 16, 7, 1, TIME_MS)
+    (token,) = p.submit(delete_range(b"", b"", request))
+    p.wait(2 * p.config.queue_wait_max_s)
+    p.acknowledge(len(p.log.under_way))
+    assert isinstance(p.result(token), OutcomeUnknown)
+    assert p.do(delete_range(b"", b"", request)) == 55
+
+
+# ── scans ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def test_scans_go_on_where_the_page_before_ended(p: Partition) -> None:
+    keys = [b"%03d" % number for number in range(50)]
+    p.do(*(put(key, b"v") for key in keys))
+    found, start = [], b"005"
+    while start is not None:
+        items, start = p.do(scan(start, b"045", 7))
+        assert len(items) <= 7
+        found += [key for key, _ in items]
+    assert found == keys[5:45]
+
+
+def test_scans_by_token_keep_the_keys_of_a_token_together(p: Partition) -> None:
+    keys = [b"{%d}%d" % (tag, number) for tag in range(10) for number in range(5)]
+    p.do(*(put(key, b"v") for key in keys))
+    found: list[bytes] = []
+    token: int | None = 0
+    while token is not None:
+        items, token = p.do(scan_tokens(token, 7))
+        page = [key for key, _ in items]
+        assert len(page) % 5 == 0
+        found += page
+    assert found == sorted(keys, key=lambda key: (token_of(key), key))
+
+
+def test_a_page_is_bounded_in_keys_and_bytes(p: Partition) -> None:
+    p.do(*(put(b"%04d" % number, b"v") for number in range(1100)))
+    items, following = p.do(scan(b"", b"", 0))
+    assert (len(items), following) == (1000, b"1000")
+    p.do(*(put(b"big%d" % number, b"v" * (1 << 19)) for number in range(5)))
+    items, following = p.do(scan(b"big", b"", 100))
+    assert (len(items), following) == (2, b"big2")
+    items, following = p.do(scan(b"big", b"", 100, Flag.KEYS_ONLY))
+    assert ([record.value for _, record in items], following) == ([b""] * 5, None)
+
+
+def test_a_long_scan_by_token_shows_one_moment_and_does_not_stop_the_loop(p: Partition) -> None:
+    p.do(*(put(b"{t}%05d" % number, b"old") for number in range(3000)))
+    tokens = p.submit(scan_tokens(0, 10, Level.LINEARIZABLE, Flag.KEYS_ONLY), put(b"{t}02999", b"new"))
+    p.acknowledge()
+    p.settle()
+    items, following = p.result(tokens[0])
+    assert (len(items), following) == (3000, None)
+    assert items[-1][1].version == 3000
+
+
+def test_a_scan_that_finds_expired_keys_after_its_leader_has_stopped_is_answered(
+    p: Partition, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(queries, "ROWS_PER_STEP", 1)
+    p.do(*(put(b"%03d" % number, b"v", 100, RELATIVE) for number in range(200)))
+    p.wait(0.2)
+    (token,) = p.submit(scan_tokens(0, 1000))
+    assert p.result(token) == "waits"
+    p.leader.stop(NotLeader("p1"))
+    for _ in range(20):
+        p.settle()
+    assert isinstance(p.result(token), NotLeader)
+
+
+def test_a_token_with_more_keys_than_a_page_holds_is_refused(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "TOKEN_KEYS_MAX", 5)
+    p.do(*(put(b"{t}%d" % number, b"v") for number in range(7)))
+    assert isinstance(p.do(scan_tokens(0, 1)), InvalidRequest)
+
+
+def test_now_and_then_an_entry_says_what_the_state_was() -> None:
+    p = Partition(PartitionConfig(check_every=5, expiry_sweep_s=0)).start()
+    for number in range(20):
+        p.do(put(b"a", b"%d" % number))
+    checks = [decode(logged.payload).check_seq for logged in p.log.acknowledged]
+    assert [seq for seq in checks if seq] == [4, 9, 14, 19]
+    p.leader.stop(StoreError("test"))
+    p.open()
+    p.start()
+    first = decode(p.log.acknowledged[0].payload)
+    assert (first.kinds[0], first.check_seq, first.check_crc) == (Kind.EPOCH_START, 20, p.state.crc)

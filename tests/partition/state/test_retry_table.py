@@ -1,0 +1,175 @@
+"""A retried mutation is applied once, and a retry that cannot be recognised is refused."""
+
+import pytest
+
+from kvstore.errors import Overloaded, RequestExpired
+from kvstore.partition.state.commands import RequestId
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import Requests
+from kvstore.partition.state.retry_table import BYTES_PER_CLIENT, RetryTable, decode_row, key_hash
+from kvstore.ring.hashing import token_of
+from tests.partition.effects import CONFIG, Writer, state_over
+
+WINDOW_MS = 1000
+X, Y = b"x" * 16, b"y" * 16
+KEY = key_hash(b"k")
+
+
+def table(**limits: int) -> RetryTable:
+    return RetryTable(**{"window_ms": WINDOW_MS, "bytes_max": 1 << 20, "results_max": 1024} | limits)
+
+
+def one(client: bytes, sequence: int, first_unacked: int, seen_ms: int, result: bytes = b"") -> Requests:
+    results = [result] if result else []
+    return Requests([client], [first_unacked], [seen_ms], [0], [sequence], [KEY], [0], results, [])
+
+
+def outcome(retries: RetryTable, request: RequestId, hash_of_key: int, now_ms: int) -> object:
+    try:
+        return retries.find(request, hash_of_key, now_ms)
+    except RequestExpired:
+        return RequestExpired
+
+
+def test_what_was_applied_is_found_with_its_result() -> None:
+    retries = table()
+    retries.apply(70, 5000, one(X, 1, 1, 5000))
+    retries.apply(71, 5000, one(X, 2, 1, 5000, b"r"))
+    assert retries.find(RequestId(X, 1, 1, 5000), KEY, 5000) == 70
+    assert retries.find(RequestId(X, 2, 1, 5000), KEY, 5000) == b"r"
+    assert retries.find(RequestId(X, 3, 1, 5000), KEY, 5000) is None
+    assert retries.find(RequestId(Y, 1, 1, 5000), KEY, 5000) is None
+
+
+def test_one_sequence_may_stand_for_several_keys() -> None:
+    retries, other = table(), key_hash(b"other")
+    retries.apply(70, 5000, one(X, 1, 1, 5000))
+    assert retries.find(RequestId(X, 1, 1, 5000), other, 5000) is None
+    requests = one(X, 1, 1, 5000)
+    requests.hashes = [other]
+    retries.apply(71, 5000, requests)
+    assert retries.find(RequestId(X, 1, 1, 5000), KEY, 5000) == 70
+    assert retries.find(RequestId(X, 1, 1, 5000), other, 5000) == 71
+    retries.check()
+
+
+# docs/protocol.md P14
+def test_what_the_client_has_acknowledged_is_dropped_and_its_late_duplicates_are_refused() -> None:
+    retries = table()
+    for sequence in range(1, 6):
+        retries.apply(69 + sequence, 5000, one(X, sequence, 1, 5000))
+    assert retries.apply(75, 5000, one(X, 6, 5, 5000)) == [70, 71, 72, 73]
+    assert outcome(retries, RequestId(X, 4, 1, 5000), KEY, 5000) is RequestExpired
+    assert outcome(retries, RequestId(X, 5, 1, 5000), KEY, 5000) == 74
+    retries.check()
+
+
+# docs/protocol.md P15
+def test_a_request_that_carries_a_time_before_the_window_is_refused() -> None:
+    retries = table()
+    assert outcome(retries, RequestId(X, 1, 1, 4000), KEY, 5000) is None
+    assert outcome(retries, RequestId(X, 1, 1, 3999), KEY, 5000) is RequestExpired
+    assert outcome(retries, RequestId(X, 1, 1, 0), KEY, 5000) is RequestExpired
+
+
+def test_a_client_idle_for_the_window_is_forgotten_and_its_rows_go() -> None:
+    retries = table()
+    retries.apply(70, 5000, one(X, 1, 1, 5000))
+    assert retries.forget(6000) == []
+    assert retries.forget(6001) == [70]
+    assert (len(retries), retries.bytes) == (0, 0)
+
+
+def test_a_client_that_carried_a_later_time_is_remembered_until_its_duplicates_are_refused() -> None:
+    """The time comes from another partition whose clock runs ahead."""
+    retries = table()
+    retries.apply(70, 5000, one(X, 1, 1, 9000))
+    now = 5000
+    while len(retries):
+        assert outcome(retries, RequestId(X, 1, 1, 9000), KEY, now) == (70 if now <= 10_000 else RequestExpired)
+        now += 500
+        retries.forget(now)
+    assert now > 10_000
+
+
+def test_one_client_ahead_of_time_keeps_no_other_from_being_forgotten() -> None:
+    retries = table()
+    retries.apply(70, 5000, one(X, 1, 1, 1 << 60))
+    retries.apply(71, 5000, one(Y, 1, 1, 5000))
+    retries.forget(7000)
+    assert outcome(retries, RequestId(X, 1, 1, 1 << 60), KEY, 7000) == 70
+    assert len(retries) == 1
+
+
+# docs/protocol.md P16
+def test_a_full_table_refuses_new_clients_and_serves_those_it_knows() -> None:
+    retries = table(bytes_max=2 * BYTES_PER_CLIENT)
+    retries.apply(70, 5000, one(X, 1, 1, 5000, b"r" * BYTES_PER_CLIENT))
+    with pytest.raises(Overloaded):
+        retries.admit(RequestId(Y, 1, 1, 5000), 5000, 0, 0)
+    retries.admit(RequestId(X, 2, 1, 5000), 5000, 0, 0)
+
+
+def test_a_client_that_acknowledges_nothing_is_refused_at_its_bound() -> None:
+    retries = table(results_max=2)
+    for sequence in (1, 2):
+        retries.apply(69 + sequence, 5000, one(X, sequence, 1, 5000))
+    with pytest.raises(Overloaded, match="2 results"):
+        retries.admit(RequestId(X, 3, 1, 5000), 5000, 0, 0)
+    retries.admit(RequestId(X, 3, 2, 5000), 5000, 0, 0)
+    with pytest.raises(Overloaded, match="2 results"):
+        retries.admit(RequestId(X, 3, 2, 5000), 5000, 1, 0)
+    assert retries.find(RequestId(X, 2, 1, 5000), KEY, 5000) == 71
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_request_is_ever_taken_for_new_once_it_was_logged(seed: int) -> None:
+    writer, state = Writer(seed), state_over(MemoryEngine())
+    for _ in range(80):
+        state.apply(writer.any())
+        for request, hash_of_key, result in writer.requests:
+            assert outcome(state.retries, request, hash_of_key, writer.time_ms) in (result, RequestExpired)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_table_rebuilt_from_the_engine_answers_as_the_one_that_saw_the_log(seed: int) -> None:
+    writer, engine = Writer(seed), MemoryEngine()
+    live = state_over(engine)
+    for _ in range(80):
+        live.apply(writer.any())
+        rebuilt = state_over(engine)
+        rebuilt.retries.check()
+        for request, hash_of_key, _ in writer.requests:
+            for now_ms in (writer.time_ms, writer.time_ms + CONFIG.retry_window_ms // 2):
+                expected = outcome(live.retries, request, hash_of_key, now_ms)
+                assert outcome(rebuilt.retries, request, hash_of_key, now_ms) == expected
+
+
+def test_a_row_holds_what_earlier_rows_said_of_its_client() -> None:
+    """Row 70 is gone when the table is rebuilt; that the client had acknowledged all below 9 is not."""
+    retries = table()
+    retries.apply(70, 5000, one(X, 5, 9, 5600))
+    last = one(X, 9, 1, 5000)
+    assert retries.apply(71, 5000, last) == [70]
+    rebuilt = table()
+    rebuilt.apply(71, *decode_row(retries.row(5000, last)))
+    assert outcome(rebuilt, RequestId(X, 6, 1, 5600), KEY, 5000) is RequestExpired
+    rebuilt.forget(6500)
+    assert outcome(rebuilt, RequestId(X, 9, 1, 5600), KEY, 6500) == 71
+
+
+def test_the_hash_of_a_key_begins_with_its_token() -> None:
+    assert key_hash(b"{a}b") >> 32 == token_of(b"a") == key_hash(b"{a}c") >> 32
+    assert key_hash(b"{a}b") != key_hash(b"{a}c")
+    assert key_hash(b"k") == 0xCFBDA5D1D347A94A
+
+
+def test_the_bytes_of_a_row_stay_as_they_are() -> None:
+    retries = table()
+    requests = one(X, 3, 2, 5001, b"r")
+    retries.apply(70, 5000, requests)
+    row = retries.row(5000, requests)
+    assert row.hex() == (
+        "010000000000001388" + "0a10" + "78" * 16 + "120102" + "1a028927" + "2a0103" + "32084aa947d3d1a5bdcf" + "420172"
+    )
+    assert decode_row(row) == (5000, requests)

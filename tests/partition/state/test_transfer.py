@@ -1,0 +1,117 @@
+"""A state that arrives at another replica is the one that left."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from kvstore.errors import ConfigError, Corrupted
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.rows import ORIGINS_KEY, origins_of
+from kvstore.partition.state.state import State
+from kvstore.partition.state.transfer import Export, Import
+from kvstore.types import ServerId
+from tests.partition.effects import Writer, all_records, state_over
+
+DONOR = ServerId("donor")
+
+
+def exported(seed: int, entries: int) -> tuple[Writer, State]:
+    writer, state = Writer(seed), state_over(MemoryEngine())
+    for _ in range(entries):
+        state.apply(writer.any())
+    return writer, state
+
+
+def chunks(export: Export, limit_bytes: int = 200) -> Iterator[bytes]:
+    while (chunk := export.next_chunk(limit_bytes)) is not None:
+        yield chunk
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_arrives_is_what_left_and_goes_on_with_the_log(seed: int) -> None:
+    writer, source = exported(seed, 60)
+    _, target = exported(seed + 100, 5)
+    export = Export(source)
+    sent = list(chunks(export))
+    arriving = Import(target, frozenset({DONOR}))
+    assert [arriving.add(chunk) for chunk in sent] == [False] * (len(sent) - 1) + [True]
+    assert (target.position, target.seq, target.crc) == (source.position, source.seq, source.crc)
+    assert target.durable_seq == 0
+    for _ in range(20):
+        logged = writer.any()
+        source.apply(logged)
+        target.apply(logged)
+    assert target.fingerprint() == source.fingerprint()
+    assert all_records(target) == writer.model
+    assert target.retries.rows() == source.retries.rows()
+
+
+def test_an_export_shows_the_state_as_it_was_when_it_began() -> None:
+    writer, source = exported(0, 30)
+    model, seq = dict(writer.model), source.seq
+    export = Export(source)
+    sent = [export.next_chunk(200)]
+    while sent[-1] is not None:
+        source.apply(writer.any())
+        sent.append(export.next_chunk(200))
+    target = state_over(MemoryEngine())
+    arriving = Import(target, frozenset({DONOR}))
+    for chunk in sent[:-1]:
+        assert chunk is not None
+        arriving.add(chunk)
+    assert (all_records(target), target.seq, export.meta.seq) == (model, seq, seq)
+
+
+def test_an_import_that_was_broken_off_leaves_an_empty_state() -> None:
+    _, source = exported(0, 60)
+    engine = MemoryEngine()
+    target = state_over(engine)
+    arriving = Import(target, frozenset({DONOR}))
+    sent = list(chunks(Export(source)))
+    for chunk in sent[:-1]:
+        arriving.add(chunk)
+    assert target.position is None
+    target = state_over(engine)
+    assert (target.position, all_records(target)) == (None, {})
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_chunk_that_is_lost_repeated_or_damaged_is_noticed(lost: int) -> None:
+    _, source = exported(0, 60)
+    sent = list(chunks(Export(source)))
+    arriving = Import(state_over(MemoryEngine()), DONOR)
+    if lost:
+        arriving.add(sent[0])
+    with pytest.raises(Corrupted):
+        arriving.add(sent[lost + 1])
+    arriving = Import(state_over(MemoryEngine()), DONOR)
+    arriving.add(sent[0])
+    with pytest.raises(Corrupted):
+        arriving.add(sent[0])
+    damaged = bytearray(sent[0])
+    damaged[len(damaged) // 2] ^= 1
+    with pytest.raises(Corrupted):
+        Import(state_over(MemoryEngine()), DONOR).add(bytes(damaged))
+
+
+def test_a_closed_export_gives_nothing_more() -> None:
+    _, source = exported(0, 60)
+    export = Export(source)
+    export.next_chunk(100)
+    export.close()
+    assert export.next_chunk(100) is None
+
+
+def test_a_copy_remembers_over_a_restart_whose_it_is_until_it_is_borne_out() -> None:
+    _, source = exported(0, 20)
+    engine = MemoryEngine()
+    arriving = Import(state_over(engine), frozenset({DONOR, ServerId("an-earlier-one")}))
+    for chunk in chunks(Export(source)):
+        arriving.add(chunk)
+    assert engine.get(ORIGINS_KEY) == b"\x01an-earlier-one\x00donor", "docs/formats.md, State store"
+    again = state_over(engine)
+    assert again.origins == {DONOR, "an-earlier-one"}
+    again.be_borne_out()
+    assert (again.origins, state_over(engine).origins) == (frozenset(), frozenset())
+    with pytest.raises(ConfigError):
+        origins_of(b"\x02donor")

@@ -1,0 +1,112 @@
+"""Samples of operations: a burst now and then, and nothing of it for whoever asks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.env import Env
+from kvstore.env.real import real_env
+from kvstore.errors import Unavailable
+from kvstore.partition.state.commands import Code
+from kvstore.server.control import load_sampler as module
+from kvstore.server.control.load import Load, encode
+from kvstore.server.control.load_sampler import BURST, Tap, Taps, loads_of_cluster
+from kvstore.types import PartitionId, ServerId
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+class Replica:
+    serving = True
+
+    def __init__(self) -> None:
+        self.got: list[Any] = []
+
+    def submit(self, op: Any, sink: Any, token: int) -> None:
+        self.got.append((op, token))
+
+    def expel(self) -> None:
+        """Nothing waits here."""
+
+    def statistics(self) -> dict[str, Any]:
+        return {"leading": {"answers": len(self.got), "mutations": 0}}
+
+
+class Here:
+    """What is hosted, and where operations go."""
+
+    def __init__(self) -> None:
+        self.replica = Replica()
+        self.local: dict[PartitionId, Any] = {P1: self.replica}
+
+    def leading(self) -> dict[PartitionId, Any]:
+        return {P1: self.replica}
+
+    def swap(self, partition: PartitionId, old: Any, new: Any) -> bool:
+        if self.local.get(partition) is not old:
+            return False
+        self.local[partition] = new
+        return True
+
+
+@pytest.fixture
+async def env(tmp_path: Path) -> AsyncIterator[Env]:
+    made = real_env(tmp_path)
+    yield made
+    await made.nursery.close()
+
+
+async def is_tapped(here: Here) -> bool:
+    return isinstance(here.local[P1], Tap)
+
+
+async def test_a_burst_passes_through_and_then_operations_go_straight_again(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    here = Here()
+    taps = Taps(env, here, here)
+    taps.start()
+    await wait_until(lambda: is_tapped(here), what="a tap")
+    for number in range(BURST + 5):
+        here.local[P1].submit((Code.GET, b"k%d" % number, 0, 0), None, number)
+    assert here.local[P1] is here.replica, "the burst is over"
+    assert [token for _, token in here.replica.got] == list(range(BURST + 5)), "all of them, in order"
+    await taps.close()
+    assert here.local[P1] is here.replica
+    assert [load.partition for load in taps.loads()] == [P1]
+
+
+async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    here = Here()
+    taps = Taps(env, here, here)
+    taps.start()
+    await wait_until(lambda: is_tapped(here), what="a tap")
+    del here.local[P1]
+    await taps.close()
+    assert P1 not in here.local
+
+
+async def test_a_server_that_does_not_answer_is_left_out(env: Env) -> None:
+    class Links:
+        async def call(self, server: ServerId, *_: object) -> bytes:
+            await asyncio.sleep(0)
+            if server == "n2":
+                return encode([Load(P2, 5.0, 1.0, 10.0)])
+            if server == "n3":
+                return b"\xc1"
+            raise Unavailable("it is down")
+
+    servers = [ServerId(f"n{i}") for i in range(1, 5)]
+    here = Here()
+    found = await loads_of_cluster(Links(), Taps(env, here, here), ServerId("n1"), servers)
+    assert {partition: load.ops_per_s for partition, load in found.items()} == {P2: 5.0}

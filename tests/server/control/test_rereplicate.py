@@ -1,0 +1,127 @@
+"""A lost bookie's copies are made again elsewhere, first the copies, then the metadata; a scrub finds what is bad."""
+
+from __future__ import annotations
+
+from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Recopier
+from kvstore.types import BookieId, EntryId, LedgerState
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, LEDGER, Bench, appended, holders, run
+
+COUNT = 12
+
+
+def recopier(bench: Bench) -> Recopier:
+    return Recopier(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
+
+
+async def closed(bench: Bench, *ensemble: BookieId, write: int = 0) -> None:
+    """A closed ledger of COUNT entries."""
+    handle = bench.handle(await bench.ledger(*ensemble, write=write))
+    await appended(bench, handle, COUNT)
+    await handle.close()
+
+
+def test_copies_come_before_the_metadata_that_names_them() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        bench.store.freeze()
+        bench.env.nursery.spawn(recopier(bench).replace(B3), name="replace")
+        await bench.pass_time(1)
+        assert (await bench.recorded()).fragments[0].ensemble == (B1, B2, B3), "not yet"
+        assert bench.bookies.at[B4].of(LEDGER) == list(range(COUNT)), "everything is there before it is named"
+        bench.store.thaw()
+        await bench.pass_time()
+        found = await bench.recorded()
+        assert found.fragments[0].ensemble == (B1, B2, B4)
+        assert (found.state, found.last_entry) == (LedgerState.CLOSED, COUNT - 1)
+
+    run(case, bookies=4)
+
+
+def test_a_striped_ledger_gets_the_entries_of_the_lost_bookie_and_no_others() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench, B1, B2, B3, write=2)
+        lost = bench.bookies.at[B3].of(LEDGER)
+        assert 0 < len(lost) < COUNT
+        bench.bookies.stop(B3)
+        moved = await recopier(bench).replace(B3)
+        assert [(each.copied, each.blocked) for each in moved] == [(len(lost), "")]
+        assert bench.bookies.at[B4].of(LEDGER) == lost
+
+    run(case, bookies=4)
+
+
+def test_a_damaged_copy_is_not_what_is_copied() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        for entry in range(COUNT):
+            damaged = bytearray(bench.bookies.at[B1].entries[LEDGER, EntryId(entry)])
+            damaged[-1] ^= 1
+            bench.bookies.at[B1].entries[LEDGER, EntryId(entry)] = bytes(damaged)
+        await recopier(bench).replace(B3)
+        assert bench.bookies.at[B4].entries == bench.bookies.at[B2].entries
+
+    run(case, bookies=4)
+
+
+def test_what_cannot_be_copied_keeps_the_old_name() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B1, B2, B3)
+        (moved,) = await recopier(bench).replace(B3)
+        assert moved.blocked
+        assert (await bench.recorded()).fragments[0].ensemble == (B1, B2, B3)
+
+    run(case, bookies=6)
+
+
+def test_without_another_bookie_it_says_so() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        assert [each.blocked for each in await recopier(bench).replace(B3)] == [NO_SPARE]
+
+    run(case, bookies=3)
+
+
+def test_an_open_ledger_is_left_to_its_writer() -> None:
+    async def case(bench: Bench) -> None:
+        await appended(bench, bench.handle(await bench.ledger()), COUNT)
+        bench.bookies.stop(B3)
+        assert [each.blocked for each in await recopier(bench).replace(B3)] == [STILL_OPEN]
+        assert holders(bench, 0) == [B1, B2, B3]
+
+    run(case, bookies=4)
+
+
+def test_a_ledger_that_is_deleted_meanwhile_does_not_come_back() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bench.bookies.stop(B3)
+        bench.store.freeze()
+        bench.env.nursery.spawn(recopier(bench).replace(B3), name="replace")
+        await bench.pass_time(1)
+        await bench.ports_on(bench.store).ledgers.remove(LEDGER, -1)
+        bench.store.thaw()
+        await bench.pass_time()
+        assert await bench.ledgers.list_ids() == []
+
+    run(case, bookies=4)
+
+
+def test_a_scrub_finds_what_is_missing_or_damaged_and_repairs_it_if_told() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        bookie = bench.bookies.at[B2]
+        del bookie.entries[LEDGER, EntryId(3)]
+        bookie.entries[LEDGER, EntryId(5)] = bookie.entries[LEDGER, EntryId(5)][:-1] + b"?"
+        found = await recopier(bench).scrub(B2, repair=False)
+        assert found == [(LEDGER, 3, "missing"), (LEDGER, 5, "damaged")]
+        repaired = await recopier(bench).scrub(B2, repair=True)
+        assert [fault.rpartition("; ")[2] for _, _, fault in repaired] == ["copied there again"] * 2
+        assert await recopier(bench).scrub(B2, repair=False) == []
+        assert await recopier(bench).scrub(B1, repair=False) == []
+        assert bookie.entries == bench.bookies.at[B1].entries
+
+    run(case, bookies=3)

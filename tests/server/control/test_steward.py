@@ -1,0 +1,361 @@
+"""The upkeep of the whole cluster: replicas of lost servers, newcomers that catch up, what retired partitions leave."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.env import Env
+from kvstore.env.clock import Unjudged
+from kvstore.env.real import real_env
+from kvstore.errors import NodeExists
+from kvstore.meta import paths
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import ensure_path
+from kvstore.partition.election.election import Published
+from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, steps
+from kvstore.ring.replicas import begin_replacing
+from kvstore.server.control import steward as module
+from kvstore.server.control.retirement import drop_kept, partitions_kept, remove_log
+from kvstore.server.control.steward import CLOSE_BEHIND, Steward
+from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Quorum, Seq, ServerId
+from kvstore.wal.creator import OWNER_KEY
+from kvstore.wal.lists import LedgerLists, ReadersLists
+from kvstore.wal.pins import Pins
+from tests.ring.rings import advance
+from tests.waiting import wait_until
+
+P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
+N1, N2, N3, N4 = (ServerId(f"n{i}") for i in range(1, 5))
+
+
+class Clock(Unjudged):
+    at = 100.0
+
+    def now(self) -> float:
+        return self.at
+
+    def wall_ms(self) -> int:
+        return int(self.at * 1000)
+
+
+class World:
+    """A ring that only this test and the steward change, and servers that come and go."""
+
+    def __init__(self, env: Env) -> None:
+        self.clock = Clock()
+        self.env = replace(env, clock=self.clock)  # type: ignore[arg-type]
+        self.store = MemoryStore()
+        self.ring = new_ring([P1, P2], dict.fromkeys((N1, N2, N3), ""), 3)
+        self.up = {each: Member(id=each, resp=f"{each}:1") for each in (N1, N2, N3, N4)}
+
+    @property
+    def topology(self) -> ClusterTopology:
+        return ClusterTopology(self.ring, {}, self.up)
+
+    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+        self.ring = step(self.ring)
+        await self.store_ring()
+        return self.ring
+
+    async def store_ring(self) -> None:
+        with suppress(NodeExists):
+            await self.store.create(paths.RING, b"")
+        await self.store.set(paths.RING, codec.encode(self.ring), -1)
+
+    def on_ring(self, changed: Callable[[], None]) -> Callable[[], None]:
+        raise NotImplementedError
+
+    def steward(self, server: ServerId = N1, repair_after_s: float = 60.0) -> Steward:
+        membership: Any = self
+        made = Steward(self.env, server, self.store, membership, self, repair_after_s=repair_after_s)
+        made.start()
+        return made
+
+    async def publish(self, partition: PartitionId, server: ServerId, seq: int) -> None:
+        await ensure_path(self.store, paths.partition_replicas(partition))
+        said = Published(Seq(seq), Seq(seq), 1, "x").encode()
+        await self.store.create(paths.partition_replica(partition, server), said, ephemeral=True)
+
+
+@pytest.fixture
+async def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[World]:
+    monkeypatch.setattr(module, "TICK_S", 0.005)
+    env = real_env(tmp_path)
+    yield World(env)
+    await env.nursery.close()
+
+
+async def looks(steward: Steward) -> None:
+    """Return when the steward has looked at least twice since now."""
+    count = 0
+    note = steward._note_missing
+
+    def counting(servers: Any) -> None:
+        nonlocal count
+        count += 1
+        note(servers)
+
+    steward._note_missing = counting  # type: ignore[method-assign]
+
+    async def twice() -> bool:
+        return count >= 2
+
+    await wait_until(twice, what="the steward looks")
+
+
+async def test_replicas_of_a_server_are_made_anew_only_after_it_has_been_away_for_long(world: World) -> None:
+    steward = world.steward()
+    await looks(steward)
+    del world.up[N2]
+    await looks(steward)
+    world.clock.at += 59
+    await looks(steward)
+    assert world.ring.version == 1
+    world.clock.at += 2
+    await looks(steward)
+    assert {member.replacing for member in world.ring.partitions.values()} == {((N4, N2),)}
+
+
+async def test_a_server_that_was_back_in_between_begins_anew(world: World) -> None:
+    steward = world.steward()
+    away = world.up.pop(N2)
+    await looks(steward)
+    world.clock.at += 59
+    world.up[N2] = away
+    await looks(steward)
+    del world.up[N2]
+    await looks(steward)
+    world.clock.at += 59
+    await looks(steward)
+    assert world.ring.version == 1
+
+
+async def test_while_the_metadata_store_is_away_nobody_counts_as_gone(world: World) -> None:
+    steward = world.steward()
+    del world.up[N2]
+    await looks(steward)
+    world.store.suspend()
+    world.clock.at += 1_000
+
+    async def has_forgotten() -> bool:
+        return not steward.statistics()["servers_missing"]
+
+    await wait_until(has_forgotten, what="the steward knows that it cannot tell")
+    world.store.resume()
+    await looks(steward)
+    assert world.ring.version == 1
+
+
+async def test_a_newcomer_takes_its_place_only_when_it_is_close_behind(world: World) -> None:
+    world.ring = begin_replacing(world.ring, P1, N4, N1)
+    await world.publish(P1, N1, 10_000)
+    await world.publish(P1, N2, 9_000)
+    await world.publish(P1, N4, 10_000 - CLOSE_BEHIND - 1)
+    steward = world.steward()
+    await looks(steward)
+    assert N1 in world.ring.partitions[P1].replicas
+    await world.store.delete(paths.partition_replica(P1, N4), -1)
+    await looks(steward)
+    assert N1 in world.ring.partitions[P1].replicas, "a newcomer that is not up has not caught up"
+    await world.publish(P1, N4, 10_000 - CLOSE_BEHIND)
+    await looks(steward)
+    assert set(world.ring.partitions[P1].replicas) == {N2, N3, N4}
+
+
+async def test_a_newcomer_alone_has_nothing_to_be_measured_against(world: World) -> None:
+    world.ring = begin_replacing(world.ring, P1, N4, N1)
+    await world.publish(P1, N4, 5)
+    await looks(world.steward())
+    assert N1 in world.ring.partitions[P1].replicas
+
+
+async def test_one_server_acts_for_all_and_the_next_takes_its_place(world: World) -> None:
+    second = world.steward(N2)
+    del world.up[N3]
+    await looks(second)
+    world.clock.at += 61
+    await looks(second)
+    assert world.ring.version == 1, "n1 acts"
+    del world.up[N1]
+    await looks(second)
+    assert world.ring.version > 1
+
+
+async def retire(world: World, *partitions: PartitionId) -> None:
+    """P1, or these."""
+    leaving = partitions or (P1,)
+    world.ring = plan.leave(world.ring, leaving)
+    while world.ring.moves:
+        world.ring = advance(world.ring, min(world.ring.moves))
+    assert all(world.ring.partitions[each].state is PartitionState.RETIRED for each in leaving)
+    await world.store_ring()
+
+
+async def log_of(world: World, partition: PartitionId, ledger: int, *, listed: bool = True) -> None:
+    fragments = (Fragment(EntryId(0), (BookieId("b1"), BookieId("b2"), BookieId("b3"))),)
+    owner = ((OWNER_KEY, partition.encode()),)
+    metadata = LedgerMetadata(LedgerId(ledger), Quorum(3, 3, 2), fragments, custom=owner, token=7)
+    await LedgerStore(world.store).create(metadata)
+    if listed:
+        lists = LedgerLists(world.store)
+        found, version = await lists.make(partition)
+        await lists.write(partition, found.with_ledger(LedgerId(ledger), Seq(1), epoch=1, lease_ms=500), version)
+
+
+async def test_a_retired_partition_leaves_no_ledgers_no_znodes_and_no_place_in_the_ring(world: World) -> None:
+    await log_of(world, P1, 1)
+    await log_of(world, P1, 2, listed=False)
+    await log_of(world, P2, 3)
+    await retire(world)
+    await looks(world.steward())
+    assert set(world.ring.partitions) == {P2}
+    assert world.ring.retired == (P1,)
+    assert await LedgerStore(world.store).list_ids() == [3]
+    assert await world.store.children(paths.PARTITIONS) == ["p2"]
+
+
+async def test_a_retired_partition_stays_while_a_replica_is_up_or_a_pin_holds_its_log(world: World) -> None:
+    await log_of(world, P1, 1)
+    await retire(world)
+    await world.publish(P1, N1, 5)
+    steward = world.steward()
+    await looks(steward)
+    assert P1 in world.ring.partitions
+    pins = Pins(world.store, LedgerLists(world.store))
+    await pins.hold(P1, "reader", LedgerId(1))
+    await world.store.delete(paths.partition_replica(P1, N1), -1)
+    await looks(steward)
+    assert P1 in world.ring.partitions
+    assert not await remove_log(world.store, P1, now_ms=0)
+    await pins.release(P1, "reader")
+    await looks(steward)
+    assert P1 not in world.ring.partitions
+
+
+async def test_the_log_of_who_has_left_is_kept_for_feeds_for_a_while(world: World) -> None:
+    await log_of(world, P1, 1)
+    await log_of(world, P1, 2, listed=False)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert await LedgerStore(world.store).list_ids() == [1], "what the list did not name can be read by nobody"
+    assert await world.store.children(paths.PARTITIONS) == []
+    leaders, readers = LedgerLists(world.store), ReadersLists(world.store)
+    assert (await leaders.read(P1))[0].ledgers == (), "who would lead it finds nothing"
+    assert [each.id for each in (await readers.read(P1))[0].ledgers] == [1]
+    assert await remove_log(world.store, P1, now_ms=0), "again, after a crash"
+    assert await LedgerStore(world.store).list_ids() == [1]
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0, "still in the ring"
+    await world.change(lambda ring: steps.forget(ring, P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 999, keep_ms=1_000) == 0
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
+    assert await LedgerStore(world.store).list_ids() == []
+    assert await partitions_kept(world.store) == []
+
+
+async def test_what_a_leader_lists_while_a_log_is_set_apart_is_kept_too(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await log_of(world, P1, 1)
+    await retire(world)
+    read = LedgerLists.read
+
+    async def and_another_lists_one(lists: LedgerLists, partition: PartitionId, *, latest: bool = False) -> Any:
+        found = await read(lists, partition, latest=latest)
+        monkeypatch.undo()
+        await log_of(world, P1, 2)
+        return found
+
+    monkeypatch.setattr(LedgerLists, "read", and_another_lists_one)
+    assert not await remove_log(world.store, P1, now_ms=0), "somebody leads it"
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert await LedgerStore(world.store).list_ids() == [1, 2]
+    await log_of(world, P1, 4)  # by who leads the emptied list
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert await LedgerStore(world.store).list_ids() == [1, 2, 4]
+    assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2, 4]
+
+
+async def test_a_ledger_that_is_listed_and_kept_is_kept_once(world: World) -> None:
+    """As a crash of an older build left them."""
+    await log_of(world, P1, 1)
+    await retire(world)
+    data, _ = await world.store.get(paths.partition_log(P1))
+    await ensure_path(world.store, paths.KEPT)
+    await world.store.create(paths.kept_log(P1), data)
+    await log_of(world, P1, 2)
+    assert await remove_log(world.store, P1, now_ms=0)
+    assert [each.id for each in (await ReadersLists(world.store).read(P1))[0].ledgers] == [1, 2]
+
+
+async def test_that_a_partition_never_had_a_log_is_known_for_good(world: World) -> None:
+    """Added and cancelled at once. As one whose log is gone it would have ended every stream."""
+    await log_of(world, P2, 3)
+    await LedgerLists(world.store).make(P1)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    await world.change(lambda ring: steps.forget(ring, P1))
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 0
+    assert await partitions_kept(world.store) == [P1]
+
+
+async def test_a_steward_that_was_asleep_keeps_no_empty_list_of_a_log_that_has_gone(world: World) -> None:
+    """Readers would take it for one that never was, and not be told what they have missed."""
+    await log_of(world, P1, 1)
+    await log_of(world, P2, 3)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    await world.change(lambda ring: steps.forget(ring, P1))
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms, keep_ms=0) == 1
+    assert not await remove_log(world.store, P1, now_ms=0)
+    assert await partitions_kept(world.store) == []
+
+
+# docs/protocol.md P34
+async def test_what_cannot_be_decoded_keeps_no_other_partition_from_leaving(world: World) -> None:
+    """Neither a ledger of somebody's, nor the list of a partition that is to leave, nor one that is kept."""
+    world.ring = new_ring([P1, P2, P3], dict.fromkeys((N1, N2, N3), ""), 3)
+    await log_of(world, P2, 3)
+    await log_of(world, P3, 4)
+    await world.store.create(paths.ledger(LedgerId(5)), b"no ledger")
+    await retire(world, P1, P2)
+    await LedgerLists(world.store).make(P1)
+    await world.store.set(paths.partition_log(P1), b"no list", -1)
+    await looks(world.steward())
+    assert set(world.ring.partitions) == {P1, P3}
+    assert await LedgerStore(world.store).list_ids() == [4, 5]
+
+
+# docs/protocol.md P34
+async def test_a_kept_list_that_cannot_be_decoded_keeps_no_other_log_from_going(world: World) -> None:
+    await log_of(world, P1, 1)
+    await retire(world)
+    assert await remove_log(world.store, P1, now_ms=0)
+    await world.change(lambda ring: steps.forget(ring, P1))
+    await world.store.create(paths.kept_log(PartitionId("p0")), b"no list")
+    _, stat = await world.store.get(paths.kept_log(P1))
+    assert await drop_kept(world.store, now_ms=stat.modified_ms + 1_000, keep_ms=1_000) == 1
+    assert await partitions_kept(world.store) == ["p0"]
+
+
+async def test_a_change_that_is_refused_keeps_no_other_from_being_made(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_: Ring) -> Ring:
+        raise ValueError("never")
+
+    wanted = (refuse, lambda ring: steps.set_pace(ring, Pace(paused=True)))
+    monkeypatch.setattr(module, "decide", lambda *_: [SimpleNamespace(step=each) for each in wanted])
+    await looks(world.steward())
+    assert world.ring.pace.paused

@@ -1,0 +1,356 @@
+"""Watches over logs in memory: what is shown, in which order, from where on, and what a slow reader costs."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import InvalidRequest, Overloaded, PositionTrimmed, Unavailable
+from kvstore.partition.state.changes import Interest
+from kvstore.partition.state.move_records import Own, Release
+from kvstore.partition.state.tokens import Span
+from kvstore.ring.hashing import token_of
+from kvstore.server.feed import feeds, watch
+from kvstore.server.feed import tail as feed_tail
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.server.feed.logs import cannot_be_read
+from tests.server.feed.world import World, owned_by
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+AT = Position(LedgerId(1), EntryId(0))
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with World.open(tmp_path, "p1", "p2") as made:
+        yield made
+
+
+async def test_changes_are_shown_as_they_were_logged(world: World) -> None:
+    following = await world.watch()
+    log = world.logs["p1"]
+    log.put((b"a", b"1"), (b"b", b"2"))
+    log.time_ms = 2_000
+    log.put((b"a", b"3"), expires_ms=2_500)
+    log.note()
+    log.delete(b"b")
+    log.time_ms = 2_600
+    log.delete(b"a")
+    shown = await following.take(5)
+    assert [(each.key, each.version, each.time_ms, each.expired) for each in shown] == [
+        (b"a", 1, 1_000, False),
+        (b"b", 2, 1_000, False),
+        (b"a", 3, 2_000, False),
+        (b"b", 5, 2_000, False),
+        (b"a", 6, 2_600, True),
+    ]
+    items = [each.item for each in shown]
+    assert [item and (item.value, item.version, item.created, item.written_ms, item.expires_ms) for item in items] == [
+        (b"1", 1, 1, 1_000, 0),
+        (b"2", 2, 2, 1_000, 0),
+        (b"3", 3, 1, 2_000, 2_500),
+        None,
+        None,
+    ]
+    assert following.position == {"p1": 6, "p2": 0}
+
+
+# docs/protocol.md F5
+async def test_a_watch_begins_now_and_not_before(world: World) -> None:
+    world.logs["p1"].put((b"a", b"old"))
+    following = await world.watch()
+    world.logs["p1"].put((b"a", b"new"))
+    assert [each.version for each in await following.take(1)] == [2]
+
+
+async def test_what_a_client_has_seen_is_not_shown_again(world: World) -> None:
+    log = world.logs["p1"]
+    log.shown = 0  # this server has not heard of it yet
+    log.put((b"a", b"1"))
+    following = await world.watch(seen={"p1": 1})
+    log.shown = None
+    log.put((b"a", b"2"))
+    assert [each.version for each in await following.take(1)] == [2]
+
+
+@pytest.mark.parametrize("after", range(6))
+async def test_a_watch_goes_on_within_an_entry(world: World, after: int) -> None:
+    log = world.logs["p1"]
+    log.put((b"a", b"1"), (b"b", b"2"), (b"c", b"3"))
+    log.put((b"d", b"4"), (b"e", b"5"), (b"f", b"6"))
+    following = await world.watch(after={"p1": after, "p2": 0})
+    assert [each.version for each in await following.take(6 - after)] == list(range(after + 1, 7))
+
+
+async def test_only_keys_of_interest_are_shown(world: World) -> None:
+    one = await world.watch(Interest(b"k1", b"k1\0"), of=b"k1")
+    some = await world.watch(Interest(b"k", b"l"))
+    log = world.logs[world.owner(b"k1")]
+    log.put((b"a", b""), (b"k0", b""), (b"k1", b"x"), (b"k2", b""), (b"l", b""))
+    assert [each.key for each in await some.take(3)] == [b"k0", b"k1", b"k2"]
+    assert [each.key for each in await one.take(1)] == [b"k1"]
+
+
+async def test_idle_partitions_have_positions_too(world: World) -> None:
+    following = await world.watch(Interest(b"k1", b"k2"), heartbeat_s=0.06)
+    for _ in range(5):
+        world.logs["p2"].put((b"other", b""))
+    await following.wait_position({"p1": 0, "p2": 5})
+    assert not following.changes
+
+
+async def test_a_position_that_was_trimmed_is_named(world: World) -> None:
+    log = world.logs["p1"]
+    for _ in range(3):
+        log.put((b"a", b"1"), (b"b", b"2"))
+        log.roll()
+    log.trim(2)
+    with pytest.raises(PositionTrimmed) as error:
+        await world.watch(after={"p1": 3, "p2": 0})
+    assert (error.value.partition, error.value.asked, error.value.oldest) == ("p1", 3, 4)
+    following = await world.watch(after={"p1": 4, "p2": 0})
+    assert [each.version for each in await following.take(2)] == [5, 6]
+
+
+async def test_a_reader_who_is_overtaken_by_trimming_is_told(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_tail, "WINDOW_ENTRIES", 2)
+    following = await world.watch(is_reading=False)
+    log = world.logs["p1"]
+    for _ in range(3):
+        for _ in range(4):
+            log.put((b"a", b"x" * 300_000))
+        log.roll()
+    await world.settle()
+    log.trim(3)
+    following.read_on()
+    assert isinstance(await following.failure(), PositionTrimmed)
+
+
+# docs/protocol.md F7
+async def test_a_slow_reader_holds_one_batch_and_reads_the_rest_from_the_log(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_tail, "WINDOW_BYTES", 64 << 10)
+    slow, fast = await world.watch(is_reading=False), await world.watch()
+    log = world.logs["p1"]
+    for number in range(200):
+        log.put((b"k%d" % number, b"x" * 10_000))
+    assert len(await fast.take(200)) == 200
+    tail = world.feeds.known_tail(P1)
+    assert tail is not None
+    held = sum(entry.size for entry in tail.window)
+    assert held <= 64 << 10, "the window is bounded, whoever reads"
+    assert slow.held_bytes() <= feed_tail.BATCH_BYTES + 20_000
+    slow.read_on()
+    assert [each.version for each in await slow.take(200)] == list(range(1, 201))
+    assert max(world.logs.batches[-8:]) <= feed_tail.BATCH_BYTES + 20_000
+    assert world.feeds.log_reads == 0, "counted when a watch ends"
+    await slow.close()
+    assert world.feeds.log_reads >= 5
+
+
+async def test_a_reader_who_takes_nothing_is_cut_off(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "SLOW_S", 0.02)
+    following = await world.watch(is_reading=False)
+    world.logs["p1"].put((b"a", b"1"))
+    assert isinstance(await following.failure(), Overloaded)
+    assert (world.feeds.watches, world.feeds.slow_total) == (0, 1)
+
+
+async def test_a_server_bounds_its_watches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "WATCHES_MAX", 2)
+    await world.watch()
+    second = await world.watch()
+    with pytest.raises(Overloaded):
+        await world.watch()
+    await second.close()
+    await world.watch()
+
+
+async def test_all_who_watch_share_one_reader_of_the_log(world: World) -> None:
+    everybody = [await world.watch() for _ in range(20)]
+    world.logs["p1"].put((b"a", b"1"))
+    for each in everybody:
+        await each.take(1)
+    assert world.logs.readers == 2, "one for each partition"
+
+
+async def test_a_tail_ends_when_nobody_watches(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feeds, "LINGER_S", 0.01)
+    following = await world.watch()
+    await world.settle()
+    assert world.feeds.statistics()["feed_tails"] == 2
+    await following.close()
+
+    async def has_ended() -> bool:
+        return world.feeds.statistics()["feed_tails"] == 0
+
+    await wait_until(has_ended, what="the tails end")
+
+
+async def test_a_log_that_cannot_be_read_sends_watchers_elsewhere(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(feed_tail, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(feed_tail, "RETRY_S", 0.01)
+    following = await world.watch(heartbeat_s=0.05)
+    world.logs["p1"].failure = cannot_be_read()
+    world.logs["p1"].tell()
+    assert isinstance(await following.failure(), Unavailable)
+
+
+# ── ranges that move ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def handed(world: World, key: bytes, *, seq: int) -> tuple[Release, Own]:
+    """The range of a key goes from p1 to p2."""
+    token = token_of(key)
+    span = Span(token, token)
+    return Release(1, AT, 1, P2, span), Own(1, AT, AT, seq, world.logs["p1"].time_ms, P1, span)
+
+
+async def test_what_the_new_owner_logs_waits_for_what_the_old_one_logged(world: World) -> None:
+    following = await world.watch()
+    old, new = world.logs["p1"], world.logs["p2"]
+    old.shown = 0  # slow: only the new owner's log is heard of
+    old.put((b"k", b"1"))
+    release, own = handed(world, b"k", seq=1)
+    old.record(release)
+    new.put((b"other", b"before"))
+    new.record(own)
+    new.put((b"k", b"2"))
+    assert [each.key for each in await following.take(1)] == [b"other"]
+    await world.settle()
+    assert len(following.changes) == 1, "the rest waits"
+    old.shown = None
+    old.tell()
+    assert [(each.partition, each.version) for each in await following.take(2)] == [("p1", 1), ("p2", 2)]
+
+
+# docs/protocol.md F4
+async def test_one_key_is_followed_from_the_old_owner_to_the_new_one(world: World) -> None:
+    key = owned_by(world.ring, P1)
+    following = await world.watch(Interest(key, key + b"\0"), of=key)
+    assert set(following.position) == {"p1"}
+    old, new = world.logs["p1"], world.logs["p2"]
+    new.time_ms = 500
+    new.put((key, b"of an earlier time: not this key's history any more"))
+    old.put((key, b"1"))
+    old.put((key, b"2"))
+    shown = await following.take(2)
+    release, own = handed(world, key, seq=2)
+    old.record(release)
+    new.time_ms = old.time_ms
+    new.record(own)
+    new.put((key, b"3"))
+    shown += await following.take(1)
+    assert [(each.partition, each.version) for each in shown] == [("p1", 1), ("p1", 2), ("p2", 3)]
+    assert set(following.position) == {"p2"}, "p1 has nothing more to say about it"
+
+
+@pytest.mark.parametrize("after", [0, 1, 2])
+async def test_one_key_is_found_again_by_who_was_away_while_it_moved(world: World, after: int) -> None:
+    key = owned_by(world.ring, P1)
+    old, new = world.logs["p1"], world.logs["p2"]
+    old.put((key, b"1"))
+    old.put((key, b"2"))
+    release, own = handed(world, key, seq=2)
+    old.record(release)
+    old.put((b"another", b""))
+    old.record(Release(2, AT, 0, P2, Span(0, 0)))
+    new.record(own)
+    new.put((key, b"3"))
+    following = await world.watch(Interest(key, key + b"\0"), of=key, after={"p1": after})
+    assert [each.version for each in await following.take(3 - after)] == list(range(after + 1, 4))
+
+
+# docs/protocol.md F2
+async def test_a_release_right_at_the_position_is_seen_again(world: World) -> None:
+    """Its sequence is that of the write before it: whoever has had that may not have had the release."""
+    key = owned_by(world.ring, P1)
+    old, new = world.logs["p1"], world.logs["p2"]
+    old.put((key, b"1"))
+    release, own = handed(world, key, seq=1)
+    old.record(release)
+    warm = await world.watch()  # the tail begins behind the release
+    new.record(own)
+    following = await world.watch(Interest(key, key + b"\0"), of=key, after={"p1": 1})
+    new.put((key, b"2"))
+    assert [each.version for each in await following.take(1)] == [2]
+    await warm.close()
+
+
+async def test_all_positions_may_be_named_for_one_key(world: World) -> None:
+    key = owned_by(world.ring, P1)
+    world.logs["p1"].put((key, b"1"))
+    world.logs["p2"].put((b"x", b""))
+    following = await world.watch(Interest(key, key + b"\0"), of=key, after={"p1": 0, "p2": 0}, heartbeat_s=0.05)
+    assert [each.version for each in await following.take(1)] == [1]
+    await following.wait_position({"p1": 1})
+
+
+async def test_a_partition_that_joins_is_followed_from_its_beginning(world: World) -> None:
+    following = await world.watch(heartbeat_s=0.05)
+    world.join("p3")
+    world.logs["p3"].put((b"new", b"1"))
+    assert [(each.partition, each.version) for each in await following.take(1)] == [("p3", 1)]
+
+
+async def test_a_partition_that_has_left_is_not_followed_any_more(world: World) -> None:
+    following = await world.watch()
+    world.logs["p2"].put((b"last", b"1"))
+    world.leave("p2")
+    world.feeds.look_at_ring()
+    assert [each.key for each in await following.take(1)] == [b"last"]
+    await following.wait_position({"p1": 0})
+
+
+async def test_what_names_no_partition_of_the_cluster_is_refused(world: World) -> None:
+    with pytest.raises(InvalidRequest, match="p9"):
+        await world.watch(after={"p9": 1})
+
+
+async def test_a_position_behind_the_end_of_a_log_is_refused(world: World) -> None:
+    """It is another cluster's: whoever waited there would miss all changes up to it."""
+    last = world.logs["p1"].put((b"a", b"1"))
+    with pytest.raises(InvalidRequest, match=f"want a position up to {last}, where its log ends, got {last + 1}"):
+        await world.watch(after={"p1": last + 1, "p2": 0})
+    world.leave("p2")
+    with pytest.raises(InvalidRequest, match="p2: want a position up to 0, where its log ends, got 1"):
+        await world.watch(after={"p1": last, "p2": 1})
+
+
+async def test_a_position_that_only_another_server_knows_yet_is_good(world: World) -> None:
+    log = world.logs["p1"]
+    log.put((b"a", b"1"))
+    log.shown = len(log.entries)
+    last = log.put((b"a", b"2"))
+    reader = await world.watch(after={"p1": last, "p2": 0})
+    log.shown = None
+    log.put((b"a", b"3"))
+    assert [change.version for change in await reader.take(1)] == [last + 1]
+
+
+async def test_so_is_one_in_a_partition_of_which_this_server_has_not_heard_yet(world: World) -> None:
+    await world.join_unheard("p3")
+    log = world.logs["p3"]
+    log.put((b"a", b"1"))
+    log.shown = len(log.entries)
+    last = log.put((b"a", b"2"))
+    reader = await world.watch(after={"p1": 0, "p2": 0, "p3": last})
+    log.shown = None
+    log.put((b"a", b"3"))
+    assert [change.version for change in await reader.take(1)] == [last + 1]
+
+
+async def test_a_position_in_a_log_that_is_gone_with_its_partition_is_not_called_anothers(world: World) -> None:
+    log = world.logs["p2"]
+    last = log.put((b"a", b"1"))
+    world.leave("p2")
+    log.entries.clear()
+    log.ledgers.clear()
+    with pytest.raises(PositionTrimmed, match="its log is gone"):
+        await world.watch(after={"p1": 0, "p2": last})

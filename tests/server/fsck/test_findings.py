@@ -1,0 +1,186 @@
+"""What a check of the whole cluster must notice."""
+
+from kvstore.partition.state.entry import Entry, Kind, control
+from kvstore.partition.state.move_records import Own, encode
+from kvstore.server.fsck.findings import (
+    START_BOOKIES,
+    TOO_FEW_COPIES,
+    WAIT_FOR_COPIES,
+    Report,
+    Sequences,
+    Severity,
+    check_copies,
+    check_length,
+    check_list,
+    check_quorum,
+    check_zones,
+    orphans,
+)
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
+from kvstore.wal.ledger_list import LedgerList
+
+P = PartitionId("p1")
+B1, B2, B3 = BookieId("b1"), BookieId("b2"), BookieId("b3")
+
+
+def ledger(number: int) -> LedgerMetadata:
+    return LedgerMetadata(LedgerId(number), Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),))
+
+
+def closed(number: int) -> LedgerMetadata:
+    return ledger(number).closed(EntryId(4), 100)
+
+
+def list_of(*numbers: int) -> LedgerList:
+    listed = LedgerList()
+    for number in numbers:
+        listed = listed.with_ledger(LedgerId(number), Seq(number * 10), epoch=number, lease_ms=500)
+    return listed
+
+
+def findings(report: Report) -> list[tuple[Severity, str]]:
+    return [(finding.severity, finding.where) for finding in report.findings]
+
+
+def test_a_list_whose_last_two_are_open_is_sound() -> None:
+    report = Report()
+    found = {LedgerId(1): closed(1), LedgerId(2): ledger(2), LedgerId(3): ledger(3)}
+    check_list(report, P, list_of(1, 2, 3), found)
+    assert report.findings == []
+
+
+def test_an_open_ledger_before_the_last_two_is_an_error() -> None:
+    report = Report()
+    found = {LedgerId(1): ledger(1), LedgerId(2): closed(2), LedgerId(3): ledger(3)}
+    check_list(report, P, list_of(1, 2, 3), found)
+    assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
+
+
+def test_a_listed_ledger_without_metadata_is_an_error() -> None:
+    report = Report()
+    check_list(report, P, list_of(1, 2), {LedgerId(2): ledger(2)})
+    assert findings(report) == [(Severity.ERROR, "p1 ledger=1")]
+
+
+def test_copies_below_the_write_quorum_are_a_warning_and_below_the_ack_quorum_an_error() -> None:
+    report = Report()
+    check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"x", B3: b"x"})
+    check_copies(report, "p1", ledger(1), EntryId(1), {B1: b"x", B2: None, B3: b"x"})
+    check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
+    assert findings(report) == [(Severity.ERROR, "p1 entry 2"), (Severity.WARNING, "p1 entry 1")]
+    assert (report.entries, report.copies) == (3, 6)
+
+
+def test_two_payloads_of_one_entry_are_an_error() -> None:
+    report = Report()
+    check_copies(report, "p1", ledger(1), EntryId(0), {B1: b"x", B2: b"y", B3: b"x"})
+    assert findings(report) == [(Severity.ERROR, "p1 entry 0")]
+
+
+def test_the_same_about_many_entries_is_one_finding() -> None:
+    report = Report()
+    for entry in (0, 1, 2, 5, 6, 9):
+        check_copies(report, "p1 ledger=1", ledger(1), EntryId(entry), {B1: b"x", B2: None, B3: b"x"})
+    assert findings(report) == [(Severity.WARNING, "p1 ledger=1 entries 0-2,5-6,9 (6)")]
+    assert report.document()["findings"][0]["entries"] == [[0, 2], [5, 6], [9, 9]]
+
+
+def test_a_missing_copy_says_whether_its_bookie_is_up_and_what_to_do() -> None:
+    report = Report()
+    payloads = {B1: b"x", B2: None, B3: b"x"}
+    check_copies(report, "p1", ledger(1), EntryId(0), payloads, lambda bookie: bookie != B2)
+    check_copies(report, "p1", ledger(1), EntryId(1), payloads)
+    check_copies(report, "p1", ledger(1), EntryId(2), {B1: b"x", B2: None, B3: None})
+    assert [finding.message for finding in report.findings] == [
+        "1 of 3 copies; none at b2, b3; 2 are needed",
+        "2 of 3 copies; none at b2 (not up)",
+        "2 of 3 copies; none at b2",
+    ]
+    assert report.verdict.startswith("AT RISK")
+    assert report.advice() == [TOO_FEW_COPIES, START_BOOKIES, WAIT_FOR_COPIES]
+
+
+def test_two_copies_of_a_ledger_that_was_to_have_two_are_a_note_and_no_warning() -> None:
+    report = Report()
+    two = LedgerMetadata(LedgerId(1), Quorum(2, 2, 2), (Fragment(EntryId(0), (B1, B2)),))
+    check_quorum(report, "p1 ledger=1", two, 3)
+    assert report.findings == []
+    check_quorum(report, "p1 ledger=1", two.closed(EntryId(4), 100), 3)
+    check_quorum(report, "p1 ledger=2", closed(2), 3)
+    assert findings(report) == [(Severity.NOTE, "p1 ledger=1")]
+    assert (report.errors, report.warnings, report.verdict) == (0, 0, "All is well")
+
+
+def test_a_closed_ledger_whose_entries_hold_more_or_less_than_it_says_is_an_error() -> None:
+    for found_bytes, errors in ((100, 0), (99, 1), (101, 1)):
+        report = Report()
+        check_length(report, "p1 ledger=1", closed(1), found_bytes)
+        check_length(report, "p1 ledger=2", ledger(2), found_bytes)
+        assert report.errors == errors
+
+
+def puts(first: int, count: int, *, epoch: int = 1, partition: PartitionId = P) -> bytes:
+    entry = Entry(partition, epoch, first, 1, bytes([1]) * count)
+    entry.keys = [b"k%d" % number for number in range(count)]
+    entry.values = [b"v"] * count
+    return entry.encode()
+
+
+def test_a_log_without_gaps_is_sound_also_over_control_records() -> None:
+    report = Report()
+    log = Sequences(report, P)
+    log.begin(1, exact=True)
+    for payload in (control(P, 1, 1, 1, Kind.EPOCH_START).encode(), puts(1, 3), puts(4, 1)):
+        log.add("ledger", EntryId(0), payload)
+    log.begin(5, exact=True)
+    log.add("ledger", EntryId(3), puts(5, 2, epoch=2))
+    assert report.findings == []
+
+
+def test_sequences_jump_only_where_a_range_is_owned_behind_its_source() -> None:
+    own = encode(Own(7, Position(LedgerId(1), EntryId(4)), Position(LedgerId(1), EntryId(6)), seq=900, time_ms=5))
+    for said, after, errors in ((own, 901, 0), (own, 902, 1), (own, 3, 1), (b"garbage", 901, 2)):
+        report = Report()
+        log = Sequences(report, P)
+        log.add("ledger", EntryId(0), puts(1, 2))
+        log.add("ledger", EntryId(1), control(P, 1, 3, 1, Kind.OWN, said).encode())
+        log.add("ledger", EntryId(2), puts(after, 1))
+        assert report.errors == errors, (said, after)
+
+
+def test_a_gap_a_falling_epoch_a_foreign_entry_and_garbage_are_errors() -> None:
+    for bad in (puts(3, 1), puts(2, 1, epoch=0), puts(2, 1, partition=PartitionId("p2")), b"\xff"):
+        report = Report()
+        log = Sequences(report, P)
+        log.add("ledger", EntryId(0), puts(1, 1))
+        log.add("ledger", EntryId(1), bad)
+        assert report.errors == 1, bad
+
+
+def test_a_list_that_names_another_first_sequence_is_an_error_once_it_is_exact() -> None:
+    report = Report()
+    log = Sequences(report, P)
+    log.add("ledger", EntryId(0), puts(1, 3))
+    log.begin(3, exact=False)
+    assert report.errors == 0
+    log.begin(3, exact=True)
+    assert report.errors == 1
+
+
+def test_orphans_are_ledgers_of_a_partition_that_no_list_names() -> None:
+    ids = [LedgerId(1), LedgerId(2), LedgerId(3)]
+    owners = {LedgerId(1): P, LedgerId(2): P}
+    assert orphans([LedgerId(1)], ids, owners) == [(LedgerId(2), P)]
+
+
+def test_copies_that_could_stand_in_distinct_zones_are_a_warning_once_their_ledger_is_closed() -> None:
+    """docs/protocol.md, W10."""
+    b4, zones = BookieId("b4"), {B1: "a", B2: "a", B3: "b"}
+    better = LedgerMetadata(LedgerId(1), Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, b4, B3)),))
+    report = Report()
+    check_zones(report, "p1 ledger=1", closed(1), None, zones)
+    assert report.findings == []
+    check_zones(report, "p1 ledger=1", closed(1), better, zones)
+    check_zones(report, "p1 ledger=2", ledger(2), better, zones)
+    assert findings(report) == [(Severity.WARNING, "p1 ledger=1"), (Severity.NOTE, "p1 ledger=2")]
+    assert "b1 in a, b2 in a, b3 in b" in report.findings[0].message

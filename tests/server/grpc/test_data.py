@@ -1,0 +1,207 @@
+"""The Data service without a network: what is refused, what is waited for, and that readers take turns."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise
+from random import Random
+from typing import Any
+
+import pytest
+from grpc import StatusCode
+from grpc.aio import AbortError
+
+from kvstore.env.clock import SystemClock
+from kvstore.env.nursery import TaskNursery
+from kvstore.env.ports import Env
+from kvstore.errors import InvalidRequest, NoSuchPin, NotCaughtUp
+from kvstore.partition.state import move_records, pinned_scan
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.entry import Kind, control
+from kvstore.partition.state.marks import Mark
+from kvstore.partition.state.pinned_scan import PinnedScan
+from kvstore.partition.state.state import State
+from kvstore.proto import data_pb2
+from kvstore.proto.pinned_page import columns_of, rows_of
+from kvstore.rpc import calls
+from kvstore.server.grpc import data
+from kvstore.server.grpc.data import Data
+from kvstore.types import PartitionId, Position
+from tests.partition.effects import P1, Writer, state_over
+from tests.waiting import PATIENCE_S
+
+FOREVER_MS = 1 << 60
+
+
+class OneReplica:
+    """A node with one replica, which has applied what it was told to."""
+
+    store: Any = None
+    topology: Any = None
+    links: Any = None
+
+    def __init__(self) -> None:
+        self.writer = Writer(1)
+        self.state = state_over(MemoryEngine())
+
+    def state_of(self, partition: PartitionId) -> State | None:
+        return self.state if partition == P1 else None
+
+    def mark(self, pin: str, deadline_ms: int = FOREVER_MS, *, apply: bool = True) -> Position:
+        entry = control(P1, self.writer.epoch, self.writer.seq + 1, self.writer.time_ms, Kind.MARK)
+        entry.control = move_records.encode(Mark(pin, deadline_ms, bool(deadline_ms)))
+        position = self.writer.add(entry).position
+        if apply:
+            self.catch_up()
+        return position
+
+    def catch_up(self) -> None:
+        for entry in self.writer.log:
+            self.state.apply(entry)
+
+
+@pytest.fixture
+def node() -> OneReplica:
+    made = OneReplica()
+    for number in range(100):
+        made.writer.put(**{f"key{number}": "x" * 50})
+    return made
+
+
+def asked(position: Position, pin: str = "pin", **fields: Any) -> data_pb2.ReadPinnedRequest:
+    return data_pb2.ReadPinnedRequest(
+        **{"id": pin, "partition": P1, "ledger": position.ledger, "entry": position.entry, "page_bytes": 500, **fields}
+    )
+
+
+async def read(service: Data, request: data_pb2.ReadPinnedRequest) -> list[bytes]:
+    return [row.key async for page in service.pages(request) for row in rows_of(columns_of(page))]
+
+
+def service_of(node: OneReplica, starved: float = 0.0) -> Data:
+    nothing: Any = None
+    nursery = TaskNursery("test")
+    return Data(Env(SystemClock(), Random(0), nothing, nothing, nursery, nothing, lambda: starved), node)
+
+
+async def test_what_is_pinned_is_read_page_by_page(node: OneReplica) -> None:
+    position = node.mark("pin")
+    node.writer.put(key1="changed", another="x")
+    node.catch_up()
+    found = await read(service_of(node), asked(position))
+    assert sorted(found) == sorted(b"key%d" % number for number in range(100))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"first_token": 9, "last_token": 8}, {"after": b"x"}, {"after": b"d123"}],
+)
+async def test_a_request_that_makes_no_sense_is_refused(node: OneReplica, fields: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest):
+        await read(service_of(node), asked(node.mark("pin"), **fields))
+
+
+async def test_what_is_not_kept_here_is_no_such_pin(node: OneReplica) -> None:
+    service, position = service_of(node), node.mark("pin")
+    for request in (
+        asked(position, pin="other"),
+        asked(position._replace(entry=position.entry - 1)),
+        asked(position, partition="p2"),
+    ):
+        with pytest.raises(NoSuchPin):
+            await read(service, request)
+
+
+async def test_a_pin_that_ends_while_it_is_read_is_an_error_and_no_end(node: OneReplica) -> None:
+    pages = service_of(node).pages(asked(node.mark("pin")))
+    assert (await anext(pages)).count
+    node.mark("pin", 0)
+    with pytest.raises(NoSuchPin, match="has ended here"):
+        async for _ in pages:
+            pass
+
+
+async def test_a_replica_that_is_barred_while_it_is_read_gives_no_further_page(node: OneReplica) -> None:
+    pages = service_of(node).pages(asked(node.mark("pin")))
+    assert (await anext(pages)).count
+    node.state.is_suspect = True
+    with pytest.raises(NoSuchPin, match="may be damaged"):
+        await anext(pages)
+
+
+async def test_a_replica_that_is_behind_is_waited_for(node: OneReplica) -> None:
+    position = node.mark("pin", apply=False)
+    asyncio.get_running_loop().call_later(0.03, node.catch_up)
+    assert len(await read(service_of(node), asked(position))) == 100
+
+
+async def test_a_replica_that_stays_behind_says_so(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(data, "CATCH_UP_S", 0.02)
+    with pytest.raises(NotCaughtUp):
+        await read(service_of(node), asked(node.mark("pin", apply=False)))
+
+
+@pytest.mark.parametrize(("starved", "slice_s"), [(0.0, data.SLICE_S), (0.3, data.SLICE_STARVED_S)])
+async def test_many_readers_together_hold_the_event_loop_for_a_moment_and_then_leave_it_alone(
+    node: OneReplica, monkeypatch: pytest.MonkeyPatch, starved: float, slice_s: float
+) -> None:
+    service, position = service_of(node, starved), node.mark("pin")
+    now, step = asyncio.get_running_loop().time, PinnedScan.step
+    slices: list[tuple[int, float, float]] = []
+    """How many steps, from when to when: those between which nobody else had his turn."""
+    turns = 0
+
+    def slow(scan: PinnedScan) -> bool:
+        nonlocal turns
+        began = now()
+        while now() < began + slice_s / 3:
+            pass
+        steps, first, _ = slices.pop() if turns == 0 and slices else (0, began, began)
+        slices.append((steps + 1, first, now()))
+        turns = 0
+        return step(scan)
+
+    monkeypatch.setattr(PinnedScan, "step", slow)
+    monkeypatch.setattr(pinned_scan, "STEP_ROWS", 1)
+    tasks = [asyncio.ensure_future(read(service, asked(position))) for _ in range(4)]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        turns += 1
+    assert [len(task.result()) for task in tasks] == [100] * 4
+    assert len(slices) > 100
+    assert max(steps for steps, _, _ in slices) == 3
+    assert min(after[1] - before[2] for before, after in pairwise(slices)) >= data.REST_S / 2
+
+
+class Called:
+    """Keeps what a call was aborted with."""
+
+    code: Any = None
+
+    def peer(self) -> str:
+        return "ipv4:10.0.0.7:1"
+
+    async def abort(self, code: Any, details: str = "", metadata: Any = ()) -> None:
+        self.code = code
+        raise AbortError
+
+
+async def test_lists_of_all_pins_are_few_at_once(node: OneReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each reads every pin of every partition, and asks every replica."""
+    monkeypatch.setattr(calls, "FEW", 2)
+    service, go_on = service_of(node), asyncio.Event()
+
+    async def listed() -> data_pb2.PinsResponse:
+        await go_on.wait()
+        return data_pb2.PinsResponse()
+
+    monkeypatch.setattr(service._keeper, "listed", listed)
+    context: Any = Called()
+    first = asyncio.ensure_future(service.Pins(data_pb2.PinsRequest(), context))
+    await asyncio.sleep(0)
+    with pytest.raises(AbortError):
+        async with asyncio.timeout(PATIENCE_S):
+            await service.Pins(data_pb2.PinsRequest(), context)
+    assert context.code is StatusCode.RESOURCE_EXHAUSTED
+    go_on.set()
+    assert await first == data_pb2.PinsResponse()

@@ -1,0 +1,97 @@
+"""The Scan stream over partitions between which keys move."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from kvstore.errors import Moved, Unavailable
+from kvstore.partition.state.commands import Op, Record
+from kvstore.proto import kv_pb2
+from kvstore.ring.builder import new_ring
+from kvstore.ring.ring import PartitionState, Ring
+from kvstore.server.grpc.scan import scan_pages
+from kvstore.server.routing.keys import MOVED_MAX, count_keys
+from kvstore.types import PartitionId, ServerId
+
+P1, P2, P3 = PartitionId("p1"), PartitionId("p2"), PartitionId("p3")
+KEYS = [b"a", b"b", b"c"]
+
+
+class Partitions:
+    """Two partitions and the ring by which they are asked."""
+
+    def __init__(self) -> None:
+        self.ring = new_ring([P1, P2], {ServerId("n1"): ""}, 1)
+        self.held: dict[str, list[bytes]] = {P1: [], P2: list(KEYS)}
+        self.moves_before_question = -1
+        self.asked = 0
+
+    @property
+    def topology(self) -> Any:
+        return SimpleNamespace(ring=self.ring)
+
+    async def count(self, op: Op, partition: PartitionId) -> int:
+        return len(self.held[partition])
+
+    async def ask(self, op: Op, partition: PartitionId) -> Any:
+        if self.asked == self.moves_before_question:
+            self.held = {P1: self.held[P2], P2: self.held[P1]}
+            self.ring = next_ring(self.ring)
+        self.asked += 1
+        _, start, _, limit, *_ = op
+        rest = [key for key in self.held[partition] if key >= start]
+        page = rest[: min(limit, 2)] if limit else rest[:2]
+        return [(key, Record(b"v", 1, 1, 0, 0)) for key in page], rest[2] if len(rest) > 2 else None
+
+
+class NeverHere(Partitions):
+    """Every partition says that what it is asked for is elsewhere."""
+
+    async def ask(self, op: Op, partition: PartitionId) -> Any:
+        self.asked += 1
+        raise Moved("", 0)
+
+
+def next_ring(ring: Ring) -> Ring:
+    return replace(ring, version=ring.version + 1, routed=0)
+
+
+async def keys_of(partitions: Any, request: kv_pb2.ScanRequest) -> list[bytes]:
+    return [key async for message in scan_pages(partitions, partitions.ask, request) for key in message.keys]
+
+
+@pytest.mark.parametrize("moment", range(-1, 5))
+async def test_keys_that_move_during_a_scan_are_found_once(moment: int) -> None:
+    partitions = Partitions()
+    partitions.moves_before_question = moment
+    assert await keys_of(partitions, kv_pb2.ScanRequest()) == KEYS
+
+
+async def test_a_limit_holds_over_a_change_of_the_ring() -> None:
+    partitions = Partitions()
+    partitions.moves_before_question = 3
+    assert await keys_of(partitions, kv_pb2.ScanRequest(start=b"a", limit=3)) == KEYS
+    assert await keys_of(partitions, kv_pb2.ScanRequest(start=b"b", limit=1)) == [b"b"]
+
+
+async def test_a_scan_of_keys_that_never_come_to_rest_ends_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvstore.server.routing.keys.MOVED_S", 0.0)
+    partitions = NeverHere()
+    with pytest.raises(Unavailable):
+        await keys_of(partitions, kv_pb2.ScanRequest())
+    assert partitions.asked == MOVED_MAX
+
+
+async def test_who_owns_nothing_is_not_asked() -> None:
+    partitions = Partitions()
+    member = partitions.ring.partitions[P1]
+    partitions.ring = replace(
+        partitions.ring,
+        partitions={**partitions.ring.partitions, P3: replace(member, id=P3, state=PartitionState.JOINING)},
+    )
+    assert await keys_of(partitions, kv_pb2.ScanRequest()) == KEYS, "p3 has no leader: to ask it would be an error"
+    assert await count_keys(partitions.count, lambda: partitions.ring) == len(KEYS)

@@ -1,0 +1,112 @@
+"""What a stream of operations tells its client beside the answers: how far the partitions are that gave them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import InvalidRequest
+from kvstore.limits import VALUE_BYTES_MAX
+from kvstore.proto import kv_pb2
+from kvstore.server.grpc.batch_budget import BatchRoom
+from kvstore.server.grpc.session import Session, Unsent
+from tests.server.backends import one_server
+from tests.waiting import PATIENCE_S
+
+
+async def test_a_client_of_an_older_ring_hears_of_the_progress_of_who_answered(tmp_path: Path) -> None:
+    """Else it could read at a replica that has not seen what it wrote."""
+    async with one_server(tmp_path) as (env, backend):
+        session = Session(backend, env.clock)
+        owner = backend.topology.ring.partition_of(b"key")
+        former = next(each for each in sorted(backend.partitions) if each != owner)
+        lane = kv_pb2.Lane(first=1, partition=former, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
+        session.accept(kv_pb2.Frame(lanes=[lane], ring_version=backend.topology.ring.routed - 1))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        progress = {each.partition: each.sequence for each in answers.progress}
+        assert progress[owner] == backend.partitions[owner].state.seq > 0
+        assert former in progress, "its numbering goes on from there"
+
+
+async def test_streams_that_are_not_read_leave_room_for_others(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        value = b"x" * 1000
+        writer = Session(backend, env.clock)
+        writer.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"], values=[value], codes=[kv_pb2.PUT])]))
+        await asyncio.wait_for(writer.wait_all_done(), PATIENCE_S)
+        unsent = Unsent(40_000)
+        frame = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"] * 50, codes=[kv_pb2.GET] * 50)])
+        sessions = [Session(backend, env.clock, unsent=unsent) for _ in range(30)]
+        for session in sessions:
+            session.accept(frame)
+            await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        assert unsent.bytes <= 40_000 + 30 * len(value)
+        found = [sum(len(answers.found) for answers in session.take()) for session in sessions]
+        assert found[0] == 5, "an eighth"
+        assert min(found) == 1, "each gets one value however many others do not read"
+        assert unsent.bytes == 0
+        sessions[0].accept(frame)
+        sessions[0].close()
+        assert unsent.bytes == 0
+
+
+def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
+    operations = [kv_pb2.Operation(code=kv_pb2.GET, key=key), kv_pb2.Operation(code=kv_pb2.PUT, key=b"{key}2")]
+    options = [kv_pb2.Options(operations=operations)]
+    return kv_pb2.Frame(lanes=[kv_pb2.Lane(first=first, keys=[key], codes=[kv_pb2.BATCH], options=options)])
+
+
+async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        room = BatchRoom(2 * VALUE_BYTES_MAX)
+        sessions = [Session(backend, env.clock, batches=room) for _ in range(3)]
+        backend.hold()
+        for session in sessions:
+            session.accept(reading_batch(1))
+        assert room.bytes == 2 * VALUE_BYTES_MAX
+        sessions[0].close()
+        assert room.bytes == 2 * VALUE_BYTES_MAX, "whoever goes away takes nothing back"
+        (answers,) = sessions[2].take()
+        assert [each.reason for each in answers.failures] == ["OVERLOADED"]
+        writes = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=2, keys=[b"key"], values=[b"v"], codes=[kv_pb2.PUT])])
+        sessions[2].accept(writes)
+        backend.let_go()
+        for session in sessions:
+            await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        assert room.bytes == 0
+        sessions[2].accept(reading_batch(3))
+        await asyncio.wait_for(sessions[2].wait_all_done(), PATIENCE_S)
+        (answers,) = sessions[2].take()
+        assert not answers.failures
+
+
+async def test_a_stream_that_is_not_read_begins_no_batches_that_read(tmp_path: Path) -> None:
+    async with one_server(tmp_path, 1) as (env, backend):
+        session = Session(backend, env.clock, 1000)
+        write = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"x" * 2000], codes=[kv_pb2.PUT])
+        session.accept(kv_pb2.Frame(lanes=[write]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        for first in (2, 3):
+            session.accept(reading_batch(first))
+            await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        assert [each.number for each in answers.results] == [2]
+        assert [(list(each.numbers), each.reason) for each in answers.failures] == [([3], "OVERLOADED")]
+
+
+async def test_a_frame_whose_numbers_cannot_be_answered_is_refused_and_nothing_of_it_is_done(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        session = Session(backend, env.clock)
+        good = kv_pb2.Lane(first=1, keys=[b"key"], values=[b"value"], codes=[kv_pb2.PUT])
+        far = kv_pb2.Lane(first=2**64 - 1, keys=[b"a", b"b"], codes=[kv_pb2.GET] * 2)
+        with pytest.raises(InvalidRequest):
+            session.accept(kv_pb2.Frame(lanes=[good, far]))
+        session.finish()
+        assert session.is_finished, "nothing is under way"
+        session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"key"], codes=[kv_pb2.GET])]))
+        await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+        (answers,) = session.take()
+        assert list(answers.absent) == [1]

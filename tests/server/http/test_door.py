@@ -1,0 +1,300 @@
+"""The HTTP door."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.histogram import Histogram
+from kvstore.env.transport import TcpTransport
+from kvstore.server.http import door as http_door
+from kvstore.server.http.door import HttpDoor
+from kvstore.server.http.metrics import NAMES, metrics_of
+from kvstore.server.http.page import page_of
+from tests.waiting import PATIENCE_S
+
+
+class Shown:
+    faults: tuple[str, ...] = ()
+    without_leader: tuple[str, ...] = ()
+
+    def status(self) -> dict[str, Any]:
+        return {"id": "n1", "odd": object()}
+
+    def not_ready(self) -> list[str]:
+        return list(self.faults)
+
+    def leaderless(self) -> list[str]:
+        return list(self.without_leader)
+
+    def statistics(self) -> dict[str, Any]:
+        return {
+            "server": {"resp_commands_total": 5, "links": {"open": 2}, "name": "text"},
+            "partitions": {"p1": {"seq": 7, "role": "serving"}, "p2": {"seq": 8, "leading": {"queued": 1}}},
+        }
+
+
+@pytest.fixture
+async def url() -> AsyncIterator[str]:
+    address = f"127.0.0.1:{free_port()}"
+    door = HttpDoor(Shown(), TcpTransport())
+    await door.open(address)
+    yield f"http://{address}"
+    await door.close()
+
+
+async def fetch(url: str, **options: Any) -> tuple[int, bytes]:
+    async with aiohttp.ClientSession() as session, session.request("GET", url, **options) as answer:
+        return answer.status, await answer.read()
+
+
+async def test_health_readiness_and_status(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert await fetch(f"{url}/healthz") == (200, b"ok\n")
+    assert await fetch(f"{url}/readyz") == (200, b"ok\n")
+    monkeypatch.setattr(Shown, "faults", ("no other server can be reached", "draining"))
+    assert await fetch(f"{url}/readyz") == (503, b"no other server can be reached\ndraining\n")
+    assert (await fetch(f"{url}/healthz"))[0] == 200
+    status, page = await fetch(url)
+    assert status == 200
+    assert orjson.loads(page)["id"] == "n1"
+    assert (await fetch(f"{url}/nothing"))[0] == 404
+
+
+async def test_a_partition_without_a_leader_is_said_and_empties_no_load_balancer(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await fetch(f"{url}/clusterz") == (200, b"ok\n")
+    monkeypatch.setattr(Shown, "without_leader", ("p7",))
+    assert await fetch(f"{url}/readyz") == (200, b"ok\n")
+    assert await fetch(f"{url}/clusterz") == (503, b"partition p7 has no leader\n")
+    monkeypatch.setattr(Shown, "faults", ("draining",))
+    assert await fetch(f"{url}/clusterz") == (503, b"draining\npartition p7 has no leader\n")
+
+
+async def test_metrics_can_be_read_and_partitions_are_a_label(url: str) -> None:
+    _, page = await fetch(f"{url}/metrics")
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+    assert found["kvstore_server_resp_commands_total",] == 5
+    assert found["kvstore_server_links_open",] == 2
+    assert found["kvstore_partition_seq", "p1"] == 7
+    assert found["kvstore_partition_leading_queued", "p2"] == 1
+    assert ("kvstore_partition_leading_queued", "p1") not in found
+
+
+async def test_what_is_too_large_is_refused_and_the_door_stays_open(url: str) -> None:
+    status, _ = await fetch(f"{url}/{'x' * 20_000}")
+    assert status == 400
+    assert (await fetch(f"{url}/healthz"))[0] == 200
+
+
+async def test_connections_that_ask_for_nothing_give_way_to_others(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_door, "CONNECTIONS_MAX", 2)
+    host, _, port = url.removeprefix("http://").partition(":")
+    request = b"GET /healthz HTTP/1.1\r\nHost: n1\r\n\r\n"
+
+    async def connected(data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        return reader, writer
+
+    async with asyncio.timeout(PATIENCE_S):
+        asks, asking = await connected(request)
+        assert (await asks.readuntil(b"ok\n")).startswith(b"HTTP/1.1 200")
+        silent, idle = await connected(b"GET /healthz HT")
+        asking.write(request)
+        await asks.readuntil(b"ok\n")
+        late, later = await connected(request)
+        await late.readuntil(b"ok\n")
+        with contextlib.suppress(ConnectionError):
+            assert await silent.read() == b"", "closed: it was the longest without a whole request"
+        asking.write(request)
+        await asks.readuntil(b"ok\n")
+    for writer in (asking, idle, later):
+        writer.close()
+
+
+async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_door, "SILENT_S", 0.1)
+    port = free_port()
+    door = HttpDoor(Shown(), TcpTransport())
+    await door.open(f"127.0.0.1:{port}")
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
+    async with asyncio.timeout(PATIENCE_S):
+        assert await reader.read() == b""
+    writer.close()
+    await door.close()
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        b"GET /\0 HTTP/1.1\r\nHost: n1\r\n\r\n",
+        b"GET http://[::1/healthz HTTP/1.1\r\nHost: n1\r\n\r\n",
+        b"GET /" + b"x" * 20_000 + b" HTTP/1.1\r\nHost: n1\r\n\r\n",
+        b"GET / HTTP/1.1\r\n" + b"a: b\r\n" * 1_000 + b"\r\n",
+        b"POST / HTTP/1.1\r\nHost: n1\r\nContent-Length: -1\r\n\r\n",
+    ],
+    ids=["path", "url", "long", "headers", "length"],
+)
+async def test_what_a_client_sends_wrongly_is_answered_and_not_logged(
+    url: str, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Each left a traceback of a kilobyte in the node's log."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(request_)
+    async with asyncio.timeout(PATIENCE_S):
+        assert b" 400 " in await reader.readline()
+    writer.close()
+    assert not [record for record in caplog.records if record.levelno >= logging.INFO]
+
+
+async def test_what_fails_in_here_is_logged(
+    url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: Shown) -> list[str]:
+        raise ValueError("broken")
+
+    monkeypatch.setattr(Shown, "not_ready", fail)
+    assert (await fetch(f"{url}/readyz"))[0] == 500
+    assert "broken" in caplog.text
+
+
+async def test_only_reading_is_allowed(url: str) -> None:
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"{url}/metrics", data=b"x") as answer:
+            assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+        async with session.head(f"{url}/healthz") as answer:
+            assert answer.status == 200
+
+
+async def test_a_browser_gets_a_page_and_all_others_json(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = {
+        "id": "n1<script>",
+        "partitions": {"p1": {"role": "serving", "seq": 1234, "leader": "n1", "leading": {"queued": 1}}},
+        "leaders": {"p1": "n1"},
+        "bookie": {"adds": 5, "sync_s_sum": 0.25},
+        "not_ready": ["draining"],
+        "leaderless": ["p2"],
+    }
+    monkeypatch.setattr(Shown, "status", lambda _: shown)
+    _, json = await fetch(url, headers={"Accept": "*/*"})
+    assert orjson.loads(json)["id"] == "n1<script>"
+    _, page = await fetch(url, headers={"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"})
+    text = page.decode()
+    assert text.startswith("<!doctype html>")
+    assert "<script>" not in text, "what a node says of itself is no markup"
+    assert "not ready: draining" in text
+    assert "without a leader: p2" in text
+    assert "1,234" in text
+    for outside in ("http://", "https://", "src="):
+        assert outside not in text, "the page asks for nothing else"
+
+
+def test_a_page_of_a_node_that_only_starts() -> None:
+    assert "not ready: starting" in page_of({"id": "n1", "not_ready": ["starting"]})
+
+
+def samples(part: str, values: dict[str, Any]) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *sample.labels.values()): sample.value
+        for metric in metrics_of(part, values)
+        for sample in metric.samples
+    }
+
+
+def test_counters_and_units_are_named_as_prometheus_wants() -> None:
+    found = samples("bookie", {"adds": 3, "readonly": True, "disk_bytes": 7})
+    assert found == {
+        ("kvstore_bookie_adds_total",): 3,
+        ("kvstore_bookie_readonly",): 1,
+        ("kvstore_bookie_disk_bytes",): 7,
+    }
+    assert all(not name.endswith(("_s", "_ms")) for name, _ in NAMES.values())
+    assert all(text.endswith(".") for _, text in NAMES.values())
+    assert len({name for name, _ in NAMES.values()}) == len(NAMES)
+
+
+def test_every_metric_stands_in_the_docs_as_it_is_published() -> None:
+    docs = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    rows = [f"| `kvstore_{name}` | {text} |" for name, text in NAMES.values()]
+    assert [row for row in docs.splitlines() if row.startswith("| `")] == rows
+
+
+def test_a_histogram_is_published_in_seconds_and_its_buckets_add_up() -> None:
+    sync = Histogram(1e-6)
+    for seconds in (0.0001, 0.001, 0.001, 100.0):
+        sync.add(seconds)
+    found = samples("bookie", {"sync_s": sync, "sync_s_count": 4, "sync_s_p99": 1.0})
+    assert ("kvstore_bookie_sync_s_p99",) not in found
+    assert found["kvstore_bookie_sync_seconds_count",] == 4
+    assert found["kvstore_bookie_sync_seconds_sum",] == pytest.approx(100.0021)
+    buckets = {name[1]: value for name, value in found.items() if name[0].endswith("_bucket")}
+    assert buckets["0.000128"] == 1
+    assert buckets["0.001024"] == 3
+    assert buckets["16.7772"] == 3
+    assert buckets["+Inf"] == 4
+    assert list(buckets.values()) == sorted(buckets.values())
+
+
+def test_each_door_labels_its_histograms_by_its_own_word() -> None:
+    found = samples("server", {"resp_command_s": {"GET": Histogram(1e-6)}, "grpc_call_s": {"Get": Histogram(1e-6)}})
+    assert found["kvstore_server_resp_command_seconds_count", "GET"] == 0
+    assert found["kvstore_server_grpc_call_seconds_count", "Get"] == 0
+    labels = {
+        tuple(sample.labels)
+        for each in metrics_of("server", {"grpc_call_s": {"Get": Histogram(1e-6)}})
+        for sample in each.samples
+    }
+    assert labels == {("method", "le"), ("method",)}
+
+
+def test_a_replica_that_leads_or_has_stopped_says_so_in_numbers() -> None:
+    rows = {"p1": {"role": "serving", "failure": None}, "p2": {"role": "following", "failure": "its state differs"}}
+    found = samples("partitions", rows)
+    assert (found["kvstore_partition_is_leader", "p1"], found["kvstore_partition_is_leader", "p2"]) == (1, 0)
+    assert (found["kvstore_partition_has_failed", "p1"], found["kvstore_partition_has_failed", "p2"]) == (0, 1)
+
+
+def test_a_move_makes_no_metrics_of_its_own_name() -> None:
+    """Each had a new name, that nothing documents and no alarm can know."""
+    with_move = {"p1": {"role": "serving", "seq": 7, "moves": {"12": {"rows": 3, "bytes": 400}}}}
+    without = {"p1": {"role": "serving", "seq": 7, "moves": {}}}
+    assert samples("partitions", with_move) == samples("partitions", without)
+
+
+def test_nothing_to_count_makes_no_metrics() -> None:
+    assert list(metrics_of("server", {})) == []
+    assert list(metrics_of("server", {"name": "text"})) == []
+
+
+def test_a_costly_page_takes_a_tenth_of_the_event_loop_however_often_it_is_asked_for() -> None:
+    now, spent_s = 0.0, 0.0
+
+    def make() -> bytes:
+        nonlocal now, spent_s
+        now, spent_s = now + 0.02, spent_s + 0.02
+        return b"%.2f" % now
+
+    page = http_door.Rested(make, lambda: now)
+    assert page.take() == page.take() == b"0.02"
+    for _ in range(10_000):
+        page.take()
+        now += 0.001
+    assert spent_s <= now / 10 + 0.02
+    assert now - float(page.take()) <= 0.2, "it is not old"

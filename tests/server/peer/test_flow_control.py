@@ -1,0 +1,127 @@
+"""Operations of another server that may bring large values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.partition.state.commands import Code, Flag, Op
+from kvstore.server.peer import flow_control, server
+from kvstore.server.peer import frames as peer_frames
+from kvstore.server.peer.flow_control import LARGE_BYTES, VALUES_LARGE_MAX, VALUES_MAX, Pace, values_of
+from kvstore.server.peer.frames import Frames, Lane, Operations, Results
+from kvstore.types import PartitionId
+from tests.server.peer.test_peer import connect
+from tests.server.servers import servers
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+GET: Op = (int(Code.GET), b"k", 0, 0)
+PUT: Op = (int(Code.PUT), b"k", b"v", 0, 0, 0, None)
+
+
+def arrive(pace: Pace, partition: PartitionId, ops: list[Op], first: int = 1) -> None:
+    pace.arrive(partition, [(partition, op, number, 0, 0) for number, op in enumerate(ops, first)])
+
+
+def taken(pace: Pace) -> list[int]:
+    return [number for _, _, number, _, _ in pace.take()]
+
+
+def test_so_many_values_of_a_partition_are_under_way_and_the_rest_waits_in_order() -> None:
+    pace = Pace()
+    arrive(pace, P1, [*[GET] * (VALUES_MAX + 1), PUT])
+    assert taken(pace) == [*range(1, VALUES_MAX + 1)]
+    pace.end(1, 10)
+    assert taken(pace) == [VALUES_MAX + 1, VALUES_MAX + 2]
+    assert pace.waiting == 0
+
+
+def test_one_partition_does_not_wait_for_another() -> None:
+    pace = Pace()
+    arrive(pace, P1, [GET] * (VALUES_MAX + 1))
+    arrive(pace, P2, [GET], first=1_000)
+    assert taken(pace)[-1] == 1_000
+
+
+def test_fewer_are_under_way_while_values_are_large() -> None:
+    pace = Pace()
+    arrive(pace, P1, [GET] * 300)
+    for number in taken(pace):
+        pace.end(number, LARGE_BYTES + 1)
+    begun = taken(pace)
+    assert len(begun) == VALUES_LARGE_MAX
+    for number in begun:
+        pace.end(number, 1)
+    assert len(taken(pace)) == 2 * VALUES_LARGE_MAX
+
+
+def test_nothing_begins_while_the_other_server_does_not_take_its_answers() -> None:
+    pace = Pace()
+    pace.is_held = True
+    arrive(pace, P1, [PUT, GET])
+    assert taken(pace) == []
+    pace.is_held = False
+    assert taken(pace) == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("op", "values"),
+    [
+        (GET, 1),
+        (PUT, 0),
+        ((Code.PUT, b"k", b"v", 0, int(Flag.RETURN_OLD), 0, None), 1),
+        ((Code.DELETE, b"k", int(Flag.RETURN_OLD), 0, None), 1),
+        ((Code.DELETE, b"k", 0, 0, None), 0),
+        ((Code.BATCH, b"k", (GET, PUT, GET), 0, None), 2),
+        ((Code.BATCH, b"k", (GET,) * 100, 0, None), 16),
+        ((Code.META, b"k", 0, 0), 0),
+    ],
+)
+def test_values_that_an_operation_may_bring(op: Op, values: int) -> None:
+    assert values_of(op) == values
+    pace = Pace()
+    arrive(pace, P1, [op] * 3)
+    begun = taken(pace)
+    assert begun == [1, 2, 3]
+    assert sum(each[1] for each in pace._under_way.values()) == 3 * values
+
+
+async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_its_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flow_control, "VALUES_MAX", 8)
+    count = 60
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        await cluster.lead("p1", "n2")
+        key, value = cluster.key_of("p1"), b"x" * (1 << 20)
+        async with cluster["n2"].redis() as client:
+            await client.set(key, value)
+        raw = await connect(cluster)
+        await cluster["n1"].introduce(raw, "n2")
+        raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        gets: list[Any] = [(number, (int(Code.GET), key, 0, 0)) for number in range(count)]
+        version = cluster["n2"].dispatcher.topology.ring.routed
+        raw.writer.write(peer_frames.encode(Operations(version, [Lane("p1", gets=gets)])))
+        (session,) = cluster["n2"].peers._sessions.values()
+
+        async def is_held() -> bool:
+            return session._pace.is_held
+
+        await wait_until(is_held, what="its answers are not taken")
+        async with cluster["n2"].redis() as client:
+            for _ in range(10):
+                assert await client.get(key) == value
+                assert session._stream.get_write_buffer_size() <= server.OUTPUT_HIGH_BYTES + (8 << 20) + 1_000
+        raw.reader._transport.resume_reading()  # type: ignore[attr-defined]
+        frames, seen = Frames(), list[int]()
+        while len(seen) < count:
+            for body in frames.feed(await raw.reader.read(1 << 20)):
+                message = peer_frames.decode(body)
+                assert isinstance(message, Results)
+                assert all(record[0] == value for _, record in message.records)
+                seen += [number for number, _ in message.records]
+        assert seen == list(range(count))
+        raw.close()

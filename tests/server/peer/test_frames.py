@@ -1,0 +1,246 @@
+"""Frames between servers: what they look like, and that nothing malformed gets through."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvstore import errors
+from kvstore.client.core.scanning import Merge
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    Moved,
+    NotLeader,
+    OutcomeUnknown,
+    PositionTrimmed,
+    StoreError,
+)
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Code, Record, RequestId
+from kvstore.server.grpc.decode import check_sizes
+from kvstore.server.peer import frames
+from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
+
+REQUEST = RequestId(b"c" * 16, 7, 5, 1_000)
+
+
+def through(message: frames.Message) -> frames.Message:
+    (body,) = Frames().feed(frames.encode(message))
+    return frames.decode(body)
+
+
+def op_through(op: commands.Op) -> commands.Op:
+    """As the other side gets it."""
+    column = {1: "gets", 3: "puts"}.get(op[0], "others")
+    sent = through(Operations(1, [Lane("p1", **{column: [(9, op)]})]))
+    assert isinstance(sent, Operations)
+    (good, bad) = sent.lanes[0].in_order()
+    assert bad == []
+    assert good[0][0] == 9
+    return good[0][1]
+
+
+def result_through(result: Any) -> Any:
+    sent = through(Results(others=[(9, result)]))
+    assert isinstance(sent, Results)
+    return sent.others[0][1]
+
+
+@pytest.mark.parametrize(
+    ("message", "hex_bytes"),
+    [
+        (
+            Operations(3, [Lane("p1", gets=[(1, (1, b"k", 0, 0))], puts=[(2, (3, b"k", b"v", 0, 0, 0, None))])], 5),
+            "00000023 9401039194a27031 9192019401c4016b0000 9192029703c4016bc40176000000c0 90 05",
+        ),
+        (
+            Results(numbers=[(1, 5)], records=[(2, (b"v", 1, 1, 2, 0))], absent=[3], progress=[("p1", 5, 6)]),
+            "0000001b 9602 91920105 91920295c4017601010200 9103 90 9193a270310506",
+        ),
+        (Call(1, "p1", "serving", b"x"), "00000011 950301a27031a773657276696e67c40178"),
+        (Answer(1, b"y"), "00000007 940401c40179c0"),
+        (Ping(4), "00000003 920504"),
+        (Goodbye(), "00000002 9106"),
+    ],
+    ids=["operations", "results", "call", "answer", "ping", "goodbye"],
+)
+def test_golden_bytes(message: frames.Message, hex_bytes: str) -> None:
+    """DO NOT CHANGE: servers of two versions speak with each other during an upgrade."""
+    assert frames.encode(message).hex() == hex_bytes.replace(" ", "")
+    assert through(message) == message
+
+
+EXAMPLES = {
+    commands.get: (b"k", commands.Level.STRICT, 5),
+    commands.meta: (b"k",),
+    commands.put: (b"k", b"v", 5, commands.Flag.IF_ABSENT, 3, REQUEST),
+    commands.delete: (b"k", 1, 2, REQUEST),
+    commands.increment: (b"k", -5, REQUEST),
+    commands.append: (b"k", b"s", REQUEST),
+    commands.expire: (b"k", 5, 1, REQUEST),
+    commands.batch: (b"k", (commands.put(b"k", b"v"), commands.get(b"j")), 0, REQUEST),
+    commands.delete_range: (b"", b"z", REQUEST),
+    commands.scan: (b"", b"", 10, 0, commands.Level.STALE, 3),
+    commands.scan_tokens: (5, 10, commands.Level.STALE),
+    commands.count: (),
+}
+
+
+def test_every_constructor_of_an_operation_has_an_example_here() -> None:
+    constructors = {
+        each
+        for name, each in vars(commands).items()
+        if inspect.isfunction(each) and inspect.signature(each).return_annotation == "Op"
+    }
+    assert set(EXAMPLES) == constructors
+
+
+@pytest.mark.parametrize(("make", "arguments"), EXAMPLES.items(), ids=lambda value: getattr(value, "__name__", ""))
+def test_every_operation_arrives_as_it_was_sent(make: Any, arguments: tuple[Any, ...]) -> None:
+    op = make(*arguments)
+    arrived = op_through(op)
+    assert arrived == op
+    if isinstance(op[-1], RequestId):
+        assert isinstance(arrived[-1], RequestId), "partitions read a request id's fields by name"
+
+
+def test_operations_of_all_columns_come_out_in_the_order_in_which_they_were_submitted() -> None:
+    lane = Lane(
+        "p1",
+        gets=[(2, commands.get(b"a")), (5, commands.get(b"b"))],
+        puts=[(1, commands.put(b"a", b"")), (4, commands.put(b"b", b""))],
+        others=[(3, commands.delete(b"a"))],
+    )
+    arrived = through(Operations(1, [lane]))
+    assert isinstance(arrived, Operations)
+    assert [number for number, _ in arrived.lanes[0].in_order()[0]] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize(
+    "result",
+    [None, 7, True, (5, 6), [], Record(b"v", 1, 2, 3, 4), ([(b"k", (b"v", 1, 2, 3, 4))], b"next"), [1, None, (2, 3)]],
+    ids=str,
+)
+def test_every_shape_of_result_arrives(result: Any) -> None:
+    def plain(value: Any) -> Any:
+        return [plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+    assert plain(result_through(result)) == plain(result)
+
+
+ERRORS = [each for each in vars(errors).values() if isinstance(each, type) and issubclass(each, StoreError)]
+
+
+@pytest.mark.parametrize("cls", ERRORS, ids=lambda cls: cls.__name__)
+def test_every_error_arrives_as_itself(cls: type[StoreError]) -> None:
+    arguments = {
+        ConditionFailed: (7,),
+        NotLeader: ("p1", "n2", "host:1"),
+        Moved: ("p2", 9),
+        PositionTrimmed: ("p1", 3, 9),
+    }.get(cls, ("why",))
+    arrived = result_through(cls(*arguments))
+    assert type(arrived) is cls
+    assert arrived.args == arguments
+
+
+def test_errors_inside_a_result_arrive_too() -> None:
+    arrived = result_through([1, ConditionFailed(7)])
+    assert type(arrived[1]) is ConditionFailed
+
+
+def test_an_error_of_a_newer_server_is_an_unknown_outcome(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Newer(StoreError):
+        pass
+
+    monkeypatch.setattr(errors, "Newer", Newer, raising=False)
+    assert isinstance(result_through(Newer("x")), OutcomeUnknown)
+
+
+@pytest.mark.parametrize(
+    "op",
+    [
+        (),
+        (99, b"k"),
+        ("1", b"k"),
+        (True, b"k", 0, 0),
+        (5, b"k", 1),
+        (5, b"k", "1", None),
+        (5, b"", 1, None),
+        (5, b"k" * 4097, 1, None),
+        (6, b"k", b"v" * ((1 << 20) + 1), None),
+        (4, b"k", 0, 0, [b"c", 1]),
+        (4, b"k", 0, 0, 5),
+        (8, b"k", [[8, b"k", [], 0, None]], 0, None),
+        (8, b"k", [[99, b"k"]], 0, None),
+        (8, b"k", [5], 0, None),
+        (8, b"k", 5, 0, None),
+    ],
+    ids=lambda op: str(op)[:30],
+)
+def test_a_malformed_operation_is_refused(op: tuple[Any, ...]) -> None:
+    good, bad = Lane("p1", others=[(1, op)]).in_order()
+    assert good == []
+    assert isinstance(bad[0][1], InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    "lane",
+    [
+        Lane("p1", gets=[(1, (3, b"k", 0, 0))]),
+        Lane("p1", gets=[(1, (1, b"", 0, 0))]),
+        Lane("p1", gets=[(1, (1, b"k", 9, 0))]),
+        Lane("p1", puts=[(1, (3, b"k", b"v" * ((1 << 20) + 1), 0, 0, 0, None))]),
+        Lane("p1", puts=[(-1, (3, b"k", b"v", 0, 0, 0, None))]),
+        Lane("", gets=[]),
+    ],
+    ids=["code", "empty key", "level", "value", "number", "name"],
+)
+def test_a_malformed_column_is_no_frame(lane: Lane) -> None:
+    with pytest.raises(FrameError):
+        through(Operations(1, [lane]))
+
+
+def test_a_scan_goes_on_behind_the_longest_key() -> None:
+    """A ring that changed meanwhile ended every scan whose last key was one of 4,096 bytes."""
+    merge: Merge[int] = Merge(["p1"], b"")
+    last = b"k" * KEY_BYTES_MAX
+    merge.feed("p1", [(last, 1)], b"l")
+    merge.take()
+    ((_, start, _),) = merge.anew(["p1", "p2"]).wanted()[:1]
+    scan = (int(Code.SCAN), start, b"", 10, 0, 0, 0)
+    check_sizes(Code.SCAN, start, b"")
+    assert Lane("p1", [], [], [(1, scan)]).in_order() == ([(1, scan)], [])
+    with pytest.raises(FrameError, match="a key of 4098 bytes"):
+        frames.check_op((int(Code.SCAN), start + b"\0", b"", 10, 0, 0, 0))
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_frame_and_nothing_worse(noise: bytes) -> None:
+    with suppress(FrameError):
+        frames.decode(noise)
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.integers(1, 50))
+def test_frames_come_out_however_the_stream_is_cut(bodies: list[bytes], step: int) -> None:
+    stream = b"".join(frames.HEADER.pack(len(body)) + body for body in bodies)
+    cutter = Frames()
+    found = [body for place in range(0, len(stream), step) for body in cutter.feed(stream[place : place + step])]
+    assert found == bodies
+
+
+def test_a_length_beyond_the_bound_is_refused_before_anything_is_kept() -> None:
+    with pytest.raises(FrameError, match="at most"):
+        list(Frames().feed(frames.HEADER.pack(frames.FRAME_BYTES_MAX + 1)))
+
+
+def test_what_is_too_large_for_a_frame_is_not_sent() -> None:
+    with pytest.raises(FrameError, match="at most"):
+        frames.encode(Results(others=[(1, b"x" * frames.FRAME_BYTES_MAX)]))

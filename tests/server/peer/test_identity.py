@@ -1,0 +1,54 @@
+"""Whose certificate is a server's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvstore.server.peer.identity import certificate_fault, host_of
+
+
+def named(*names: tuple[str, str], common: str = "") -> dict[str, Any]:
+    subject = {"subject": ((("organizationName", "us"),), (("commonName", common),))} if common else {}
+    return {**subject, "subjectAltName": names} if names else subject
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [
+        named(("DNS", "n1")),
+        named(("DNS", "db1.example")),
+        named(("DNS", "other"), ("DNS", "*.Example")),
+        named(("IP Address", "10.0.0.1")),
+        named(common="n1"),
+    ],
+)
+def test_one_that_names_the_server_or_its_host_is_its_own(certificate: dict[str, Any]) -> None:
+    assert certificate_fault(certificate, "n1", "10.0.0.1" if "10.0.0.1" in str(certificate) else "db1.example") == ""
+
+
+@pytest.mark.parametrize(
+    "certificate",
+    [
+        named(("DNS", "application")),
+        named(("DNS", "n2")),
+        named(("email", "n1")),
+        named(("DNS", "application"), common="n1"),
+        named(("DNS", "*.db1.example"), ("DNS", "*.com")),
+        named(("DNS", "*")),
+        {"serialNumber": "1"},
+    ],
+)
+def test_anybody_elses_is_not(certificate: dict[str, Any]) -> None:
+    assert "want n1 or db1.example" in certificate_fault(certificate, "n1", "db1.example")
+
+
+def test_where_nobody_has_to_show_one_the_secret_alone_counts() -> None:
+    assert certificate_fault(None, "n1", None) == certificate_fault({}, "n1", None) == ""
+    assert certificate_fault(named(("DNS", "n1")), "n1", None) == ""
+    assert certificate_fault(named(("DNS", "db1.example")), "n1", None) == "its certificate is of db1.example, want n1"
+
+
+def test_the_host_of_an_address() -> None:
+    assert (host_of("db1.example:6401"), host_of("[::1]:6401")) == ("db1.example", "::1")

@@ -1,0 +1,285 @@
+"""How many connections servers have with each other, and what a link that is going down says."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvstore.errors import NotLeader, OutcomeUnknown, Unavailable
+from kvstore.partition.state import commands
+from kvstore.server.peer import frames
+from kvstore.server.peer import link as peer_link
+from kvstore.server.peer.frames import Frames, Lane, Operations, Results
+from kvstore.server.peer.link import SWEEP_S, Link
+from kvstore.server.peer.proof import NONCE_BYTES, Credentials
+from kvstore.server.peer.server import PeerSession
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import Pending
+from kvstore.types import PartitionId, ServerId
+from tests.server.backends import Collector
+from tests.server.servers import Server, servers
+from tests.waiting import PATIENCE_S, wait_until
+
+P1, N2 = PartitionId("p1"), ServerId("n2")
+
+
+async def echo(server: ServerId, method: str, body: bytes) -> bytes:
+    return body
+
+
+async def test_calls_share_one_link_also_while_it_is_idle(tmp_path: Path) -> None:
+    """A link without an operation under way is a link all the same: another one in its place would leave the first one
+    connected for good, and what is under way on the two would come in any order."""
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        cluster["n2"].peers.serve(P1, echo)
+        for _ in range(5):
+            assert await cluster["n1"].links.call(N2, P1, "ask", b"x", PATIENCE_S) == b"x"
+        assert cluster["n2"].peers.statistics()["peer_sessions"] == 1
+        await wait_until(lambda: has_links(cluster["n1"], 1), what="n1 has one link")
+
+
+async def has_links(server: Server, count: int) -> bool:
+    return server.links.statistics()["peer_links"] == count
+
+
+# ── the order of what is forwarded ────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_writes_keep_their_order_when_the_lead_comes_here_while_they_are_elsewhere(tmp_path: Path) -> None:
+    """The first is at the former leader, which will refuse it; the second must not be done here before that."""
+    async with servers(tmp_path, ["n1", "n2"]) as cluster:
+        former = await cluster.lead("p1", "n2")
+        former.is_up = False
+        server = cluster["n1"]
+        server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
+        await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
+        await cluster.host("p1", "n1")
+        server.dispatcher.submit(commands.put(b"k", b"second"), server.sink, 2)
+        await cluster.announce_leader("p1", "n1")
+        first, second = await server.sink.wait(1, 2)
+        assert first < second
+
+
+async def test_writes_keep_their_order_when_the_lead_moves_while_they_are_elsewhere(tmp_path: Path) -> None:
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
+        former = await cluster.lead("p1", "n2")
+        former.is_up = False
+        server = cluster["n1"]
+        cluster["n3"].peers.serve(P1, echo)
+        await server.links.call(ServerId("n3"), P1, "ask", b"there is a link", PATIENCE_S)
+        server.dispatcher.submit(commands.put(b"k", b"first"), server.sink, 1)
+        await wait_until(lambda: holds(cluster["n2"]), what="the first is at n2")
+        await cluster.host("p1", "n3")
+        server.membership.note_leader(P1, ServerId("n3"))
+        server.dispatcher.submit(commands.put(b"k", b"second"), server.sink, 2)
+        await cluster.announce_leader("p1", "n3")
+        first, second = await server.sink.wait(1, 2)
+        assert first < second
+
+
+async def test_a_server_that_stops_answers_what_others_have_sent_it_before_it_ends_their_links(tmp_path: Path) -> None:
+    """It leads nothing any more, and says so. A link that merely ended would leave writes of unknown outcome."""
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
+        await cluster.lead("p1", "n2")
+        server, stops = cluster["n1"], cluster["n2"]
+        server.dispatcher.submit(commands.put(b"k", b"there is a link"), server.sink, 1)
+        await server.sink.wait(1)
+        await cluster.host("p1", "n3")
+        stops.dispatcher.host(P1, None)
+        server.dispatcher.submit(commands.put(b"k", b"on its way"), server.sink, 2)
+        await asyncio.sleep(0)
+        await stops.resp.close()
+        await stops.peers.close()
+        await cluster.announce_leader("p1", "n3")
+        assert isinstance((await server.sink.wait(2))[0], int)
+
+
+async def holds(server: Server) -> bool:
+    return server.dispatcher.statistics()["waiting_for_leader"] > 0
+
+
+class Stream:
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        self.frames = Frames()
+        self.written: list[frames.Message] = []
+        self.is_aborted = False
+
+    def write(self, data: bytes) -> None:
+        if data[:1] not in b"+*":
+            self.written += [frames.decode(body) for body in self.frames.feed(data)]
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        """It never fills."""
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+class Leader:
+    """A dispatcher of a server that leads, or does not."""
+
+    def __init__(self) -> None:
+        self.leads = False
+        self.done: list[int] = []
+
+    def submit_here(self, partition: PartitionId, op: commands.Op, sink: Any, token: int, ring_version: int) -> None:
+        if self.leads:
+            self.done.append(token)
+        sink.complete(token, token if self.leads else NotLeader(partition))
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        return (0, 0)
+
+
+def sent(number: int, heard: int, partition: str = "p1") -> bytes:
+    lane = Lane(partition, puts=[(number, (3, b"k", b"v", 0, 0, 0, None))])
+    return frames.encode(Operations(1, [lane], heard))
+
+
+async def test_after_a_refusal_nothing_is_done_that_was_sent_before_it_was_heard() -> None:
+    """Else the refused one, sent again, would be done after those that came later."""
+    leader, stream = Leader(), Stream()
+    session = PeerSession(cast(Any, Owner(leader)), N2, cast(Any, stream))
+    session.data_received(sent(1, 0))
+    session.flush()
+    leader.leads = True
+    session.data_received(sent(2, 0))
+    session.data_received(sent(3, 0, "p2"))
+    session.flush()
+    assert leader.done == [3], "another partition's order is another matter"
+    refused = [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
+    assert refused == [1, 2]
+    session.data_received(sent(4, 1))
+    session.flush()
+    assert leader.done == [3]
+    session.data_received(sent(5, len(stream.written)))
+    assert leader.done == [3, 5]
+
+
+async def test_a_process_that_stood_still_reads_what_has_come_before_it_calls_others_silent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The event loop runs timers before it reads: the answers may all be there."""
+    monkeypatch.setattr(peer_link, "SILENCE_S", 3.0)
+    links, stream, sink = Links(), Stream(), Collector()
+    link = Link(cast(Any, links), N2)
+    link.connection_made(cast(Any, stream))
+    prove(link)
+    submit(link, Pending(1, commands.put(b"k", b"v"), sink, 7))
+    await asyncio.sleep(0)
+    links.time += 60.0
+    link._sweep()
+    assert not stream.is_aborted
+    link.data_received(frames.encode(Results(numbers=[(1, 42)])))
+    assert await sink.wait(7) == [42]
+    submit(link, Pending(2, commands.put(b"k", b"v"), sink, 8))
+    await asyncio.sleep(0)
+    for _ in range(7):
+        links.time += SWEEP_S
+        link._sweep()
+    assert stream.is_aborted, "the other side is silent while this one looks"
+    link.connection_lost(None)
+
+
+async def test_a_link_that_is_being_closed_takes_nothing() -> None:
+    link = Link(cast(Any, Links()), N2)
+    link.connection_made(cast(Any, Stream()))
+    prove(link)
+    assert link.flight.has_room()
+    link.close()
+    assert not link.flight.has_room()
+
+
+async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_call() -> None:
+    """To write to it would end the process."""
+    link, stream = Link(cast(Any, Links()), N2), Stream()
+    link.connection_made(cast(Any, stream))
+    prove(link)
+    await link.opened
+    link.connection_lost(None)
+    with pytest.raises(Unavailable):
+        await link.call(P1, "ask", b"", 0.0)
+
+
+def submit(link: Link, pending: Pending) -> None:
+    link.send(P1, link.flight.begin(P1, pending), pending.op)
+
+
+def prove(link: Link) -> None:
+    """Let the other side have proven itself."""
+    link._caller.is_proven = True
+    link.data_received(b"")
+
+
+class Links:
+    """What a link asks of those that own it."""
+
+    credentials = Credentials(ServerId("n1"), "the cluster", (bytes(32),), lambda: bytes(NONCE_BYTES))
+
+    time = 100.0
+    server = ServerId("n1")
+    forwarded_max = 10
+
+    def now(self) -> float:
+        return self.time
+
+    def ring_version(self) -> int:
+        return 1
+
+    def lost(self, link: Link) -> None:
+        """It is not used again."""
+
+    @property
+    def dispatcher(self) -> Any:
+        return self
+
+    def link_opened(self, flight: Flight) -> None:
+        """Operations may be sent."""
+
+    def link_lost(self, flight: Flight, first_unsent: int) -> None:
+        """Nothing is asked again."""
+
+
+def test_a_result_that_no_frame_holds_is_of_an_operation_that_was_done() -> None:
+    stream = Stream()
+    session = PeerSession(cast(Any, Owner(Leader())), N2, cast(Any, stream))
+    session.complete(1, [b"x" * (1 << 20)] * 33)
+    session.complete(2, 7)
+    session.flush()
+    found = {number: each for frame in stream.written if isinstance(frame, Results) for number, each in frame.others}
+    assert isinstance(found[1], OutcomeUnknown)
+    assert [frame.numbers for frame in stream.written if isinstance(frame, Results) and frame.numbers] == [[(2, 7)]]
+
+
+class Owner:
+    def __init__(self, dispatcher: Leader) -> None:
+        self.dispatcher, self.operations, self.operations_max = dispatcher, 0, 100
+
+
+async def test_a_server_that_reaches_none_of_several_others_says_so_and_goes_on_trying(tmp_path: Path) -> None:
+    """It tries again by itself: once a load balancer has taken it out, nobody else makes it."""
+    async with servers(tmp_path, ["n1", "n2", "n3"]) as cluster:
+        links, others = cluster["n1"].links, [N2, ServerId("n3")]
+        assert not links.is_cut_off(others), "nothing is known yet"
+        for name in ("n2", "n3"):
+            await cluster[name].resp.close()
+        for other in others:
+            with pytest.raises(Unavailable):
+                await links.call(other, P1, "ask", b"", PATIENCE_S)
+        assert links.is_cut_off(others)
+        assert not links.is_cut_off(others[:1]), "one that is silent may itself be what is wrong"
+        await cluster["n2"].resp.open(cluster.addresses[N2])
+
+        async def is_back() -> bool:
+            return not links.is_cut_off(others)
+
+        await wait_until(is_back, what="n1 reaches n2 again")
+        assert links.statistics()["peer_links"] == 1

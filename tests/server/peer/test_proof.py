@@ -1,0 +1,168 @@
+"""Two servers prove to each other that they are of one cluster (docs/protocol.md H8)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import count
+
+import pytest
+
+from kvstore.server.peer.frames import FrameError
+from kvstore.server.peer.proof import NONCE_BYTES, PROOF_BYTES, Called, Caller, Credentials, Refused
+from kvstore.types import ServerId
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
+N1, N2, N3 = ServerId("n1"), ServerId("n2"), ServerId("n3")
+_nonces = count(1)
+
+
+def nonce() -> bytes:
+    return next(_nonces).to_bytes(NONCE_BYTES, "big")
+
+
+def of(server: ServerId, *keys: bytes, cluster: str = "c1") -> Credentials:
+    return Credentials(server, cluster, keys or (KEY,), nonce)
+
+
+def words(hello: bytes) -> list[bytes]:
+    """Of the greeting, behind the first, as the Redis door gives them."""
+    lines, found = hello.split(b"\r\n", 1)[1], []
+    while lines:
+        size, _, lines = lines.partition(b"\r\n")
+        found.append(lines[: int(size[1:])])
+        lines = lines[int(size[1:]) + 2 :]
+    return found[1:]
+
+
+def meet(caller: Credentials, called: Credentials, to: ServerId = N2) -> tuple[Caller, Called]:
+    """Both sides after all has been said. Raises what one of them raises."""
+    calling = Caller(caller, to)
+    answering = Called(called, words(calling.hello()))
+    proof, _ = calling.take(answering.nonce())
+    calling.take(answering.take(proof))
+    return calling, answering
+
+
+def test_two_of_one_cluster_are_sure_of_each_other() -> None:
+    calling, answering = meet(of(N1), of(N2))
+    assert calling.is_proven
+    assert answering.caller == N1
+
+
+def test_what_is_said_byte_by_byte() -> None:
+    """Golden bytes; also in pieces of one byte each."""
+    caller = Caller(replace(of(N1), nonce=lambda: b"a" * NONCE_BYTES), N2)
+    hello = b"*6\r\n$12\r\nKVSTORE.PEER\r\n$1\r\n2\r\n$2\r\nn1\r\n$2\r\nn2\r\n$2\r\nc1\r\n$32\r\n" + b"a" * 32 + b"\r\n"
+    assert caller.hello() == hello
+    called = Called(replace(of(N2), nonce=lambda: b"b" * NONCE_BYTES), words(hello))
+    assert called.nonce() == b"+" + b"62" * 32 + b"\r\n"
+    proof = b"".join(caller.take(bytes([byte]))[0] for byte in called.nonce())
+    assert proof.hex() == "89db24aaf7172118145782cfec75d18eee24348c64fe742bce60dae0f46b2027"
+    answer = b"".join(called.take(bytes([byte])) for byte in proof)
+    assert answer == b"+a3b548b24dfd0f36ddd666ff5927ede0ca2df9ce0985daf9d5c01d8b71d5054c\r\n"
+    for byte in answer[:-1]:
+        assert caller.take(bytes([byte])) == (b"", b"")
+        assert not caller.is_proven
+    assert caller.take(b"\n" + b"rest") == (b"", b"rest")
+    assert caller.is_proven
+
+
+@pytest.mark.parametrize(
+    ("caller", "called", "answer"),
+    [
+        (of(N1, cluster="c2"), of(N2), "this server is of another cluster"),
+        (of(N1), of(N3), "this is server n3, not 'n2'"),
+        (of(N2), of(N2), "want another server, got 'n2'"),
+        (of(N1, OTHER_KEY), of(N2), "not proven: the cluster's secret is another one"),
+        (of(N1), of(N2, OTHER_KEY), "not proven: the cluster's secret is another one"),
+    ],
+    ids=["cluster", "server", "itself", "caller's secret", "called one's secret"],
+)
+def test_others_are_refused_and_told_why(caller: Credentials, called: Credentials, answer: str) -> None:
+    with pytest.raises(Refused) as refused:
+        meet(caller, called)
+    assert answer in refused.value.answer
+
+
+def test_a_refusal_tells_nothing_of_this_cluster() -> None:
+    with pytest.raises(Refused) as refused:
+        meet(of(N1, cluster="theirs"), of(N2, cluster="ours"))
+    assert "ours" not in refused.value.answer + str(refused.value)
+
+
+def test_while_the_secret_is_changed_both_are_accepted() -> None:
+    for caller, called in (
+        ((KEY,), (KEY, OTHER_KEY)),
+        ((KEY, OTHER_KEY), (KEY,)),
+        ((OTHER_KEY, KEY), (KEY, OTHER_KEY)),
+        ((KEY, OTHER_KEY), (OTHER_KEY, KEY)),
+        ((OTHER_KEY,), (OTHER_KEY, KEY)),
+    ):
+        assert meet(of(N1, *caller), of(N2, *called))[0].is_proven
+
+
+def test_another_version_is_refused_by_number_whatever_else_it_says() -> None:
+    for said in ([b"1", b"n1", b"n2"], [b"3", b"n1", b"n2", b"c1", bytes(32), b"more"]):
+        with pytest.raises(Refused, match="peer version: want 2, got"):
+            Called(of(N2), said)
+
+
+@pytest.mark.parametrize("said", [[b"2", b"n1", b"n2"], [b"2", b"n1", b"n2", b"c1", bytes(31)]])
+def test_a_greeting_that_is_cut_short_is_refused(said: list[bytes]) -> None:
+    with pytest.raises(Refused, match="a nonce of 32 bytes"):
+        Called(of(N2), said)
+
+
+def test_a_proof_that_was_recorded_is_of_no_use_again() -> None:
+    calling = Caller(of(N1), N2)
+    first = Called(of(N2), words(calling.hello()))
+    proof, _ = calling.take(first.nonce())
+    assert first.take(proof)
+    again = Called(of(N2), words(calling.hello()))
+    with pytest.raises(Refused, match="not proven"):
+        again.take(proof)
+
+
+def test_an_answer_that_was_recorded_is_of_no_use_again() -> None:
+    calling = Caller(of(N1), N2)
+    called = Called(of(N2), words(calling.hello()))
+    answer = called.take(calling.take(called.nonce())[0])
+    again = Caller(of(N1), N2)
+    again.take(called.nonce())
+    with pytest.raises(FrameError, match="who answers for n2 does not know the cluster's secret"):
+        again.take(answer)
+
+
+def test_a_server_is_not_made_to_prove_what_another_one_needs() -> None:
+    """Reflection: who knows no secret calls back, and hands on what the other side says."""
+    calling = Caller(of(N1), N2)
+    target = Called(of(N2), words(calling.hello()))
+    proof, _ = calling.take(target.nonce())
+    with pytest.raises(FrameError, match="does not know"):
+        calling.take(b"+" + proof.hex().encode() + b"\r\n")  # its own, as the other side's
+    towards_n1 = Called(of(N1), [b"2", b"n2", b"n1", b"c1", words(calling.hello())[4]])
+    with pytest.raises(Refused, match="not proven"):
+        towards_n1.take(proof)
+    as_another = Called(of(N2), [b"2", b"n3", b"n2", b"c1", words(calling.hello())[4]])
+    with pytest.raises(Refused, match="not proven"):
+        as_another.take(proof)
+
+
+@pytest.mark.parametrize("size", [PROOF_BYTES + 1, 1 << 20])
+def test_nothing_is_taken_behind_a_proof_before_it_was_answered(size: int) -> None:
+    called = Called(of(N2), words(Caller(of(N1), N2).hello()))
+    assert called.take(bytes(PROOF_BYTES - 1)) == b""
+    with pytest.raises(Refused, match="a proof of 32 bytes and then silence"):
+        called.take(bytes(size))
+
+
+@pytest.mark.parametrize(
+    "said", [b"-ERR no\r\n", b"+OK\r\n", b"+" + b"zz" * 32 + b"\r\n", b"x" * 2000, b"+" + b"00" * 32 + b"\r\nmore"]
+)
+def test_what_is_no_server_of_ours_ends_the_call(said: bytes) -> None:
+    with pytest.raises(FrameError):
+        Caller(of(N1), N2).take(said)
+
+
+def test_credentials_do_not_show_their_keys() -> None:
+    assert repr(KEY) not in repr(of(N1))

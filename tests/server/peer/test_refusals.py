@@ -1,0 +1,230 @@
+"""After a refusal nothing is done of what its sender sent before it had heard of it (docs/protocol.md M15)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvstore.errors import Moved, NotLeader, StoreError
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Op
+from kvstore.server.peer import frames as peer_frames
+from kvstore.server.peer.frames import Lane, Operations, Results
+from kvstore.server.peer.link import Link
+from kvstore.server.peer.refusals import Refusals
+from kvstore.server.peer.server import PeerSession
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import PeerSink, Pending
+from kvstore.types import PartitionId, ServerId
+from tests.server.backends import Collector
+from tests.server.peer.test_links import Links, Owner, Stream, prove, submit
+from tests.server.servers import Servers, servers
+
+P1, P2, N2 = PartitionId("p1"), PartitionId("p2"), ServerId("n2")
+PUT = commands.put(b"k", b"v")
+BATCH = commands.batch(b"a", (commands.put(b"a", b"v"), commands.delete(b"k")))
+MOVED = Moved("", 0)
+
+
+# ── what is remembered ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@pytest.mark.parametrize(("refused", "later"), [(PUT, PUT), (PUT, BATCH), (BATCH, PUT)])
+def test_a_write_waits_for_a_refused_one_until_the_sender_has_heard_of_it(refused: Op, later: Op) -> None:
+    refusals = Refusals()
+    assert refusals.of(P1, later, 0) is None
+    refusals.tell(1)
+    refusals.refuse(refused)
+    assert isinstance(refusals.of(P2, later, 1), Moved), "whichever partition it goes to"
+    refusals.tell(2)
+    assert isinstance(refusals.of(P1, later, 1), Moved)
+    assert refusals.of(P1, later, 2) is None
+
+
+def test_a_second_refusal_on_a_key_waits_for_its_own_frame() -> None:
+    refusals = Refusals()
+    for frame in (1, 2):
+        refusals.refuse(PUT)
+        refusals.tell(frame)
+    refusals.forget(1)
+    assert isinstance(refusals.of(P1, PUT, 1), Moved)
+    assert refusals.of(P1, PUT, 2) is None
+
+
+def test_reads_and_other_keys_wait_for_no_refused_write_and_no_write_for_a_refused_read() -> None:
+    refusals = Refusals()
+    refusals.refuse(PUT)
+    for op in (commands.get(b"k"), commands.meta(b"k"), commands.delete_range(b"a", b"z"), commands.delete(b"x")):
+        assert refusals.of(P1, op, 0) is None
+    refusals = Refusals()
+    refusals.refuse(commands.get(b"k"))
+    assert not refusals.keys.said_by
+
+
+def test_all_of_a_partition_waits_for_what_was_refused_as_not_led_here() -> None:
+    refusals = Refusals()
+    refusals.partitions.refuse([P1])
+    refusals.tell(1)
+    assert isinstance(refusals.of(P1, commands.get(b"x"), 0), NotLeader)
+    assert refusals.of(P2, PUT, 0) is None
+    assert refusals.of(P1, PUT, 1) is None
+
+
+def test_what_has_been_heard_is_forgotten_and_nothing_else() -> None:
+    refusals = Refusals()
+    for frame in range(1, 4):
+        refusals.refuse(commands.put(b"%d" % frame, b"v"))
+        refusals.tell(frame)
+    refusals.refuse(commands.put(b"1", b"v"))
+    refusals.tell(4)
+    refusals.forget(2)
+    assert refusals.keys.said_by == {b"3": 3, b"1": 4}
+    refusals.forget(4)
+    assert not refusals.keys.said_by
+
+
+# ── the answering side ────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Owning:
+    """A dispatcher of a server that knows a key's flip, or does not."""
+
+    def __init__(self) -> None:
+        self.owns = False
+        self.done: list[int] = []
+
+    def submit_here(self, partition: PartitionId, op: Op, sink: PeerSink, token: int, ring_version: int) -> None:
+        if self.owns:
+            self.done.append(token)
+            sink.complete(token, token)
+        else:
+            sink.turn_away(op, token, MOVED)
+
+    def progress(self, partition: PartitionId) -> tuple[int, int]:
+        return (0, 0)
+
+
+def session_of(owner: Owning) -> tuple[PeerSession, Stream]:
+    stream = Stream()
+    return PeerSession(cast(Any, Owner(cast(Any, owner))), N2, cast(Any, stream)), stream
+
+
+def sent(number: int, heard: int, op: Op = PUT) -> bytes:
+    return peer_frames.encode(Operations(1, [Lane("p1", others=[(number, op)])], heard))
+
+
+def refused(stream: Stream) -> list[int]:
+    return [number for each in stream.written if isinstance(each, Results) for number, _ in each.others]
+
+
+async def test_a_write_behind_one_that_came_to_the_owner_too_early_is_not_done_before_it() -> None:
+    owner = Owning()
+    session, stream = session_of(owner)
+    session.data_received(sent(1, 0))
+    owner.owns = True
+    session.data_received(sent(2, 0))
+    session.flush()
+    session.data_received(sent(3, len(stream.written) - 1))
+    session.data_received(sent(4, 0, commands.put(b"other", b"v")))
+    session.flush()
+    assert owner.done == [4]
+    assert refused(stream) == [1, 2, 3]
+    session.data_received(sent(5, len(stream.written)))
+    assert owner.done == [4, 5]
+    assert not session._refused_keys
+
+
+async def test_what_waits_for_its_turn_is_refused_as_well_though_later_frames_have_heard() -> None:
+    owner = Owning()
+    session, stream = session_of(owner)
+    session.data_received(sent(1, 0))
+    session.flush()
+    session._pace.is_held = True
+    session.data_received(sent(2, 0))
+    owner.owns = True
+    session.data_received(sent(3, len(stream.written)))
+    session._pace.is_held = False
+    session.flush()
+    await asyncio.sleep(0)
+    assert owner.done == [], "the second was sent before the first one's refusal was heard, and the third waits for it"
+    assert refused(stream) == [1, 2, 3]
+
+
+async def test_a_refusal_is_told_though_nothing_else_is() -> None:
+    session, stream = session_of(Owning())
+    session.turn_away(PUT, 1, MOVED)
+    await asyncio.sleep(0)
+    assert refused(stream) == [1]
+
+
+# ── the asking side ───────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Asking(Links):
+    """The owner of a link, and its dispatcher."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.returned: list[int] = []
+
+    def take_refusals(self, flight: Flight, errors: list[tuple[int, NotLeader | Moved]]) -> None:
+        self.returned += [number for number, _ in errors]
+        for number, _ in errors:
+            flight.end(number)
+
+
+@pytest.mark.parametrize("error", [MOVED, NotLeader("p1")], ids=("moved", "not led"))
+async def test_what_was_submitted_before_a_refusal_was_heard_says_so(error: StoreError) -> None:
+    """Also if it leaves behind it, or is submitted by who hears of another result in the same frame."""
+    links, stream = Asking(), Stream()
+    link = Link(cast(Any, links), N2)
+    link.connection_made(cast(Any, stream))
+    prove(link)
+
+    class Pipelining(Collector):
+        def complete(self, token: int, result: Any) -> None:
+            submit(link, Pending(9, PUT, self, 9))
+
+    sink = Pipelining()
+    submit(link, Pending(1, PUT, sink, 1))
+    submit(link, Pending(2, commands.put(b"other", b"v"), sink, 2))
+    await asyncio.sleep(0)
+    submit(link, Pending(3, PUT, sink, 3))
+    link.data_received(peer_frames.encode(Results(numbers=[(2, 7)], others=[(1, error)])))
+    assert links.returned == [1]
+    await asyncio.sleep(0)
+    frames = [each for each in stream.written if isinstance(each, Operations)]
+    assert [(each.heard, [number for number, _ in each.lanes[0].puts]) for each in frames] == [
+        (0, [1, 2]),
+        (0, [3]),
+        (1, [4]),
+    ], "the last was submitted when the refused one stood before it"
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
+    """n1 is asked; n2 leads."""
+    async with servers(tmp_path, ["n1", "n2"], partitions=2) as started:
+        await started.lead("p1", "n2")
+        yield started
+
+
+async def test_a_write_that_comes_to_an_owner_too_early_is_held_against_those_behind_it(cluster: Servers) -> None:
+    """By the server, which does not know of the flip, and by a leader that has not got the range yet."""
+    turned_away: list[int] = []
+
+    class Peer(Collector, PeerSink):
+        def turn_away(self, op: Op, token: int, error: NotLeader | Moved) -> None:
+            turned_away.append(token)
+
+    peer, dispatcher = Peer(), cluster["n2"].dispatcher
+    here, elsewhere = commands.put(cluster.key_of("p1"), b"v"), commands.put(cluster.key_of("p2"), b"v")
+    dispatcher.submit_here(P1, elsewhere, peer, 1, cluster.ring.routed + 1)
+    dispatcher.submit_here(P1, here, peer, 2, cluster.ring.routed + 1)
+    dispatcher.turn_away(P1, here, peer, 3, MOVED)
+    assert turned_away == [1, 3]
+    assert isinstance((await peer.wait(2))[0], int)

@@ -1,0 +1,81 @@
+"""A Redis door on loopback, and a plain socket to speak with it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from kvstore.env.ports import Stream, StreamHandler
+from kvstore.server.config import Limits
+from kvstore.server.redis.commands import CommandError
+from kvstore.server.redis.door import LetIn, RespServer
+from tests.server.backends import OneServer, one_server
+from tests.waiting import PATIENCE_S
+
+
+class Raw:
+    """Bytes in, bytes out."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    async def ask(self, data: bytes, expected: bytes) -> bytes:
+        """Send `data`; as many bytes back as `expected` has."""
+        self.writer.write(data)
+        return await self.read(len(expected))
+
+    async def read(self, count: int) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            try:
+                return await self.reader.readexactly(count)
+            except asyncio.IncompleteReadError as error:
+                return error.partial
+
+    async def read_line(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.readline()
+
+    async def read_to_end(self) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.read()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class Door:
+    """The door, its backend and its address."""
+
+    def __init__(self, server: RespServer, backend: OneServer, address: str) -> None:
+        self.server, self.backend = server, backend
+        self.host, _, port = address.rpartition(":")
+        self.port = int(port)
+
+    async def connect(self) -> Raw:
+        return Raw(*await asyncio.open_connection(self.host, self.port))
+
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[Raw]:
+        connection = await self.connect()
+        try:
+            yield connection
+        finally:
+            connection.close()
+
+
+def refuse_peers(words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
+    raise CommandError("ERR no peers here")
+
+
+@asynccontextmanager
+async def redis_door(root: Path, *, partitions: int = 3, limits: Limits | None = None) -> AsyncIterator[Door]:
+    async with one_server(root, partitions) as (env, backend):
+        server = RespServer(env, backend, limits or Limits(), refuse_peers, lambda: {"Kvstore": {"node_id": "n1"}})
+        address = await server.open("127.0.0.1:0")
+        try:
+            yield Door(server, backend, address)
+        finally:
+            backend.let_go()
+            await server.close()

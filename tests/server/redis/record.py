@@ -1,0 +1,52 @@
+"""Writes what a redis-server answers into the scripts in golden/: `python -m tests.server.redis.record [FILE ...]`.
+
+The commands, the comments and what we mean to answer otherwise stay as they are. Needs a redis-server on the PATH.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+
+from tests.server.redis.compare import redis_server
+from tests.server.redis.script import END, GOLDEN, Script, gist, read, reply, written
+
+QUIET_S = 0.1
+"""So long after bytes that need not make a whole command there are no more replies."""
+
+
+async def record(script: Script, port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"*1\r\n$8\r\nFLUSHALL\r\n")
+    await reply(reader)
+    for step in script.steps:
+        writer.write(step.data)
+        step.theirs = [await reply(reader)] if step.words else await replies(reader)
+        if step.is_loose:
+            step.theirs = [gist(each) for each in step.theirs]
+    writer.close()
+
+
+async def replies(reader: asyncio.StreamReader) -> list[bytes]:
+    found: list[bytes] = []
+    while not found or found[-1] != END:
+        try:
+            async with asyncio.timeout(QUIET_S):
+                found.append(await reply(reader))
+        except TimeoutError:
+            break
+    return found
+
+
+async def main(paths: list[Path]) -> None:
+    async with redis_server() as port:
+        for path in paths:
+            scripts = read(path)
+            for script in scripts:
+                await record(script, port)
+            path.write_text(written(scripts))
+
+
+if __name__ == "__main__":
+    asyncio.run(main([Path(each) for each in sys.argv[1:]] or sorted(GOLDEN.glob("redis_*.txt"))))

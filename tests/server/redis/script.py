@@ -1,0 +1,127 @@
+"""Scripts of Redis commands and what a redis-server answered to them, as text that one can read and extend.
+
+    = title           a new connection, and no keys
+    > SET a "b c"     a command, quoted as for redis-cli
+    >? INFO           the same; only the kind of the reply counts, and the first word of an error
+    >> *1\\r\\n$4\\r\\n  bytes as they are: half frames, inline commands, what is no command
+    < +OK\\r\\n         the bytes of a reply; after `>>` one line per reply, `< end` where the connection ends
+    ! -ERR no\\r\\n     what we answer instead, meant so, for the reason in the comment above
+    # a comment
+
+The replies are written by `python -m tests.server.redis.record`, which needs a redis-server; what reads them does not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kvstore.server.redis.parser import Parser
+
+GOLDEN = Path(__file__).parent / "golden"
+END = b"end"
+"""Stands for the end of the connection among replies."""
+
+
+@dataclass
+class Step:
+    """One request and its replies."""
+
+    request: str
+    """The line as it stands, its mark included."""
+    theirs: list[bytes] = field(default_factory=list)
+    ours: list[bytes] = field(default_factory=list)
+    """If not the same, and meant so."""
+    notes: list[str] = field(default_factory=list)
+    """Comments and blank lines before it."""
+
+    @property
+    def words(self) -> list[bytes]:
+        """Empty if the request is bytes as they are."""
+        mark, _, line = self.request.partition(" ")
+        if mark == ">>":
+            return []
+        (words,) = Parser().parse(line.encode() + b"\n")
+        return words
+
+    @property
+    def data(self) -> bytes:
+        words = self.words
+        if not words:
+            return unescaped(self.request.partition(" ")[2])
+        return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+    @property
+    def is_loose(self) -> bool:
+        return self.request.startswith(">? ")
+
+
+@dataclass
+class Script:
+    """What one connection asks."""
+
+    title: str
+    steps: list[Step] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def escaped(data: bytes) -> str:
+    return data.decode("latin1").encode("unicode_escape").decode()
+
+
+def unescaped(text: str) -> bytes:
+    return text.encode().decode("unicode_escape").encode("latin1")
+
+
+def read(path: Path) -> list[Script]:
+    scripts: list[Script] = []
+    notes: list[str] = []
+    for line in path.read_text().splitlines():
+        mark, _, rest = line.partition(" ")
+        if mark == "=":
+            scripts.append(Script(rest, notes=notes))
+            notes = []
+        elif mark in (">", ">?", ">>"):
+            scripts[-1].steps.append(Step(line, notes=notes))
+            notes = []
+        elif mark == "<":
+            scripts[-1].steps[-1].theirs.append(unescaped(rest))
+        elif mark == "!":
+            step = scripts[-1].steps[-1]
+            step.ours.append(unescaped(rest))
+        else:
+            assert not line or mark == "#", f"{path.name}: {line}"
+            notes.append(line)
+    return scripts
+
+
+def written(scripts: list[Script]) -> str:
+    lines: list[str] = []
+    for script in scripts:
+        lines += [*script.notes, f"= {script.title}"]
+        for step in script.steps:
+            lines += [*step.notes, step.request]
+            lines += [f"< {escaped(each)}" for each in step.theirs]
+            lines += [f"! {escaped(each)}" for each in step.ours]
+    return "\n".join(lines) + "\n"
+
+
+def gist(data: bytes) -> bytes:
+    """What counts of a reply to `>?`: its kind, and the first word of an error."""
+    return data.split()[0] if data[:1] == b"-" else data if data == END else data[:1]
+
+
+async def reply(reader: asyncio.StreamReader) -> bytes:
+    """The bytes of one reply; END if the connection ends instead."""
+    try:
+        line = await reader.readuntil(b"\r\n")
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return END
+    kind, rest = line[:1], line[1:-2]
+    if kind in b"+-:_,#(" or rest == b"-1":
+        return line
+    if kind in b"$=":
+        return line + await reader.readexactly(int(rest) + 2)
+    count = int(rest) * (2 if kind == b"%" else 1)
+    return line + b"".join([await reply(reader) for _ in range(count)])

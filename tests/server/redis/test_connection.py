@@ -1,0 +1,290 @@
+"""A Redis connection as bytes: order of replies, malformed input, slow readers, bounds."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import redis.asyncio as redis
+
+from kvstore.errors import (
+    NotCaughtUp,
+    NotEnoughBookies,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
+)
+from kvstore.partition.state.commands import Code, Level
+from kvstore.server.config import Limits
+from kvstore.server.redis import door as resp_door
+from kvstore.server.redis import gather, reply_queue
+from kvstore.server.redis.parser import BULK_BYTES_MAX
+from tests.server.redis.door import Door, redis_door
+from tests.server.redis.test_parser import packed
+from tests.waiting import wait_until
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with redis_door(tmp_path) as opened:
+        yield opened
+
+
+def bulk(data: bytes) -> bytes:
+    return b"$%d\r\n%b\r\n" % (len(data), data)
+
+
+async def test_replies_come_in_the_order_of_the_commands_whichever_partition_is_slow(door: Door) -> None:
+    ring = door.backend.topology.ring
+    slow, fast = (
+        next(key for i in range(100) if ring.partition_of(key := b"k%d" % i) == partition) for partition in ("p1", "p2")
+    )
+    async with door.raw() as raw:
+        door.backend.partitions["p1"].log.is_held = True
+        raw.writer.write(packed(b"SET", slow, b"1") + packed(b"INCR", fast) + packed(b"PING") + packed(b"GET", fast))
+        async with redis_client(door) as other:
+            await wait_until(lambda: other.exists(fast), what="the fast write is done")
+        door.backend.let_go()
+        expected = b"+OK\r\n:1\r\n+PONG\r\n" + bulk(b"1")
+        assert await raw.read(len(expected)) == expected
+
+
+@pytest.mark.parametrize(
+    ("write", "read", "answers"),
+    [
+        (packed(b"SET", b"k", b"new"), packed(b"GET", b"k"), b"+OK\r\n" + bulk(b"new")),
+        (packed(b"SETNX", b"k", b"new"), packed(b"GET", b"k"), b":1\r\n" + bulk(b"new")),
+        (packed(b"SET", b"k", b"new"), packed(b"STRLEN", b"k"), b"+OK\r\n:3\r\n"),
+        (packed(b"MSET", b"j", b"1", b"k", b"new"), packed(b"MGET", b"k"), b"+OK\r\n*1\r\n" + bulk(b"new")),
+        (packed(b"INCR", b"k"), packed(b"EXISTS", b"j", b"k"), b":1\r\n:1\r\n"),
+    ],
+    ids=["SET GET", "SETNX GET", "SET STRLEN", "MSET MGET", "INCR EXISTS"],
+)
+async def test_a_read_waits_for_a_write_of_its_own_connection(
+    door: Door, write: bytes, read: bytes, answers: bytes
+) -> None:
+    async with door.raw() as raw:
+        door.backend.hold()
+        raw.writer.write(write + read)
+        await wait_until(lambda: has_changed(door), what="the write is submitted")
+        assert not any(op[0] in (Code.GET, Code.META) for op in door.backend.submitted)
+        door.backend.let_go()
+        assert await raw.read(len(answers)) == answers
+
+
+@pytest.mark.parametrize("read", [packed(b"GET", b"k"), packed(b"MGET", b"j", b"k"), packed(b"STRLEN", b"k")])
+@pytest.mark.parametrize("write", [packed(b"SET", b"k", b"new"), packed(b"DEL", b"k"), packed(b"APPEND", b"k", b"!")])
+async def test_a_write_waits_for_a_read_of_its_own_connection(door: Door, read: bytes, write: bytes) -> None:
+    async with door.raw() as raw, door.raw() as other:
+        await raw.ask(packed(b"SET", b"k", b"old"), b"+OK\r\n")
+        before = len(door.backend.submitted)
+        door.backend.held_reads = []
+        raw.writer.write(read + write)
+        await wait_until(lambda: at_least(len(door.backend.submitted), before + 1), what="the read is submitted")
+        await other.ask(packed(b"PING"), b"+PONG\r\n")
+        assert {op[0] for op in door.backend.submitted[before:]} <= {Code.GET, Code.META}
+        door.backend.do_held_reads()
+        assert await raw.read_line() in (b"$3\r\n", b":3\r\n", b"*2\r\n")
+        await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the write follows")
+
+
+async def has_changed(door: Door) -> bool:
+    return any(op[0] not in (Code.GET, Code.META) for op in door.backend.submitted)
+
+
+async def test_a_malformed_frame_closes_its_connection_after_what_came_before(door: Door) -> None:
+    async with door.raw() as raw, door.raw() as other:
+        raw.writer.write(packed(b"SET", b"k", b"v") + b"*1\r\n:1\r\n" + packed(b"SET", b"k", b"w"))
+        assert await raw.read_to_end() == b"+OK\r\n-ERR Protocol error: expected '$', got ':'\r\n"
+        expected = bulk(b"v")
+        assert await other.ask(packed(b"GET", b"k"), expected) == expected
+
+
+@pytest.mark.parametrize(
+    ("command", "answer"),
+    [
+        (packed(b"SET", b"k", b"x" * (BULK_BYTES_MAX + 1)), b"-ERR too large an argument"),
+        (packed(b"SET", b"k", b"x" * ((1 << 20) + 1)), b"-ERR value is too large"),
+        (packed(b"SET", b"k" * 4097, b"v"), b"-ERR key is too long"),
+        (packed(b"NONSENSE"), b"-ERR unknown command"),
+        (packed(b"GET"), b"-ERR wrong number of arguments"),
+        (packed(b"INCR", b"k", b"k", b"k"), b"-ERR wrong number of arguments"),
+        (packed(b""), b"-ERR unknown command"),
+    ],
+    ids=["huge argument", "large value", "long key", "unknown", "too few", "too many", "empty"],
+)
+async def test_oversized_unknown_and_ill_formed_commands_get_an_error_and_the_connection_lives(
+    door: Door, command: bytes, answer: bytes
+) -> None:
+    async with door.raw() as raw:
+        raw.writer.write(command + packed(b"PING"))
+        assert (await raw.read_line()).startswith(answer)
+        assert await raw.read_line() == b"+PONG\r\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (NotLeader("p1"), b"-TRYAGAIN "),
+        (NotCaughtUp("x"), b"-TRYAGAIN "),
+        (Overloaded("full"), b"-TRYAGAIN overloaded"),
+        (Unavailable("p1 has no leader"), b"-CLUSTERDOWN "),
+        (NotEnoughBookies("1 of 2"), b"-NOREPLICAS Not enough good replicas to write."),
+        (OutcomeUnknown("timeout\r\nx"), b"-UNKNOWN the write may or may not have been done: timeout  x"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, StoreError) else "",
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        (b"SET", b"k", b"v"),
+        (b"GET", b"k"),
+        (b"DEL", b"a", b"b"),
+        (b"MGET", b"a", b"b"),
+        (b"INCR", b"k"),
+        (b"TTL", b"k"),
+        (b"STRLEN", b"k"),
+        (b"SET", b"k", b"v", b"GET"),
+        (b"EXISTS", b"k"),
+        (b"DBSIZE",),
+        (b"SCAN", b"0"),
+    ],
+    ids=lambda words: words[0].decode(),
+)
+async def test_failures_are_told_in_the_words_that_clients_look_at(
+    door: Door, command: tuple[bytes, ...], error: StoreError, words: bytes
+) -> None:
+    door.backend.failure = error
+    async with door.raw() as raw:
+        raw.writer.write(packed(*command) + packed(b"PING"))
+        assert (await raw.read_line()).startswith(words)
+        assert await raw.read_line() == b"+PONG\r\n"
+
+
+async def test_hello_changes_only_later_replies(door: Door) -> None:
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"GET", b"no") + packed(b"HELLO", b"3") + packed(b"GET", b"no"))
+        assert await raw.read_line() == b"$-1\r\n"
+        assert await raw.read_line() == b"%7\r\n"
+        assert (await raw.reader.readuntil(b"_\r\n")).endswith(b"*0\r\n_\r\n")
+
+
+async def test_readonly_makes_reads_stale_until_readwrite(door: Door) -> None:
+    async with door.raw() as raw:
+        stream = packed(b"READONLY") + packed(b"GET", b"k") + packed(b"READWRITE") + packed(b"GET", b"k")
+        await raw.ask(stream, b"+OK\r\n$-1\r\n+OK\r\n$-1\r\n")
+    levels = [op[2] for op in door.backend.submitted if op[0] == Code.GET]
+    assert levels == [Level.STALE, Level.LINEARIZABLE]
+
+
+async def test_quit_and_the_end_of_input_answer_what_is_under_way(door: Door) -> None:
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"SET", b"k", b"v") + packed(b"QUIT") + packed(b"SET", b"k", b"w"))
+        assert await raw.read_to_end() == b"+OK\r\n+OK\r\n"
+    async with door.raw() as raw:
+        raw.writer.write(packed(b"GET", b"k"))
+        raw.writer.write_eof()
+        assert await raw.read_to_end() == bulk(b"v")
+
+
+async def test_what_is_in_flight_on_one_connection_is_bounded(door: Door) -> None:
+    """A connection begins with a lower bound; when everything fits it goes up."""
+    first, most = reply_queue.IN_FLIGHT_FIRST, reply_queue.IN_FLIGHT_MAX
+    count = 3 * most
+    sets = b"".join(packed(b"SET", b"key-%d" % i, b"v") for i in range(count))
+    async with door.raw() as raw:
+        begun = 0
+        for bound in (first, most):
+            door.backend.hold()
+            raw.writer.write(sets)
+            await wait_until(
+                lambda least=begun + bound: at_least(len(door.backend.submitted), least), what="the bound is reached"
+            )
+            async with redis_client(door) as other:
+                await other.ping()
+            assert len(door.backend.submitted) == begun + bound
+            door.backend.let_go()
+            assert await raw.read(5 * count) == b"+OK\r\n" * count
+            begun = len(door.backend.submitted)
+
+
+async def test_a_reply_that_would_be_too_large_is_an_error_and_little_is_read_for_it(door: Door) -> None:
+    async with door.raw() as client:
+        await client.ask(packed(b"SET", b"k", b"x" * (1 << 20)), b"+OK\r\n")
+        begun = len(door.backend.submitted)
+        client.writer.write(packed(b"MGET", *[b"k"] * 10_000))
+        assert (await client.read_line()).startswith(b"-ERR the reply would be larger than 33554432 bytes")
+        assert len(door.backend.submitted) - begun <= gather.READS_AT_ONCE
+        assert await client.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+        small = [b"k-%d" % number for number in range(2_000)]
+        await client.ask(packed(b"MSET", *(each for key in small for each in (key, key))), b"+OK\r\n")
+        expected = b"*2000\r\n" + b"".join(map(bulk, small))
+        assert await client.ask(packed(b"MGET", *small), expected) == expected
+
+
+async def test_one_connection_too_many_is_refused(tmp_path: Path) -> None:
+    async with redis_door(tmp_path, limits=Limits(connections_max=2)) as door, door.raw() as one, door.raw() as two:
+        assert await one.ask(packed(b"PING"), b"+PONG\r\n") == await two.ask(packed(b"PING"), b"+PONG\r\n")
+        async with door.raw() as third:
+            assert await third.read_to_end() == b"-ERR max number of clients reached\r\n"
+        two.close()
+        await wait_until(lambda: at_least(1, door.server.statistics()["resp_connections"]), what="a place is free")
+        async with door.raw() as fourth:
+            assert await fourth.ask(packed(b"PING"), b"+PONG\r\n") == b"+PONG\r\n"
+
+
+async def test_incomplete_commands_are_bounded_over_all_connections(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 1 << 20)
+    begun = b"*2\r\n$3\r\nGET\r\n$1000000\r\n" + b"x" * 500_000
+    async with door.raw() as one, door.raw() as two:
+        one.writer.write(begun + b"x" * 400_000)
+        await wait_until(lambda: at_least(door.server.statistics()["resp_input_bytes"], 900_000), what="it has come")
+        two.writer.write(begun)
+        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        two.writer.write(b"x" * 500_000 + b"\r\n" + packed(b"PING"))
+        assert (await two.read_line()).startswith(b"-ERR key is too long")
+        assert await two.read_line() == b"+PONG\r\n"
+        assert door.server.statistics()["resp_input_bytes"] == 0
+
+
+async def test_what_a_transaction_queues_is_bounded_alone_and_over_all_connections(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    value = b"v" * 1_000_000
+    async with door.raw() as one, door.raw() as two:
+        queued = b"+OK\r\n" + b"+QUEUED\r\n" * 4
+        await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 4, queued)
+        assert door.server.statistics()["resp_input_bytes"] > 4_000_000
+        one.writer.write(packed(b"SET", b"{t}k", value) + packed(b"EXEC"))
+        assert (await one.read_line()).startswith(b"-ERR transaction is too large")
+        assert (await one.read_line()).startswith(b"-EXECABORT")
+        assert door.server.statistics()["resp_input_bytes"] == 0
+        monkeypatch.setattr(resp_door, "INPUT_BYTES_MAX", 3_000_000)
+        await one.ask(packed(b"MULTI") + packed(b"SET", b"{t}k", value) * 2, queued[:23])
+        two.writer.write(packed(b"MULTI") + packed(b"SET", b"{t}k", value))
+        assert await one.read_to_end() == b"-ERR too many large commands at once\r\n", "the largest is closed"
+        assert await two.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
+        assert await two.ask(packed(b"EXEC"), b"*1\r\n+OK\r\n") == b"*1\r\n+OK\r\n"
+
+
+async def at_least(value: int, least: int) -> bool:
+    return value >= least
+
+
+def redis_client(door: Door) -> redis.Redis:
+    return redis.Redis(host=door.host, port=door.port)
+
+
+async def test_a_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
+    """Also a key that is not the transaction's first."""
+    a, b = b"{t}a", b"{t}b"
+    transaction = packed(b"MULTI") + packed(b"SET", a, b"1") + packed(b"SET", b, b"2") + packed(b"EXEC")
+    expected = b"+OK\r\n+QUEUED\r\n+QUEUED\r\n*2\r\n+OK\r\n+OK\r\n" + bulk(b"2")
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b, b"old"), b"+OK\r\n")
+        assert await raw.ask(transaction + packed(b"GET", b), expected) == expected

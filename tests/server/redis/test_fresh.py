@@ -1,0 +1,58 @@
+"""What many ask about a server is made once for all of them, after they asked, and seldom."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.server.redis.fresh import RESTS, Fresh
+
+
+class Pages:
+    """Each takes a second by a clock of its own."""
+
+    def __init__(self) -> None:
+        self.time, self.made = 0.0, 0
+        self.delays: list[float] = []
+
+    def make(self) -> int:
+        self.time += 1
+        self.made += 1
+        return self.made
+
+
+@pytest.fixture
+def pages(monkeypatch: pytest.MonkeyPatch) -> Pages:
+    """Their waiting is counted and not done."""
+    found = Pages()
+
+    def call_later(self: asyncio.BaseEventLoop, delay: float, callback: object, *arguments: object) -> object:
+        found.delays.append(delay)
+        found.time += delay
+        return self.call_soon(callback, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "call_later", call_later)
+    return found
+
+
+async def test_all_who_wait_get_the_same_and_who_asks_later_a_later_one(pages: Pages) -> None:
+    fresh = Fresh(pages.make, lambda: pages.time)
+    assert await asyncio.gather(*(fresh.take() for _ in range(5))) == [1] * 5
+    assert await fresh.take() == 2
+
+
+async def test_it_takes_a_tenth_of_the_event_loop_at_most(pages: Pages) -> None:
+    fresh = Fresh(pages.make, lambda: pages.time)
+    for _ in range(3):
+        await fresh.take()
+    assert pages.delays == [0, RESTS, RESTS]
+
+
+async def test_who_waits_is_told_when_it_cannot_be_made(pages: Pages) -> None:
+    def fail() -> int:
+        raise ValueError("no")
+
+    fresh = Fresh(fail, lambda: pages.time)
+    with pytest.raises(ValueError, match="no"):
+        await fresh.take()

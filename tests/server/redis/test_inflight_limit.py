@@ -1,0 +1,116 @@
+"""What all Redis connections of a server have under way together."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import Unavailable
+from kvstore.server.redis.inflight_limit import Window
+from tests.server.redis.door import Door, redis_door
+from tests.server.redis.test_parser import packed
+from tests.waiting import wait_until
+
+
+class Client:
+    """Begins `size` commands when it is woken."""
+
+    def __init__(self, window: Window, size: int = 1) -> None:
+        self.window, self.size, self.woken = window, size, 0
+
+    def resume(self) -> None:
+        self.woken += 1
+        self.window.begin(self.size, 0)
+
+
+def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
+    window = Window(commands_max=10, bytes_max=100)
+    window.begin(9, 99)
+    assert not window.is_full
+    window.begin(1, 0)
+    assert window.is_full
+    window.end(5, 0)
+    assert window.is_full, "too many bytes are still under way"
+    window.end(0, 50)
+    assert not window.is_full
+    window.begin(0, 60)
+    assert window.is_full
+
+
+def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
+    window = Window(commands_max=10, bytes_max=100)
+    window.begin(10, 0)
+    first, second, third = Client(window, 4), Client(window, 4), Client(window, 4)
+    for each in (first, second, third):
+        window.wait(each)
+    window.forget(second)
+    window.end(4, 0)
+    assert (first.woken, third.woken) == (0, 0)
+    window.end(2, 0)
+    assert (first.woken, second.woken, third.woken) == (1, 0, 1), "4 + 4 more fit below 10 one after the other"
+    assert window.is_full
+    window.end(12, 0)
+    assert (first.woken, second.woken, third.woken) == (1, 0, 1)
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with redis_door(tmp_path) as opened:
+        opened.server.window = Window(commands_max=40, bytes_max=4_000)
+        yield opened
+
+
+@pytest.mark.parametrize("size", [1, 300], ids=["many", "large"])
+async def test_connections_that_send_more_than_there_is_room_for_wait_and_are_all_answered(
+    door: Door, size: int
+) -> None:
+    raws = [await door.connect() for _ in range(8)]
+    door.backend.hold()
+    for number, raw in enumerate(raws):
+        for i in range(100):
+            raw.writer.write(packed(b"SET", b"%d-%d" % (number, i), b"x" * size))
+            await raw.writer.drain()
+    await wait_until(lambda: is_full(door), what="the window is full")
+    begun = len(door.backend.submitted)
+    assert begun < 800, "the rest waits in its connections"
+    door.backend.let_go()
+    for raw in raws:
+        assert await raw.read(500) == b"+OK\r\n" * 100
+        raw.close()
+    assert (door.server.window.commands, door.server.window.bytes) == (0, 0)
+
+
+async def is_full(door: Door) -> bool:
+    return door.server.window.is_full
+
+
+async def test_nothing_stays_counted_whatever_ends_a_connection(door: Door) -> None:
+    raws = [await door.connect() for _ in range(6)]
+    raws[0].writer.write(packed(b"SET", b"a", b"v") + b"*1\r\n:1\r\n")
+    raws[1].writer.write(packed(b"MULTI") + packed(b"SET", b"a", b"v") + packed(b"EXEC") + packed(b"QUIT"))
+    raws[2].writer.write(packed(b"MSET", b"a", b"v", b"b", b"w") + packed(b"DBSIZE") + packed(b"NONSENSE"))
+    raws[3].writer.write(packed(b"SET", b"a", b"x" * 2_000_000) + packed(b"SET", b"a", b"v", b"NX"))
+    for raw in raws[:4]:
+        await raw.read_line()
+    door.backend.hold()
+    raws[4].writer.write(packed(b"SET", b"c", b"v" * 100) * 5)
+    await raws[4].writer.drain()
+    await wait_until(lambda: under_way(door), what="it is under way")
+    raws[4].writer.transport.abort()
+    door.backend.let_go()
+    door.backend.failure = Unavailable("no leader")
+    raws[5].writer.write(packed(b"SET", b"c", b"v") + packed(b"GET", b"c"))
+    await raws[5].read_line()
+    for raw in raws:
+        raw.close()
+    await wait_until(lambda: is_empty(door), what="nothing is counted any more")
+
+
+async def under_way(door: Door) -> bool:
+    return door.server.window.commands >= 5
+
+
+async def is_empty(door: Door) -> bool:
+    return (door.server.window.commands, door.server.window.bytes) == (0, 0)

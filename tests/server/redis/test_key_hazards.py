@@ -1,0 +1,46 @@
+"""What may be under way together on one connection."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.partition.state import commands
+from kvstore.server.redis.key_hazards import KEPT_MAX, Hazards
+
+READ, WRITE = commands.get(b"k"), commands.put(b"k", b"v")
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "blocks"),
+    [
+        (READ, READ, False),
+        (WRITE, WRITE, False),
+        (WRITE, READ, True),
+        (READ, WRITE, True),
+        (commands.increment(b"k", 1), commands.meta(b"k"), True),
+        (commands.meta(b"k"), commands.delete(b"k"), True),
+        (WRITE, commands.get(b"j"), False),
+        (commands.batch(b"j", (commands.put(b"j", b""), WRITE)), READ, True),
+        (commands.batch(b"j", (commands.put(b"j", b""), READ)), WRITE, True),
+        (READ, commands.batch(b"j", (commands.put(b"j", b""), WRITE)), True),
+        (commands.batch(b"j", (READ,)), commands.get(b"j"), False),
+    ],
+)
+def test_an_operation_waits_for_another_one_on_its_key_that_it_must_not_meet(
+    first: commands.Op, second: commands.Op, blocks: bool
+) -> None:
+    hazards = Hazards()
+    hazards.note([first], 5)
+    assert hazards.block([commands.get(b"other"), second], 5) is blocks
+    assert hazards.block([second], 6) is False, "what has been answered is waited for no more"
+
+
+def test_nothing_is_kept_for_long() -> None:
+    hazards = Hazards()
+    for number in range(3 * KEPT_MAX):
+        hazards.note([commands.put(b"%d" % number, b"")], number)
+        hazards.answered(number + 1, number - 10)
+    assert len(hazards.writes) <= KEPT_MAX + 1
+    assert hazards.block([commands.get(b"%d" % (3 * KEPT_MAX - 1))], 3 * KEPT_MAX - 11)
+    hazards.answered(3 * KEPT_MAX, 3 * KEPT_MAX)
+    assert hazards.writes == {}

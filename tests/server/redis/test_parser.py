@@ -1,0 +1,191 @@
+"""The Redis protocol's parser: every cut of the stream gives the same commands, and no length is believed unchecked."""
+
+from __future__ import annotations
+
+import itertools
+
+import hiredis
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from kvstore.server.redis import parser as redis_parser
+from kvstore.server.redis.parser import Parser, Unfit
+
+arguments = st.one_of(
+    st.binary(max_size=40),
+    st.sampled_from([b"", b"\r\n", b"*3\r\n$3\r\n", b"$1\r\n", b"GET", b"x" * 5000, b"*1", b"\r", b"\n"]),
+)
+commands = st.lists(st.lists(arguments, min_size=1, max_size=5), min_size=1, max_size=6)
+
+
+def packed(*words: bytes) -> bytes:
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def parsed(*chunks: bytes) -> list[list[bytes]]:
+    parser = Parser()
+    found = [command for chunk in chunks for command in parser.parse(chunk)]
+    assert parser.error is None
+    assert parser.buffered == 0
+    return found
+
+
+@given(commands, st.lists(st.integers(0, 400), max_size=8))
+@example([[b"SET", b"k", b"v\r\n*3"], [b"GET", b"k"]], [5, 20])
+def test_every_cut_of_the_stream_gives_the_same_commands(wanted: list[list[bytes]], cuts: list[int]) -> None:
+    stream = b"".join(packed(*words) for words in wanted)
+    places = [0, *sorted({min(cut, len(stream)) for cut in cuts}), len(stream)]
+    chunks = [stream[start:end] for start, end in itertools.pairwise(places)]
+    assert parsed(*chunks) == wanted
+
+
+@given(commands)
+def test_byte_by_byte_is_no_different(wanted: list[list[bytes]]) -> None:
+    stream = b"".join(packed(*words) for words in wanted)[:2000]
+    parser, reference = Parser(), hiredis.Reader()
+    for place in range(len(stream)):
+        byte = stream[place : place + 1]
+        reference.feed(byte)
+        expected = reference.gets()
+        assert parser.parse(byte) == ([] if expected is False else [expected])
+
+
+@given(st.binary(max_size=300))
+def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes) -> None:
+    parser = Parser()
+    for place in range(0, len(noise), 7):
+        parser.parse(noise[place : place + 7])
+    assert parser.buffered <= len(noise)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        (b"PING\r\n", [b"PING"]),
+        (b"  set  k   v \n", [b"set", b"k", b"v"]),
+        (b'set k "a b\\n\\x41\\"c"\r\n', [b"set", b"k", b'a b\nA"c']),
+        (b"set k 'a b'\r\n", [b"set", b"k", b"a b"]),
+        (b'set k ""\r\n', [b"set", b"k", b""]),
+    ],
+)
+def test_inline_commands_are_words_quoted_as_in_a_shell(line: bytes, words: list[bytes]) -> None:
+    assert parsed(line) == [words]
+    assert parsed(*(line[i : i + 1] for i in range(len(line)))) == [words]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_an_argument_that_looks_like_the_protocol_stays_an_argument(place: int, count: int) -> None:
+    """Were the fast path to believe the line ends inside it, a key could smuggle in another command."""
+    for smuggled in (b"k\r\n$1\r\nv", b"k\r\n$1\r\nv\r\n*2\r\n$3\r\nDEL\r\n$1\r\na", b"*2\r\n$3\r\nGET\r\n$1\r\nk\r\n"):
+        words = [b"x"] * count
+        words[min(place, count - 1)] = smuggled
+        assert parsed(packed(*words) + packed(b"PING")) == [words, [b"PING"]]
+
+
+def test_empty_lines_and_empty_arrays_are_nothing() -> None:
+    assert parsed(b"\r\n\r\n*0\r\n*-1\r\nPING\r\n") == [[b"PING"]]
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"*1\r\n:5\r\n", r"expected '\$', got ':'"),
+        (b"*1\r\n*1\r\n$1\r\na\r\n", r"expected '\$', got '\*'"),
+        (b"*1\r\n$-1\r\n", "invalid bulk length"),
+        (b"*x\r\n", "invalid multibulk length"),
+        (b"*99999999999\r\n", "invalid multibulk length"),
+        (b"*2000000\r\n", "invalid multibulk length"),
+        (b"*1\r\n$99999999999\r\n", "invalid bulk length"),
+        (b"*1\r\n$3\r\nabcXY", "line end after an argument"),
+        (b"*" + b"1" * 40, "too long a header"),
+        (b"*1\n$1\r\na\r\n", "invalid multibulk length"),
+        (b"a" * (redis_parser.INLINE_BYTES_MAX + 1), "too big inline request"),
+        (b'set k "abc\r\n', "unbalanced quotes"),
+        (b"~3\r\n*1\r\n:1\r\n", r"expected '\$'"),
+    ],
+    ids=range(13),
+)
+def test_what_is_not_the_protocol_ends_the_stream(data: bytes, reason: str) -> None:
+    for chunks in ([packed(b"PING") + data], [packed(b"PING"), *(data[i : i + 3] for i in range(0, len(data), 3))]):
+        parser = Parser()
+        found = [command for chunk in chunks for command in parser.parse(chunk)]
+        assert found[0] == [b"PING"], "what came before is a command"
+        assert parser.error is not None
+        with pytest.raises(redis_parser.ProtocolError, match=reason):
+            raise parser.error
+        assert parser.parse(packed(b"PING")) == [], "nothing is read after it"
+
+
+def test_a_huge_count_allocates_nothing() -> None:
+    parser = Parser()
+    assert parser.parse(b"*1000000\r\n") == []
+    assert parser.parse(b"$1\r\na\r\n" * 10) == []
+    assert parser.buffered < 100
+
+
+@pytest.mark.parametrize("step", [1 << 20, 65_536, 1000])
+def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(step: int) -> None:
+    size = redis_parser.BULK_BYTES_MAX + 1
+    data = packed(b"SET", b"k", b"x" * size) + packed(b"GET", b"k") + packed(b"MSET", b"a", b"y" * size, b"b", b"c")
+    parser = Parser()
+    found, held = [], 0
+    for place in range(0, len(data), step):
+        found += parser.parse(data[place : place + step])
+        held = max(held, parser.buffered)
+    assert [type(each) for each in found] == [Unfit, list, Unfit]
+    assert isinstance(found[0], Unfit)
+    assert "too large an argument" in found[0].reason
+    assert found[1] == [b"GET", b"k"]
+    assert held <= step + 100
+
+
+def test_a_command_that_is_too_large_as_a_whole_is_skipped() -> None:
+    count = redis_parser.COMMAND_BYTES_MAX // (1 << 20) + 1
+    parser = Parser()
+    found = parser.parse(packed(b"MSET", *(b"x" * (1 << 20) for _ in range(count))) + packed(b"PING"))
+    assert isinstance(found[0], Unfit)
+    assert "too large a command" in found[0].reason
+    assert found[1:] == [[b"PING"]]
+
+
+def test_a_command_of_too_many_arguments_is_skipped() -> None:
+    parser = Parser()
+    found = parser.parse(packed(*(b"k" for _ in range(redis_parser.ARGUMENTS_MAX + 1))) + packed(b"PING"))
+    assert isinstance(found[0], Unfit)
+    assert found[1:] == [[b"PING"]]
+
+
+@pytest.mark.parametrize(
+    ("words", "step"),
+    [([b"SET", b"k", b"x" * (1 << 20)], 16_384), ([b"DEL", *([b"k"] * 2_000)], 7), ([b"DEL", *([b"k"] * 200)], 1)],
+    ids=["a large value", "an argument a piece", "a byte a piece"],
+)
+def test_a_command_is_not_read_again_with_every_piece_of_it(
+    words: list[bytes], step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The bytes wait as they came, each header is looked at once as it comes and once when the command is complete.
+    Else a client that sends one of many arguments at a time holds the event loop for milliseconds with each."""
+    walks, headers = 0, 0
+    walk, see = Parser._walk, redis_parser._Ahead._see
+
+    def counted_walk(self: Parser, data: bytes, pos: int, found: list[list[bytes]]) -> int | None:
+        nonlocal walks
+        walks += pos == 0
+        return walk(self, data, pos, found)
+
+    def counted_see(self: redis_parser._Ahead, header: bytearray, end: int) -> bool:
+        nonlocal headers
+        headers += 1
+        return see(self, header, end)
+
+    monkeypatch.setattr(Parser, "_walk", counted_walk)
+    monkeypatch.setattr(redis_parser._Ahead, "_see", counted_see)
+    data = packed(*words)
+    parser = Parser()
+    pieces = [data[place : place + step] for place in range(0, len(data), step)]
+    for piece in pieces[:-1]:
+        assert parser.parse(piece) == []
+    assert parser.parse(pieces[-1]) == [words]
+    assert (walks, headers) == (2, len(words) + 1), "with the first piece and with the last"

@@ -1,0 +1,311 @@
+"""What Redis connections hold for replies: alone and together, whatever their clients ask for and do not read."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import Unavailable
+from kvstore.partition.state.commands import Code
+from kvstore.server.config import Limits
+from kvstore.server.redis import reply_memory, reply_queue
+from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, Room
+from kvstore.server.redis.server_commands import _asking
+from kvstore.types import PartitionId
+from tests.server.redis.door import Door, Raw, redis_door
+from tests.server.redis.test_connection import bulk
+from tests.server.redis.test_parser import packed
+from tests.waiting import wait_until
+
+MIB = 1 << 20
+
+
+class Connection:
+    def __init__(self, held: int = 0, full_since: float | None = None) -> None:
+        self.held_bytes, self.full_since, self.heard = held, full_since, list[str]()
+
+    def resume(self) -> None:
+        self.heard.append("resume")
+
+    def refuse(self) -> None:
+        self.heard.append("refuse")
+
+    def abort(self) -> None:
+        self.heard.append("abort")
+        self.held_bytes = 0
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_there_is_room_for_what_somebody_alone_asks_for_however_large() -> None:
+    room, one, other = Room(Time(), 100), Connection(), Connection()
+    assert room.take(one, 1_000)
+    one.held_bytes = 1_000
+    assert not room.take(other, 1)
+
+
+def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> None:
+    time = Time()
+    room, one, other = Room(time, 100), Connection(), Connection()
+    assert room.take(one, 90)
+    one.held_bytes = 40
+    assert room.take(other, 60)
+    other.held_bytes, one.held_bytes = 60, 0
+    assert not room.take(one, 60), "it has just been looked at"
+    time.now += LOOK_S
+    assert room.take(one, 40)
+
+
+def test_who_waits_goes_on_in_order_as_far_as_there_is_room() -> None:
+    time = Time()
+    room, holder, first, second = Room(time, 100), Connection(), Connection(), Connection()
+    assert room.take(holder, 100)
+    holder.held_bytes = 100
+    room.wait(first, 60)
+    room.wait(second, 10)
+    holder.held_bytes = 50
+    room.look()
+    assert first.heard == second.heard == [], "the second would fit, but it came later"
+    holder.held_bytes = 40
+    room.look()
+    assert first.heard == ["resume"]
+    assert second.heard == ["resume"]
+    assert not room.is_awaited
+
+
+def test_commands_with_many_values_leave_room_for_those_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_memory, "SINGLE_BYTES", 10)
+    time = Time()
+    room, many, single, waiting = Room(time, 100), Connection(), Connection(), Connection()
+    assert room.take(many, 60)
+    many.held_bytes = 60
+    assert not room.take(waiting, 20)
+    assert room.take(single, 10)
+    single.held_bytes = 10
+    room.wait(waiting, 20)
+    room.wait(single, 10)
+    room.look()
+    assert waiting.heard == []
+    assert single.heard == ["resume"], "it does not wait behind what needs more"
+
+
+def test_slow_readers_are_closed_when_others_have_waited_and_only_as_many_as_are_needed() -> None:
+    time = Time()
+    room = Room(time, 100)
+    small, large, reading, waiting = Connection(20, 0.0), Connection(50, 0.0), Connection(30), Connection()
+    for each in (small, large, reading):
+        assert room.take(each, each.held_bytes)
+    room.wait(waiting, 10)
+    time.now = PATIENCE_S
+    room.look()
+    assert waiting.heard == large.heard == []
+    time.now = 2 * PATIENCE_S + LOOK_S
+    room.look()
+    assert (small.heard, large.heard, reading.heard, waiting.heard) == ([], ["abort"], [], ["resume"])
+    assert room.closed == 1
+
+
+def test_what_waits_for_room_that_nobody_gives_is_refused_in_the_end() -> None:
+    time = Time()
+    room, reading, waiting = Room(time, 100), Connection(100), Connection()
+    assert room.take(reading, 100)
+    room.wait(waiting, 10)
+    time.now = REFUSE_S + LOOK_S
+    room.look()
+    assert waiting.heard == ["refuse"]
+    assert reading.heard == []
+
+
+def test_unread_replies_beyond_the_bound_close_the_largest_at_once() -> None:
+    room, first, second = Room(Time(), 100), Connection(70, 0.0), Connection(60, 0.0)
+    room.add(first, 70)
+    assert first.heard == []
+    room.add(second, 60)
+    assert (first.heard, second.heard) == (["abort"], [])
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with redis_door(tmp_path) as opened:
+        yield opened
+
+
+def value(version: int) -> bytes:
+    return b"%07d" % version + b"x" * (MIB - 7)
+
+
+def stop_reading(raw: Raw) -> None:
+    raw.reader._transport.pause_reading()  # type: ignore[attr-defined]
+
+
+def go_on_reading(raw: Raw) -> None:
+    raw.reader._transport.resume_reading()  # type: ignore[attr-defined]
+
+
+def held(door: Door) -> int:
+    return sum(connection.held_bytes for connection in door.server._connections)
+
+
+async def is_put_off(door: Door) -> bool:
+    return door.server.room.put_off > 0
+
+
+async def test_a_client_that_reads_late_gets_all_replies_and_little_is_held_for_it_meanwhile(door: Door) -> None:
+    """Also of partitions whose answers come before their turn."""
+    ring = door.backend.topology.ring
+    keys = [next(key for i in range(99) if ring.partition_of(key := b"%d" % i) == each) for each in ("p1", "p2", "p3")]
+    async with door.raw() as slow, door.raw() as other:
+        for key in keys:
+            await slow.ask(packed(b"SET", key, value(0)), b"+OK\r\n")
+        stop_reading(slow)
+        slow.writer.write(b"".join(packed(b"GET", keys[i % 3]) + packed(b"ECHO", b"%d" % i) for i in range(60)))
+        await wait_until(lambda: is_put_off(door), what="replies are put off")
+        for _ in range(20):
+            assert await other.ask(packed(b"ECHO", b"!"), bulk(b"!")) == bulk(b"!")
+            assert held(door) <= reply_queue.HELD_BYTES_MAX + 2 * MIB
+        go_on_reading(slow)
+        for i in range(60):
+            assert await slow.read(len(bulk(value(0)))) == bulk(value(0))
+            assert await slow.read(len(bulk(b"%d" % i))) == bulk(b"%d" % i)
+        assert door.server.room.closed == 0
+
+
+async def test_reads_that_are_done_again_never_go_back_in_time(door: Door) -> None:
+    async with door.raw() as slow, door.raw() as other:
+        await other.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
+        stop_reading(slow)
+        slow.writer.write((packed(b"GET", b"k") + packed(b"GETRANGE", b"k", b"0", b"6") + packed(b"MGET", b"k")) * 15)
+        await wait_until(lambda: is_put_off(door), what="replies are put off")
+        go_on_reading(slow)
+        seen = []
+        for version in range(1, 16):
+            seen.append((await slow.read(len(bulk(value(0)))))[10:17])
+            seen.append((await slow.read(13))[4:11])
+            seen.append((await slow.read(4 + len(bulk(value(0)))))[14:21])
+            await other.ask(packed(b"SET", b"k", value(version)), b"+OK\r\n")
+        assert seen == sorted(seen)
+        assert seen[0] < seen[-1], "not all were read at once"
+
+
+async def test_what_is_put_off_for_a_client_that_goes_is_not_counted_any_more(door: Door) -> None:
+    raw = await door.connect()
+    await raw.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
+    stop_reading(raw)
+    raw.writer.write(packed(b"GET", b"k") * 40 + packed(b"MGET", *[b"k"] * 20))
+    await wait_until(lambda: is_put_off(door), what="replies are put off")
+    raw.writer.transport.abort()
+
+    async def is_empty() -> bool:
+        return door.server.window.commands == 0 and not door.server._connections
+
+    await wait_until(is_empty, what="nothing is counted")
+
+
+async def test_one_command_with_many_values_is_done_again_with_room_for_all_of_them(door: Door) -> None:
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
+        expected = b"*20\r\n" + bulk(value(0)) * 20
+        assert await raw.ask(packed(b"MGET", *[b"k"] * 20), expected) == expected
+        assert door.server.room.put_off == 1
+
+
+async def test_slow_readers_do_not_keep_the_room_from_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reply_memory, "PATIENCE_S", 0.1)
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=12 * MIB)) as door, AsyncExitStack() as stack:
+        other = await stack.enter_async_context(door.raw())
+        await other.ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
+        for _ in range(4):
+            slow = await stack.enter_async_context(door.raw())
+            stop_reading(slow)
+            slow.writer.write(packed(b"GET", b"k") * 64)
+        await wait_until(lambda: is_put_off(door), what="the room is full")
+        expected = bulk(value(0))
+        for _ in range(20):
+            assert await other.ask(packed(b"GET", b"k"), expected) == expected
+            assert held(door) <= 12 * MIB + 4 * MIB
+        assert door.server.room.closed <= 4
+
+
+async def test_transactions_that_read_begin_when_there_is_room_for_all_that_they_may_answer(tmp_path: Path) -> None:
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(door.raw()) for _ in range(6)]
+        await raws[0].ask(packed(b"SET", b"k", value(0)), b"+OK\r\n")
+        door.backend.hold()
+        for raw in raws:
+            raw.writer.write(packed(b"MULTI") + packed(b"GET", b"k") * 4 + packed(b"INCR", b"{k}n") + packed(b"EXEC"))
+            await raw.read(len(b"+OK\r\n" + b"+QUEUED\r\n" * 5))
+
+        async def begun(count: int) -> bool:
+            return sum(op[0] == Code.BATCH for op in door.backend.submitted) == count
+
+        await wait_until(lambda: begun(2), what="as many have begun as there is room for")
+        door.backend.let_go()
+        for raw in raws:
+            assert (await raw.read(4 + 4 * len(bulk(value(0)))))[:4] == b"*5\r\n"
+            assert (await raw.read_line())[:1] == b":"
+
+
+async def test_walks_over_keys_begin_when_there_is_room_for_what_they_gather(tmp_path: Path) -> None:
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, AsyncExitStack() as stack:
+        raws = [await stack.enter_async_context(door.raw()) for _ in range(3)]
+        await raws[0].ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        others = Connection(held=24 * MIB - MIB // 2)
+        door.server.room.take(others, others.held_bytes)
+        for raw, words in zip(
+            raws, ([b"KEYS", b"*"], [b"SCAN", b"0", b"COUNT", b"10000"], [b"SCAN", b"0"]), strict=True
+        ):
+            raw.writer.write(packed(*words))
+        assert await raws[2].read_line() == b"*2\r\n", "a few keys are little"
+
+        async def wait() -> bool:
+            return len(door.server.room._waiting) == 2
+
+        await wait_until(wait, what="both wait for room")
+        assert [op[0] for op in door.backend.submitted if op[0] == Code.COUNT] == []
+        others.held_bytes = 0
+        assert await raws[0].read_line() == b"*1\r\n"
+        assert await raws[1].read_line() == b"*2\r\n"
+
+
+async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_memory, "REFUSE_S", 0.0)
+    async with redis_door(tmp_path, limits=Limits(output_bytes_max=24 * MIB)) as door, door.raw() as raw:
+        others = Connection(held=MIB)
+        door.server.room.take(others, MIB)
+        raw.writer.write(packed(b"KEYS", b"*") + packed(b"PING"))
+        assert (await raw.read_line()).startswith(b"-TRYAGAIN overloaded")
+        assert await raw.read_line() == b"+PONG\r\n"
+
+
+async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:
+    connection = RespConnection(door.server)
+    connection._is_lost = True
+    with pytest.raises(Unavailable):
+        await _asking(connection)((Code.COUNT, b"", 0), PartitionId("p1"))
+    assert door.backend.submitted == []
+
+
+async def test_commands_that_answer_old_values_are_begun_a_few_at_a_time(door: Door) -> None:
+    count = 64
+    async with door.raw() as raw:
+        door.backend.hold()
+        raw.writer.write(b"".join(packed(b"GETSET", b"%d" % i, b"v") for i in range(count)))
+
+        async def begun() -> bool:
+            return len(door.backend.submitted) > 0
+
+        await wait_until(begun, what="some have begun")
+        assert len(door.backend.submitted) * MIB * 2 <= reply_queue.RESERVED_BYTES_MAX
+        door.backend.let_go()
+        assert await raw.read(5 * count) == b"$-1\r\n" * count

@@ -1,0 +1,402 @@
+"""Where operations go: to the leader here or elsewhere, and what happens when it is not known, moves or dies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    ConditionFailed,
+    InvalidRequest,
+    NotLeader,
+    OutcomeUnknown,
+    Overloaded,
+    StoreError,
+    Unavailable,
+)
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Level, Record, RequestId
+from kvstore.server.config import Limits
+from kvstore.server.peer import link as peer_link
+from kvstore.server.routing import flight, router
+from kvstore.server.routing.flight import Flight
+from kvstore.server.routing.pending import Pending
+from kvstore.types import PartitionId, ServerId
+from tests.server.servers import Server, Servers, servers
+from tests.waiting import wait_until
+
+P1 = PartitionId("p1")
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
+    async with servers(tmp_path, ["n1", "n2"]) as started:
+        yield started
+
+
+_token = 0
+
+
+async def result_of(server: Server, op: commands.Op, partition: str | None = None, ring_version: int = 0) -> Any:
+    (result,) = await server.sink.wait(send(server, op, partition, ring_version))
+    return result
+
+
+def send(server: Server, op: commands.Op, partition: str | None = None, ring_version: int = 0) -> int:
+    global _token
+    _token += 1
+    server.dispatcher.submit(op, server.sink, _token, ring_version, PartitionId(partition) if partition else None)
+    return _token
+
+
+async def test_every_operation_is_forwarded_and_answered_as_if_it_were_led_here(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    for server in (cluster["n2"], cluster["n1"]):
+        suffix = server.id.encode()
+        k, n, b = b"k" + suffix, b"n" + suffix, b"b" + suffix
+        version = await result_of(server, commands.put(k, b"v"))
+        assert version > 0
+        found = await result_of(server, commands.get(k))
+        assert tuple(found[:3]) == (b"v", version, version)
+        assert (await result_of(server, commands.meta(k)))[0] == 1
+        assert await result_of(server, commands.get(b"absent")) is None
+        assert (await result_of(server, commands.increment(n, 5)))[0] == 5
+        assert (await result_of(server, commands.append(k, b"w")))[0] == 2
+        assert await result_of(server, commands.expire(k, 60_000, commands.Flag.RELATIVE_TTL)) is True
+        request = RequestId(suffix * 8, 1, 1, server.dispatcher.progress(P1)[1])
+        batch = commands.batch(b, (commands.put(b, b"1"), commands.get(b)), request=request)
+        version, record = await result_of(server, batch)
+        assert version > 0
+        assert record[0] == b"1"
+        old = await result_of(server, commands.put(b, b"2", flags=commands.Flag.RETURN_OLD))
+        assert old[0] is True
+        assert old[2][0] == b"1"
+        refused = await result_of(server, commands.put(b, b"3", flags=commands.Flag.IF_ABSENT))
+        assert isinstance(refused, ConditionFailed)
+        assert refused.version > 0
+        items, after = await result_of(server, commands.scan(b"", b"", 100), "p1")
+        assert {k, n, b} <= {item[0] for item in items}
+        assert after is None
+        items, after = await result_of(server, commands.scan_tokens(0, 100), "p1")
+        assert {k, n, b} <= {item[0] for item in items}
+        assert await result_of(server, commands.count(), "p1") >= 3
+        assert await result_of(server, commands.delete(k)) > 0
+        assert await result_of(server, commands.delete_range(n, n + b"\x00"), "p1") == 1
+    assert cluster["n1"].dispatcher.statistics()["forwarded_total"] > 10
+    assert cluster["n2"].dispatcher.statistics()["forwarded_total"] == 0
+
+
+async def test_forwarded_operations_keep_their_order(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    ops = [commands.append(b"k", b"%d," % i) if i % 3 else commands.put(b"k", b"%d," % i) for i in range(200)]
+    await server.sink.wait(*(send(server, op) for op in ops))
+    record = await result_of(server, commands.get(b"k"))
+    assert record[0] == b"198,199,"
+
+
+async def test_operations_of_one_turn_leave_in_one_frame(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"v"))
+    before = cluster["n2"].hosted[P1].log.payloads[:]
+    tokens = [send(server, commands.put(b"k%d" % i, b"v")) for i in range(500)]
+    await server.sink.wait(*tokens)
+    entries = len(cluster["n2"].hosted[P1].log.payloads) - len(before)
+    assert entries <= 2, f"500 operations of one turn came to the leader in {entries} groups"
+
+
+async def test_what_has_no_leader_waits_until_there_is_one(cluster: Servers) -> None:
+    server = cluster["n1"]
+    waiting = [send(server, commands.put(b"k", b"%d" % i)) for i in range(10)]
+    await cluster.lead("p1", "n2")
+    assert all(isinstance(result, int) for result in await server.sink.wait(*waiting))
+    assert (await result_of(server, commands.get(b"k")))[0] == b"9", "what waits keeps its order"
+
+
+async def test_what_waits_for_a_leader_is_refused_in_the_end(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(router, "WAIT_S", 0.2)
+    result = await result_of(cluster["n1"], commands.put(b"k", b"v"))
+    assert isinstance(result, Unavailable)
+    assert "p1 has no leader" in str(result)
+
+
+async def test_what_waits_for_a_leader_is_bounded(tmp_path: Path) -> None:
+    async with servers(tmp_path, ["n1"], limits=Limits(waiting_max=5)) as cluster:
+        tokens = [send(cluster["n1"], commands.put(b"k", b"v")) for _ in range(8)]
+        results = await cluster["n1"].sink.wait(*tokens[5:])
+        assert all(isinstance(result, Overloaded) for result in results)
+        await cluster.lead("p1", "n1")
+        assert all(isinstance(result, int) for result in await cluster["n1"].sink.wait(*tokens[:5]))
+
+
+async def test_what_waits_for_a_leader_is_bounded_in_bytes_too(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = cluster["n1"]
+    routing = server.dispatcher._router
+    monkeypatch.setattr(routing.waiting, "_bytes_max", 4_500)
+    large = [commands.append(b"k", b"x" * 990), commands.batch(b"k", (commands.put(b"k", b"x" * 990),))]
+    tokens = [send(server, large[number % 2]) for number in range(8)]
+    results = await server.sink.wait(*tokens[5:])
+    assert all(isinstance(result, Overloaded) for result in results)
+    await cluster.lead("p1", "n1")
+    assert not [result for result in await server.sink.wait(*tokens[:5]) if isinstance(result, StoreError)]
+    monkeypatch.setattr(routing.ways, "is_settled", lambda *_: False)
+    routing.ways.sent_to[P1] = ServerId("n2")
+    tokens = [send(server, large[number % 2]) for number in range(5)]
+    assert not server.sink.results.keys() & set(tokens), "there is room again"
+    monkeypatch.undo()
+    await server.sink.wait(*tokens)
+
+
+async def test_what_is_under_way_to_another_server_is_bounded_in_bytes(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replica = await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"v"))
+    monkeypatch.setattr(flight, "BYTES_IN_FLIGHT_MAX", 3_000)
+    replica.log.is_held = True
+    large = [commands.append(b"k", b"x" * 990), commands.batch(b"k", (commands.put(b"k", b"x" * 990),))]
+    tokens = [send(server, large[number % 2]) for number in range(8)]
+    await wait_until(lambda: has_arrived(cluster["n2"], 2), what="the first are at n2")
+    assert server.links.statistics()["peer_operations_in_flight"] < 5
+    replica.log.let_go()
+    assert not [result for result in await server.sink.wait(*tokens) if isinstance(result, StoreError)]
+
+
+async def test_a_server_that_is_about_to_lead_holds_what_others_send_it(cluster: Servers) -> None:
+    replica = await cluster.lead("p1", "n2")
+    replica.is_up = False
+    token = send(cluster["n1"], commands.put(b"k", b"v"))
+    await wait_until(lambda: waits(cluster["n2"]), what="n2 holds it")
+    replica.is_up = True
+    (result,) = await cluster["n1"].sink.wait(token)
+    assert isinstance(result, int)
+
+
+async def waits(server: Server) -> bool:
+    return server.dispatcher.statistics()["waiting_for_leader"] > 0
+
+
+async def test_an_operation_that_reaches_a_former_leader_is_sent_to_the_new_one(cluster: Servers) -> None:
+    """n1 still believes in n2 when the operation leaves; n2 refuses it and n1 looks again."""
+    await cluster.lead("p1", "n2")
+    await result_of(cluster["n1"], commands.put(b"k", b"v"))
+    cluster["n2"].dispatcher.host(P1, None)
+    tokens = [send(cluster["n1"], commands.put(b"k", b"%d" % i)) for i in range(20)]
+    await wait_until(lambda: waits(cluster["n1"]), what="n2 has refused")
+    await cluster.host("p1", "n1")
+    tokens += [send(cluster["n1"], commands.put(b"k", b"last"))]
+    await cluster.announce_leader("p1", "n1")
+    assert all(isinstance(result, int) for result in await cluster["n1"].sink.wait(*tokens))
+    assert (await result_of(cluster["n1"], commands.get(b"k")))[0] == b"last"
+
+
+async def test_what_comes_back_refused_goes_out_before_what_came_later(cluster: Servers) -> None:
+    server = cluster["n1"]
+    later = send(server, commands.put(b"k", b"later"))
+    flight = Flight(ServerId("n2"), 10)
+    number = flight.begin(P1, Pending(7, commands.put(b"k", b"earlier"), server.sink, 9001))
+    server.dispatcher.take_refusals(flight, [(number, NotLeader("p1"))])
+    await cluster.lead("p1", "n1")
+    await server.sink.wait(later, 9001)
+    assert (await result_of(server, commands.get(b"k")))[0] == b"later"
+
+
+async def test_what_another_server_sent_and_waits_here_is_refused_when_the_lead_goes_elsewhere(
+    cluster: Servers,
+) -> None:
+    replica = await cluster.lead("p1", "n2")
+    replica.is_up = False
+    cluster["n2"].dispatcher.submit_here(P1, commands.put(b"k", b"v"), cluster["n2"].sink, 78, 1)
+    await cluster.lead("p1", "n1")
+    (result,) = await cluster["n2"].sink.wait(78)
+    assert isinstance(result, NotLeader)
+
+
+async def test_a_server_never_sends_on_what_another_one_sent_it(cluster: Servers) -> None:
+    await cluster.lead("p1", "n1")
+    cluster["n2"].dispatcher.submit_here(P1, commands.put(b"k", b"v"), cluster["n2"].sink, 77, 1)
+    (result,) = await cluster["n2"].sink.wait(77)
+    assert isinstance(result, NotLeader)
+    assert result.leader == "n1"
+
+
+async def test_stale_and_session_reads_go_to_the_replica_here(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    await result_of(cluster["n1"], commands.put(b"k", b"there"))
+    replica = await cluster.host("p1", "n1")
+    cluster["n1"].dispatcher.submit_here(P1, commands.put(b"k", b"here"), cluster["n1"].sink, 5000, 1)
+    await cluster["n1"].sink.wait(5000)
+    replica.is_up = False
+    for level in (Level.STALE, Level.SESSION):
+        assert (await result_of(cluster["n1"], commands.get(b"k", level)))[0] == b"here"
+    assert (await result_of(cluster["n1"], commands.get(b"k", Level.LINEARIZABLE)))[0] == b"there"
+    assert (await result_of(cluster["n1"], commands.count(Level.STALE), "p1")) == 1
+
+
+async def test_when_the_leader_dies_sent_writes_are_unknown_and_the_rest_goes_elsewhere(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"old"))
+    cluster["n2"].hosted[P1].log.is_held = True
+    written = send(server, commands.put(b"k", b"new"))
+    await wait_until(lambda: has_arrived(cluster["n2"], 2), what="the write is at n2")
+    await kill(cluster, "n2")
+    await wait_until(lambda: has_lost(server, 1), what="n1 has noticed")
+    read = send(server, commands.get(b"k"))
+    unsent = send(server, commands.put(b"j", b"v"))
+    (unknown,) = await server.sink.wait(written)
+    assert isinstance(unknown, OutcomeUnknown)
+    await cluster.lead("p1", "n1")
+    value, version = await server.sink.wait(read, unsent)
+    assert value is None, "the new leader's state is empty in this test"
+    assert isinstance(version, int)
+
+
+async def test_reads_under_way_to_a_leader_that_dies_are_answered_by_the_next_one(cluster: Servers) -> None:
+    replica = await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"v"))
+    replica.log.is_held = True
+    strict = send(server, commands.get(b"k", Level.STRICT))
+    await wait_until(lambda: has_arrived(cluster["n2"], 2), what="the read is at n2")
+    await kill(cluster, "n2")
+    await cluster.lead("p1", "n1")
+    assert await server.sink.wait(strict) == [None]
+
+
+async def has_lost(server: Server, links: int) -> bool:
+    return server.links.lost_links >= links
+
+
+async def has_arrived(server: Server, count: int) -> bool:
+    return server.peers.operations >= count
+
+
+async def kill(cluster: Servers, name: str) -> None:
+    server = cluster.servers.pop(name)
+    for session in list(server.peers._sessions.values()):
+        session.close()
+    server.resp._listener.close()  # type: ignore[union-attr]
+    for replica in server.hosted.values():
+        replica.log.close_for_good()
+
+
+async def test_a_server_that_stops_answers_what_is_under_way_and_gets_nothing_more(cluster: Servers) -> None:
+    replica = await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    await result_of(server, commands.put(b"k", b"v"))
+    replica.log.is_held = True
+    written = send(server, commands.put(b"k", b"w"))
+    await wait_until(lambda: has_arrived(cluster["n2"], 2), what="the write is at n2")
+    closing = asyncio.ensure_future(cluster["n2"].peers.close())
+    await wait_until(lambda: is_leaving(server), what="n1 knows that n2 leaves")
+    later = send(server, commands.put(b"j", b"v"))
+    replica.log.let_go()
+    (version,) = await server.sink.wait(written)
+    assert isinstance(version, int)
+    await closing
+    await cluster.lead("p1", "n1")
+    assert isinstance((await server.sink.wait(later))[0], int)
+
+
+async def is_leaving(server: Server) -> bool:
+    return any(link._is_leaving for link in server.links._links.values())
+
+
+async def test_what_waits_at_a_server_that_hosts_the_partition_no_more_goes_back_at_once(cluster: Servers) -> None:
+    replica = await cluster.lead("p1", "n2")
+    replica.is_up = False
+    tokens = [send(cluster["n1"], commands.put(b"k", b"%d" % i)) for i in range(5)]
+    await wait_until(lambda: waits(cluster["n2"]), what="they wait at n2")
+    cluster["n2"].dispatcher.host(P1, None)
+    await wait_until(lambda: waits(cluster["n1"]), what="they are back at n1")
+    await cluster.lead("p1", "n1")
+    assert all(isinstance(each, int) for each in await cluster["n1"].sink.wait(*tokens))
+
+
+async def test_a_leader_that_says_nothing_makes_writes_unknown_in_time(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "OPERATION_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(peer_link, "SWEEP_S", 0.05)
+    replica = await cluster.lead("p1", "n2")
+    replica.log.is_held = True
+    result = await result_of(cluster["n1"], commands.put(b"k", b"v"))
+    assert isinstance(result, OutcomeUnknown)
+    assert "within 0.3 s" in str(result)
+    replica.log.let_go()
+    assert (await result_of(cluster["n1"], commands.get(b"k")))[0] == b"v", "the late answer disturbs nothing"
+
+
+async def test_a_link_that_owes_answers_and_is_silent_is_closed(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_link, "SILENCE_S", 0.3)
+    monkeypatch.setattr(peer_link, "SWEEP_S", 0.05)
+    replica = await cluster.lead("p1", "n2")
+    replica.log.is_held = True
+    for session in cluster["n2"].peers._sessions.values():
+        session.data_received = lambda data: None  # type: ignore[method-assign]  # as a stopped process
+    token = send(cluster["n1"], commands.put(b"k", b"v"))
+    await wait_until(lambda: has_arrived(cluster["n2"], 1), what="the write is at n2")
+    for session in cluster["n2"].peers._sessions.values():
+        session._write = lambda data: None  # type: ignore[method-assign]
+    (result,) = await cluster["n1"].sink.wait(token)
+    assert isinstance(result, OutcomeUnknown)
+    assert cluster["n1"].links.statistics()["peer_links_lost_total"] == 1
+
+
+async def test_values_too_large_for_one_frame_are_sent_in_several(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    value = b"x" * (1 << 20)
+    tokens = [send(server, commands.put(b"k%d" % i, value)) for i in range(40)]
+    results = await server.sink.wait(*tokens)
+    assert not [each for each in results if isinstance(each, StoreError) and not isinstance(each, Overloaded)]
+    reads = [send(server, commands.get(b"k%d" % i)) for i in range(40)]
+    found = [each for each in await server.sink.wait(*reads) if each is not None]
+    assert found
+    assert all(each[0] == value for each in found)
+
+
+async def test_a_malformed_operation_is_refused_and_its_neighbours_are_done(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    server = cluster["n1"]
+    tokens = [
+        send(server, commands.increment(b"a", 1)),
+        send(server, (99, b"k")),
+        send(server, (int(commands.Code.INCREMENT), b"k", "text", None)),
+        send(server, commands.batch(b"k", ((99, b"k"),))),
+        send(server, commands.increment(b"b", 1)),
+    ]
+    first, *malformed, last = await server.sink.wait(*tokens)
+    assert first[0] == last[0] == 1
+    assert [type(each) for each in malformed] == [InvalidRequest] * 3
+    assert server.links.lost_links == 0
+
+
+async def test_progress_covers_every_answer_that_passed_here(cluster: Servers) -> None:
+    await cluster.lead("p1", "n2")
+    version = await result_of(cluster["n1"], commands.put(b"k", b"v"))
+    assert cluster["n1"].dispatcher.progress(P1) >= (version, 1)
+    assert cluster["n2"].dispatcher.progress(P1) >= (version, 1)
+
+
+async def test_results_are_never_given_from_inside_submit(cluster: Servers) -> None:
+    await cluster.lead("p1", "n1")
+    for op in (commands.get(b"k"), commands.put(b"k", b"v")):
+        token = send(cluster["n1"], op)
+        assert token not in cluster["n1"].sink.results
+        await cluster["n1"].sink.wait(token)
+
+
+def test_a_record_of_a_link_is_a_plain_tuple_of_the_same_order() -> None:
+    assert Record._fields == ("value", "version", "created", "written_ms", "expires_ms")

@@ -1,0 +1,328 @@
+"""Operations on one key that follow each other over a change of the ring go out in the order in which they came."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Unavailable
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Level, Op, Sink
+from kvstore.ring import Ring, plan, steps
+from kvstore.ring.hashing import token_of
+from kvstore.ring.moves import MoveId
+from kvstore.types import PartitionId, ServerId
+from tests.server.routing.test_dispatch import has_arrived, has_lost, kill, result_of, send
+from tests.server.servers import Servers, servers
+from tests.waiting import wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+class Holding:
+    """A replica that answers when the test wants it to."""
+
+    serving = True
+
+    def __init__(self) -> None:
+        self.held: list[tuple[Op, Sink, int]] = []
+        self.is_expelled = False
+
+    def submit(self, op: Op, sink: Sink, token: int) -> None:
+        self.held.append((op, sink, token))
+
+    def expel(self) -> None:
+        self.is_expelled = True
+
+
+@pytest.fixture
+async def cluster(tmp_path: Path) -> AsyncIterator[Servers]:
+    """n1 is asked; n2 leads p1, n3 leads p2."""
+    async with servers(tmp_path, ["n1", "n2", "n3"], partitions=2) as started:
+        await started.lead("p1", "n2")
+        await started.lead("p2", "n3")
+        yield started
+
+
+def flipped(ring: Ring, key: bytes) -> Ring:
+    """p1's range around the key is p2's, and the move is through."""
+    token = token_of(key)
+    ring = plan.shift_range(ring, token, token, P2)
+    (id_,) = ring.moves
+    return steps.finish(steps.flip(steps.begin(ring, MoveId(id_), 1), MoveId(id_)), MoveId(id_))
+
+
+def learn(cluster: Servers, ring: Ring, *names: str) -> None:
+    for name in names or cluster.servers:
+        cluster[name].membership.note_written(ring, 0)
+
+
+def hold(cluster: Servers, name: str, partition: PartitionId) -> Holding:
+    holding = Holding()
+    cluster[name].dispatcher.host(partition, holding)
+    return holding
+
+
+async def has(holding: Holding, count: int) -> bool:
+    return len(holding.held) >= count
+
+
+def turn_away(cluster: Servers, name: str, holding: Holding, partition: PartitionId) -> None:
+    held, holding.held = holding.held, []
+    for op, sink, token in held:
+        cluster[name].dispatcher.turn_away(partition, op, sink, token, Moved("p2", 0))
+        sink.flush()
+
+
+async def value_of(cluster: Servers, key: bytes) -> bytes:
+    record = await result_of(cluster["n3"], commands.get(key))
+    return record[0]  # type: ignore[no-any-return]
+
+
+async def test_what_follows_a_write_that_comes_back_goes_out_behind_it(cluster: Servers) -> None:
+    server, key, other = cluster["n1"], cluster.key_of("p1"), cluster.key_of("p2")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    assert isinstance(await result_of(server, commands.put(other, b"v")), int), "other keys do not wait"
+    assert second not in server.sink.results
+    turn_away(cluster, "n2", holding, P1)
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+    assert await value_of(cluster, key) == b"second"
+
+
+async def test_what_follows_a_write_that_was_done_by_the_former_owner_goes_out_after_it(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    _, sink, token = holding.held.pop()
+    sink.complete(token, 7)
+    sink.flush()
+    assert (await server.sink.wait(first, second))[0] == 7
+    assert await value_of(cluster, key) == b"second"
+
+
+async def test_a_write_of_unknown_outcome_keeps_nothing_behind_it(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    await kill(cluster, "n2")
+    await wait_until(lambda: has_lost(server, 1), what="n1 has noticed")
+    one, two = await server.sink.wait(first, second)
+    assert isinstance(one, OutcomeUnknown)
+    assert isinstance(two, int)
+
+
+async def test_what_follows_a_batch_waits_for_each_of_its_keys(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    also = b"{%b}also" % key
+    holding = hold(cluster, "n2", P1)
+    batch = commands.batch(key, (commands.put(key, b"first"), commands.put(also, b"first")))
+    first = send(server, batch)
+    await wait_until(lambda: has(holding, 1), what="the batch is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(also, b"second"))
+    turn_away(cluster, "n2", holding, P1)
+    await server.sink.wait(first, second)
+    assert await value_of(cluster, also) == b"second"
+
+
+async def test_what_follows_a_write_that_was_turned_away_here_goes_out_behind_it(cluster: Servers) -> None:
+    """Also while this server still asks the former owner: it might own the key again by now."""
+    server, key = cluster["n2"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    turn_away(cluster, "n2", holding, P1)
+    second = send(server, commands.put(key, b"second"))
+    assert not holding.held
+    learn(cluster, flipped(cluster.ring, key))
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_what_was_submitted_by_one_ring_says_so_though_the_next_has_come_before_it_leaves(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server, there, versions = cluster["n1"], cluster["n2"].dispatcher, []
+    await result_of(server, commands.put(cluster.key_of("p1"), b"the link is open"))
+    submit = there.submit_here
+
+    def look(partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
+        versions.append(ring_version)
+        submit(partition, op, sink, token, ring_version)
+
+    monkeypatch.setattr(there, "submit_here", look)
+    token = send(server, commands.put(cluster.key_of("p1", 1), b"v"))
+    learn(cluster, flipped(cluster.ring, cluster.key_of("p1")), "n1")
+    await server.sink.wait(token)
+    assert versions == [cluster.ring.routed]
+
+
+async def test_what_was_turned_away_first_stays_first_when_it_is_turned_away_again(cluster: Servers) -> None:
+    """It goes out again to the same leader, which turns away what was behind it, and then it once more."""
+    server, key = cluster["n2"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first, second = (send(server, commands.put(key, value)) for value in (b"first", b"second"))
+    behind = holding.held.pop()
+    turn_away(cluster, "n2", holding, P1)
+    await wait_until(lambda: has(holding, 1), what="the first is here again")
+    holding.held.insert(0, behind)
+    turn_away(cluster, "n2", holding, P1)
+    learn(cluster, flipped(cluster.ring, key))
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_a_read_does_not_wait_behind_a_write_that_was_turned_away(cluster: Servers) -> None:
+    """The former owner may still answer it (docs/protocol.md M7)."""
+    server, key = cluster["n2"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    write = send(server, commands.put(key, b"first"))
+    turn_away(cluster, "n2", holding, P1)
+    send(server, commands.get(key))
+    assert [op for op, _, _ in holding.held] == [commands.get(key)]
+    learn(cluster, flipped(cluster.ring, key))
+    await server.sink.wait(write)
+
+
+async def test_a_leader_here_turns_away_what_has_moved_before_anything_goes_to_the_new_owner(cluster: Servers) -> None:
+    holding, key = hold(cluster, "n2", P1), cluster.key_of("p1")
+    learn(cluster, flipped(cluster.ring, key))
+    assert holding.is_expelled
+
+
+async def test_what_waited_for_the_former_owners_leader_goes_out_behind_what_is_under_way_to_it(
+    cluster: Servers,
+) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    await result_of(server, commands.put(cluster.key_of("p2"), b"the link is open"))
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    server.dispatcher._router.ways._refused_by[P1] = (ServerId("n2"), 1e12)
+    second = send(server, commands.put(key, b"second"))
+    learn(cluster, flipped(cluster.ring, key))
+    assert second not in server.sink.results
+    turn_away(cluster, "n2", holding, P1)
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_a_refusal_by_the_former_owners_leader_sends_an_operation_to_the_new_owner(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    first = send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    second = send(server, commands.put(key, b"second"))
+    _, sink, token = holding.held.pop()
+    sink.complete(token, NotLeader("p1"))
+    sink.flush()
+    one, two = await server.sink.wait(first, second)
+    assert one < two
+
+
+async def test_what_waits_behind_something_that_never_comes_back_is_refused_in_the_end(
+    cluster: Servers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kvstore.server.routing.redirects.WAIT_S", 0.1)
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    send(server, commands.put(key, b"first"))
+    await wait_until(lambda: has(holding, 1), what="the first is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    (second,) = await server.sink.wait(send(server, commands.put(key, b"second")))
+    assert isinstance(second, Unavailable)
+
+
+async def test_nothing_is_kept_once_all_is_over(cluster: Servers) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    holding = hold(cluster, "n2", P1)
+    tokens: list[Any] = [send(server, commands.put(key, b"%d" % number)) for number in range(20)]
+    await wait_until(lambda: has(holding, 20), what="they are at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    tokens += [send(server, commands.put(key, b"%d" % number)) for number in range(20)]
+    turn_away(cluster, "n2", holding, P1)
+    versions = await server.sink.wait(*tokens)
+    assert versions == sorted(versions)
+    server.dispatcher._router.check()
+    assert server.dispatcher._router.redirects.keys == {}
+    assert server.dispatcher._router.redirects.bytes == 0
+    assert await has_arrived(cluster["n3"], 40)
+
+
+async def test_a_batch_whose_keys_a_flip_has_parted_is_refused_for_good_and_at_once(cluster: Servers) -> None:
+    server, key, staying = cluster["n1"], cluster.key_of("p1"), cluster.key_of("p1", 1)
+    holding = hold(cluster, "n2", P1)
+    parted = send(server, commands.batch(key, (commands.put(key, b"v"), commands.put(staying, b"v"))))
+    await wait_until(lambda: has(holding, 1), what="the batch is at n2")
+    learn(cluster, flipped(cluster.ring, key))
+    turn_away(cluster, "n2", holding, P1)
+    (refused,) = await server.sink.wait(parted)
+    assert isinstance(refused, InvalidRequest)
+    assert "p1 and p2" in str(refused)
+
+
+# ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+class Following(Holding):
+    """A replica that does not lead."""
+
+    serving = False
+
+
+@pytest.mark.parametrize("op", [commands.get, commands.meta])
+async def test_a_session_read_is_the_replicas_here_only_if_its_client_goes_by_the_same_ring(
+    cluster: Servers, op: Any
+) -> None:
+    server, key = cluster["n1"], cluster.key_of("p1")
+    following, leader = Following(), hold(cluster, "n2", P1)
+    server.dispatcher.host(P1, following)
+    send(server, op(key, Level.SESSION, 5), ring_version=cluster.ring.routed)
+    send(server, op(key, Level.SESSION, 0))
+    assert [held[0] for held in following.held] == [op(key, Level.SESSION, 5), op(key, Level.SESSION, 0)]
+    later = flipped(cluster.ring, cluster.key_of("p1", 1))
+    learn(cluster, later)
+    for number, version in enumerate((cluster.ring.routed, 0)):
+        send(server, op(key, Level.SESSION, 5), ring_version=version)
+        await wait_until(lambda number=number: has(leader, number + 1), what="the leader has it")
+        assert leader.held[-1][0] == op(key), "as a linearizable read"
+    assert len(following.held) == 2
+
+
+async def test_a_session_read_by_a_later_ring_waits_for_that_one(cluster: Servers) -> None:
+    """The partition that its client knows of might be another one. A token of 0 says nothing either: it is that of the
+    partition which owns the key by the client's ring."""
+    server, key = cluster["n1"], cluster.key_of("p1")
+    following = Following()
+    server.dispatcher.host(P1, following)
+    later = flipped(cluster.ring, key)
+    token = send(server, commands.get(key, Level.SESSION, 0), ring_version=later.routed)
+    learn(cluster, later)
+    assert await server.sink.wait(token) == [None]
+    assert not following.held
+
+
+async def test_who_comes_by_a_ring_from_before_the_last_range_came_is_turned_away(cluster: Servers) -> None:
+    key = cluster.key_of("p1")
+    later = flipped(cluster.ring, key)
+    learn(cluster, later, "n3")
+    server, other = cluster["n3"], cluster.key_of("p2")
+    server.dispatcher.submit_here(P2, commands.get(other), server.sink, 9001, cluster.ring.routed)
+    server.dispatcher.submit_here(P2, commands.get(other), server.sink, 9002, later.partitions[P2].owned_at)
+    moved, found = await server.sink.wait(9001, 9002)
+    assert isinstance(moved, Moved)
+    assert found is None

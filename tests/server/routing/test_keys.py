@@ -1,0 +1,144 @@
+"""Redis's glob and the walk over the ring."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import InvalidRequest
+from kvstore.partition.state.commands import Code, Op
+from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.ring import Ring
+from kvstore.server.routing import keys
+from kvstore.server.routing.keys import _piece, all_keys, count_keys, matcher, matching, range_at, scan
+from kvstore.types import PartitionId, ServerId
+
+
+@pytest.mark.parametrize(
+    ("pattern", "matching", "others"),
+    [
+        (b"*", [b"", b"a", b"\n"], []),
+        (b"", [b""], [b"a"]),
+        (b"h?llo", [b"hello", b"h\nllo"], [b"hllo", b"heello"]),
+        (b"h*llo", [b"hllo", b"heeello", b"h*llo"], [b"hell", b"ahllo", b"hlloo"]),
+        (b"h[ae]llo", [b"hello", b"hallo"], [b"hillo", b"h[llo"]),
+        (b"h[^e]llo", [b"hallo", b"h^llo"], [b"hello", b"hllo"]),
+        (b"h[a-b]llo", [b"hallo", b"hbllo"], [b"hcllo", b"h-llo"]),
+        (b"h[b-a]llo", [b"hallo", b"hbllo"], [b"hcllo"]),
+        (b"a\\*b", [b"a*b"], [b"aXb"]),
+        (b"[a\\]b]", [b"a", b"]", b"b"], [b"\\"]),
+        (b"a[", [], [b"a", b"a["]),
+        (b"*a*b*", [b"ab", b"xaxbx"], [b"ba", b"a", b"b"]),
+        (b"ab*ab", [b"abab", b"abxab"], [b"ab", b"abx"]),
+        (b"*aab", [b"aaab", b"aab"], [b"aaba"]),
+        (b"a.b", [b"a.b"], [b"aXb"]),
+        (b"*[0-9]", [b"key1", b"1"], [b"key", b""]),
+    ],
+)
+def test_patterns_match_as_in_redis(pattern: bytes, matching: list[bytes], others: list[bytes]) -> None:
+    matches = matcher(pattern)
+    assert [key for key in matching if not matches(key)] == []
+    assert [key for key in others if matches(key)] == []
+
+
+def test_a_class_is_as_short_as_it_was_written() -> None:
+    """A kilobyte of them took half a second to compile when each byte that they match was written out."""
+    for written in (b"[^a]", b"[\x00-\xff]", b"[^a-b]"):
+        piece, end = _piece(written, 0)
+        assert piece is not None
+        assert (len(piece) <= 32, end) == (True, len(written))
+
+
+async def test_others_have_their_turn_while_keys_are_matched() -> None:
+    turns = 0
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    others = asyncio.create_task(count_turns())
+    assert len(await matching([b"a" * 4096] * 256, matcher(b"*a*"))) == 256
+    others.cancel()
+    assert turns >= 15
+
+
+def test_no_pattern_takes_long() -> None:
+    key = b"a" * 4096
+    assert not matcher(b"*a" * 60 + b"*b")(key)
+    assert not matcher(b"a*" * 500 + b"b")(key)
+
+
+class Keys:
+    """Partitions that hold keys, asked as a server asks them."""
+
+    def __init__(self, ring: Ring, keys: list[bytes]) -> None:
+        self.ring = ring
+        self.keys = {
+            partition: sorted((token_of(key), key) for key in keys if ring.partition_of(key) == partition)
+            for partition in ring.partitions
+        }
+        self.asked = 0
+
+    async def ask(self, op: Op, partition: PartitionId) -> Any:
+        self.asked += 1
+        held = self.keys[partition]
+        if op[0] == Code.COUNT:
+            return len(held)
+        _, start, limit, *_ = op
+        page = [(token, key) for token, key in held if token >= start]
+        if len(page) <= limit:
+            return [(key, None) for _, key in page], None
+        last = page[limit - 1][0]
+        items = [(key, None) for token, key in page if token <= last]
+        return items, last + 1
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 10])
+@pytest.mark.parametrize("count", [1, 10, 1000])
+async def test_a_scan_returns_every_key_once(partitions: int, count: int) -> None:
+    ids = [PartitionId(f"p{i}") for i in range(partitions)]
+    ring = new_ring(ids, {ServerId("n1"): ""}, 1)
+    wanted = [b"key-%d" % i for i in range(300)]
+    cluster = Keys(ring, wanted)
+    found: list[bytes] = []
+    cursor, calls = 0, 0
+    while calls == 0 or cursor:
+        cursor, some = await scan(cluster.ask, lambda: ring, cursor, count)
+        assert 0 <= cursor < TOKENS
+        found += some
+        calls += 1
+    assert sorted(found) == sorted(wanted)
+    assert sorted(await all_keys(cluster.ask, lambda: ring, bytes_max=1 << 20)) == sorted(wanted)
+    assert await count_keys(cluster.ask, lambda: ring) == 300
+
+
+async def test_what_a_walk_gathers_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = new_ring([PartitionId("p1"), PartitionId("p2")], {ServerId("n1"): ""}, 1)
+    wanted = [b"%03d" % i + b"k" * 997 for i in range(200)]
+    cluster = Keys(ring, wanted)
+    monkeypatch.setattr(keys, "PAGE_KEYS_MAX", 5)
+    monkeypatch.setattr(keys, "SCAN_BYTES_MAX", 20_000)
+    cursor, found = await scan(cluster.ask, lambda: ring, 0, 200)
+    assert cursor, "there is more"
+    assert 20_000 <= len(b"".join(found)) <= 25_000
+    with pytest.raises(InvalidRequest, match="use SCAN"):
+        await all_keys(cluster.ask, lambda: ring, bytes_max=199_000)
+    matches = matcher(b"00*")
+    assert len(await all_keys(cluster.ask, lambda: ring, matches=matches, bytes_max=10_000)) == 10
+
+
+def test_every_token_is_in_the_range_of_its_owner() -> None:
+    ring = new_ring([PartitionId("p1"), PartitionId("p2")], {ServerId("n1"): ""}, 1)
+    token, seen = 0, set()
+    while token < TOKENS:
+        owner, end = range_at(ring, token)
+        assert end >= token
+        assert ring.owner_of(end) == owner == ring.owner_of(token)
+        seen.add(owner)
+        token = end + 1
+    assert seen == {"p1", "p2"}

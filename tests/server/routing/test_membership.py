@@ -1,0 +1,200 @@
+"""What a server knows of its cluster, and that the cluster knows of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import pytest
+
+from kvstore.env.ports import Env
+from kvstore.env.real import real_env
+from kvstore.errors import Corrupted, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import Watch, ensure_path
+from kvstore.partition.election.election import LeaderRecord
+from kvstore.ring import codec
+from kvstore.ring.builder import new_ring, with_partitions
+from kvstore.ring.ring import Member as RingMember
+from kvstore.server.routing import membership as module
+from kvstore.server.routing.membership import Membership
+from kvstore.server.routing.topology import ClusterTopology, Member
+from kvstore.types import PartitionId, ServerId
+from tests.waiting import PATIENCE_S, wait_until
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+N1, N2 = ServerId("n1"), ServerId("n2")
+RING = new_ring([P1], {N1: "", N2: ""}, 2)
+
+
+class World:
+    """A metadata store, and what other processes write to it."""
+
+    def __init__(self, env: Env) -> None:
+        self.env = env
+        self.tree = MemoryTree()
+        self.other = MemoryStore(self.tree)
+
+    async def prepare(self) -> None:
+        await ensure_path(self.other, paths.SERVERS)
+        await ensure_path(self.other, paths.partition(P1))
+
+    def membership(self, store: MemoryStore, name: str = "n1", resp: str = "h:1") -> Membership:
+        found = Membership(self.env, store, Member(id=name, resp=resp, nonce="x"))
+        found.start()
+        return found
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    env = real_env(tmp_path)
+    made = World(env)
+    await made.prepare()
+    yield made
+    await env.nursery.close()
+
+
+async def knows(membership: Membership, wanted: ClusterTopology) -> bool:
+    found = membership.topology
+    return (found.ring.version, found.leaders, sorted(found.servers)) == (
+        *(wanted.ring.version, wanted.leaders, sorted(wanted.servers)),
+    )
+
+
+async def test_the_ring_is_waited_for(world: World) -> None:
+    membership = world.membership(MemoryStore(world.tree))
+    waiting = asyncio.ensure_future(membership.wait_ring())
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    await world.other.create(paths.RING, codec.encode(RING))
+    assert (await asyncio.wait_for(waiting, PATIENCE_S)).version == RING.version
+
+
+async def test_changes_are_seen_and_told(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    told: list[ClusterTopology] = []
+    forget = membership.on_topology(lambda: told.append(membership.topology))
+    await world.other.create(paths.partition_leader(P1), LeaderRecord(N2, 4, "n").encode(), ephemeral=True)
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2").encode(), ephemeral=True)
+    wanted = ClusterTopology(RING, {P1: (N2, 4)}, {N2: Member(id="n2", resp="h:2")})
+    await wait_until(lambda: knows(membership, wanted), what="leader and server are known")
+    assert told[-1] == membership.topology
+    later = with_partitions(RING, [RingMember(P2, (N1,))])
+    await world.other.set(paths.RING, codec.encode(later), 0)
+    wanted = ClusterTopology(later, {P1: (N2, 4)}, wanted.servers)
+    await wait_until(lambda: knows(membership, wanted), what="the ring's change is known")
+    forget()
+    count = len(told)
+    await world.other.delete(paths.partition_leader(P1), 0)
+    wanted = ClusterTopology(later, {}, wanted.servers)
+    await wait_until(lambda: knows(membership, wanted), what="the leader's end is known")
+    assert len(told) == count, "told only until it was forgotten"
+
+
+async def test_an_older_ring_of_a_metadata_server_that_lags_is_not_believed(world: World) -> None:
+    later = with_partitions(RING, [RingMember(P2, (N1,))])
+    await world.other.create(paths.RING, codec.encode(later))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    await world.other.set(paths.RING, codec.encode(RING), 0)
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2").encode(), ephemeral=True)
+    wanted = ClusterTopology(later, {}, {N2: Member(id="n2", resp="h:2")})
+    await wait_until(lambda: knows(membership, wanted), what="the server is known, the ring kept")
+
+
+# docs/protocol.md H7
+async def test_everything_is_read_again_in_time_however_many_hints_there_are(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A watch was lost, and a partition that nobody leads makes this server look for its leader all the time."""
+
+    class Deaf(MemoryStore):
+        def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+            return super().watch(path, (lambda: None) if path == paths.SERVERS else changed)
+
+    monkeypatch.setattr(module, "REREAD_S", 0.1)
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(Deaf(world.tree))
+    await membership.wait_ring()
+    await world.other.create(paths.server(N2), Member(id="n2", resp="h:2", nonce="x").encode(), ephemeral=True)
+
+    async def knows_it() -> bool:
+        membership.suspect(P1)
+        return N2 in membership.topology.servers
+
+    await wait_until(knows_it, what="the server is known")
+
+
+async def test_while_the_metadata_store_is_away_what_is_known_stays(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.partition_leader(P1), LeaderRecord(N2, 4, "n").encode())
+    store = MemoryStore(world.tree)
+    membership = world.membership(store)
+    await membership.wait_ring()
+    await wait_until(lambda: knows(membership, ClusterTopology(RING, {P1: (N2, 4)}, {})), what="all is known")
+    store.suspend()
+    membership.suspect(P1)
+    await asyncio.sleep(0)
+    assert membership.topology.leaders == {P1: (N2, 4)}
+    await world.other.delete(paths.partition_leader(P1), 0)
+    store.resume()
+    await wait_until(lambda: knows(membership, ClusterTopology(RING, {}, {})), what="it is read again")
+
+
+async def test_a_server_is_announced_again_after_a_lost_session_with_the_same_nonce(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    store = MemoryStore(world.tree)
+    membership = world.membership(store)
+    await membership.wait_ring()
+    await membership.announce()
+    first, stat = await world.other.get(paths.server(N1))
+    store.expire()
+    store.resume()
+
+    async def is_back() -> bool:
+        try:
+            again, later = await world.other.get(paths.server(N1))
+        except NoSuchNode:
+            return False
+        return again == first and later.created != stat.created
+
+    await wait_until(is_back, what="the server's znode is back")
+    assert Member.decode(first).nonce == "x"
+
+
+async def test_a_restarted_server_takes_its_former_znode_over_at_once_and_a_stranger_does_not(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    await world.other.create(paths.server(N1), Member(id="n1", resp="h:1", nonce="before").encode(), ephemeral=True)
+    stranger = world.membership(MemoryStore(world.tree), resp="elsewhere:1")
+    await stranger.announce()
+    assert Member.decode((await world.other.get(paths.server(N1)))[0]).nonce == "before"
+    await stranger.close()
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.announce()
+    assert Member.decode((await world.other.get(paths.server(N1)))[0]).nonce == "x"
+
+
+async def test_what_a_replica_here_has_learnt_counts_at_once(world: World) -> None:
+    await world.other.create(paths.RING, codec.encode(RING))
+    membership = world.membership(MemoryStore(world.tree))
+    await membership.wait_ring()
+    told: list[object] = []
+    membership.on_topology(lambda: told.append(membership.topology.leaders))
+    membership.note_leader(P1, N2)
+    assert told == [{P1: (N2, 0)}]
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"format": 9, "id": "n1", "resp": ""}', b'{"format": 1}'])
+def test_what_is_no_member_is_corrupted(data: bytes) -> None:
+    with pytest.raises(Corrupted):
+        Member.decode(data)
+
+
+def test_a_member_survives_its_znode_and_unknown_fields_are_left_out() -> None:
+    member = Member(id="n1", resp="h:1", grpc="h:2", zone="z", roles=("server",), nonce="x")
+    assert Member.decode(member.encode()) == member
+    assert Member.decode(member.encode()[:-1] + b',"later":1}') == member

@@ -1,0 +1,84 @@
+"""What a deliberate breakage of the store is, and how to find out whether a simulated cluster notices it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tests.sim.breakages import mutants_wal
+from tests.sim.run import run
+from tests.sim.stories.scenarios import Story, play
+from tests.sim.stories.scenarios import knobs as stage_knobs
+from tests.sim.strikes.knobs import hinted
+
+Patch = Callable[[pytest.MonkeyPatch], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """A breakage, and the story or the knobs under which it shows."""
+
+    patch: Patch
+    faults: tuple[str, ...]
+    story: Story | None
+    hints: dict[str, Any] = field(default_factory=dict)
+    """Knobs by name; `log.x` and `partition.x` for those of the log and the partition, `load.x` for the load."""
+
+    def play(self, seed: int) -> None:
+        """One run in which it should be noticed."""
+        if self.story is None:
+            run(seed, hinted(seed, self.faults, self.hints))
+        else:
+            play(self.story, stage_knobs(**self.hints), seed)
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """How a breakage was noticed first."""
+
+    seed: int
+    error: str
+
+    def __str__(self) -> str:
+        return f"seed {self.seed}: {self.error}"
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(name: str, *faults: str, story: Story | None = None, **hints: Any) -> Callable[[Patch], Patch]:
+    """Adds a breakage to the catalogue. Dots in hints are written as two underscores."""
+
+    def register(patch: Patch) -> Patch:
+        MUTANTS[name] = Mutant(patch, faults, story, {key.replace("__", "."): value for key, value in hints.items()})
+        return patch
+
+    return register
+
+
+def from_wal(name: str, *faults: str, story: Story | None = None, **hints: Any) -> None:
+    """Takes over a breakage of the ledger client."""
+    mutant(name, *faults, story=story, **hints)(mutants_wal.MUTANTS[name])
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """The code with this breakage in it."""
+    with pytest.MonkeyPatch.context() as patch:
+        MUTANTS[name].patch(patch)
+        yield
+
+
+def noticed(name: str, seeds: range) -> Notice | None:
+    """The first seed that fails with the breakage, and how; None if none does."""
+    for seed in seeds:
+        try:
+            with broken(name):
+                MUTANTS[name].play(seed)
+        except Exception as error:  # noqa: BLE001 - however it is noticed
+            return Notice(seed, f"{type(error).__name__}: {error}".partition("\n")[0])
+    return None

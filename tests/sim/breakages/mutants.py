@@ -1,0 +1,308 @@
+"""Ways to break the store, each of which the simulated cluster must notice; `make mutants` tries them all.
+
+Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it. With each come the faults and knobs
+under which it shows soonest: the question is whether the judges notice, and how many seeds they need. What whole
+clusters show too rarely is left to narrower suites: breakages of the ledger client are in mutants_wal.py, of a leader
+in tests/partition/leading/test_mutants.py, of a bookie in tests/bookie/mutants.py.
+"""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Any
+
+import pytest
+
+from kvstore.bookie import fencing, identity, storage
+from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.opening import make_directory
+from kvstore.bookie.storage import BookieStorage
+from kvstore.meta.cookies import encode_cookie
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.election.retention import Retention
+from kvstore.partition.election.role_machine import Owner
+from kvstore.partition.election.trials import Trials
+from kvstore.partition.leading import evaluate, record_time
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.partition import Partition
+from kvstore.partition.state.retry_table import RetryTable
+from kvstore.partition.state.state import State
+from kvstore.proto.bookkeeper import Status
+from kvstore.server.control.dates import Judge
+from kvstore.server.control.dating import JudgedClock
+from kvstore.server.peer.proof import Called
+from kvstore.types import BookieId, Position, Seq, ServerId
+from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.tail import TailReader
+from kvstore.wal.takeover import LogTakeover
+from tests.sim.breakages.catalogue import from_wal, mutant
+from tests.sim.stories.stories import (
+    acks_under_way,
+    holder_that_does_not_answer,
+    late_add_meets_a_recovery,
+    wiped_bookie_answers,
+    zombie_reads,
+    zombie_whose_clock_stood_still,
+)
+from tests.sim.stories.stories_of_damage import all_differ, leader_is_damaged
+from tests.sim.stories.stories_of_dates import cold_start, leader_whose_date_jumps, log_ahead, pin_over_a_jump
+from tests.sim.stories.stories_of_lists import list_written_late, power_fails_before_the_sync
+
+ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session", "isolate")
+"""What leaves an old leader alive while a new one takes over."""
+
+
+ELEVEN = (
+    "ack before sync",
+    "recovery reads do not fence",
+    "a recovery publishes its ensemble early",
+    "unknown counts as absent",
+    "acknowledges while the ensemble changes",
+    "the lease is not waited out",
+    "new leader reads before the wait is over",
+    "retry without the table",
+    "the LAC is ahead",
+    "the list is written without compare",
+    "empty directory accepted under the old id",
+)
+"""Those without which nobody should believe this simulation; `make test` plays them. The others: `make mutants`."""
+
+
+# ── bookies ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("ack before sync", story=power_fails_before_the_sync)
+def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
+    store = BookieStorage._store
+
+    def store_and_ack(self: Any, ledger: Any, entry: int, body: bytes, recovery: bool, lac: int, done: Any) -> None:
+        store(self, ledger, entry, body, recovery, lac, lambda _status: None)
+        done(Status.OK)
+
+    patch.setattr(BookieStorage, "_store", store_and_ack)
+
+
+@mutant("empty directory accepted under the old id", story=wiped_bookie_answers)
+def _old_id(patch: pytest.MonkeyPatch) -> None:
+    establish = identity._Identification._format
+
+    async def format_as_before(self: Any, contents: Any, unfinished: Any) -> Any:
+        known = [each for each in await self._cookies.bookies() if each.startswith(f"{self._config.name}-")]
+        if not known:
+            return await establish(self, contents, unfinished)
+        cookie, version = await self._cookies.read(BookieId(known[0]))
+        for directory in self._directories:
+            make_directory(self._disk, directory)
+            self._write(f"{directory}/{identity.VERSION}", encode_cookie(cookie))
+        self._write(f"{self._config.journal_dir}/{identity.STARTS}", f"{version}\n".encode())
+        return identity.Identity(cookie.bookie, False, ())
+
+    patch.setattr(identity._Identification, "_format", format_as_before)
+
+
+@mutant("a fenced bookie takes ordinary adds", *ZOMBIES)
+def _no_fence(patch: pytest.MonkeyPatch) -> None:
+    judge = fencing.judge_add
+
+    def judge_kindly(ledger: Any, **rest: Any) -> Verdict:
+        verdict = judge(ledger, **rest)
+        return Verdict.ADMIT if verdict is Verdict.FENCED else verdict
+
+    patch.setattr(storage, "judge_add", judge_kindly)
+
+
+# ── ledgers and logs ──────────────────────────────────────────────────────────────────────────────────────────────────
+
+from_wal("recovery reads do not fence", story=late_add_meets_a_recovery)
+from_wal("a recovery publishes its ensemble early", "kill_leader", "isolate", "cut_a_link", nodes=5, pace_s=0.2)
+from_wal("unknown counts as absent", story=holder_that_does_not_answer)
+from_wal("acknowledges while the ensemble changes", "kill", "isolate", "metadata_trouble", nodes=5, pace_s=0.2)
+from_wal("the lease is not waited out", story=zombie_reads, lease_ms=3000)
+from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
+from_wal("the list is written without compare", story=list_written_late, roll_entries=8)
+from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
+from_wal("a rolled ledger is not listed", log__roll_entries=8)
+
+
+@mutant("pauses that no clock sees are not waited out", story=zombie_whose_clock_stood_still(0.25), lease_ms=400)
+def _no_hidden_pauses(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(PartitionConfig, "listed_lease_ms", property(lambda self: self.lease_ms))
+
+
+@mutant("new leader reads before the wait is over", story=acks_under_way, lease_ms=3000)
+def _early_reads(patch: pytest.MonkeyPatch) -> None:
+    """The list's compare-and-set comes before the wait, and only acknowledgements of writes wait."""
+    append, init = OpenLog.append, OpenLog.__init__
+    waits: dict[str, float] = {}
+
+    async def note(self: Any, listed: Any, taken: Any) -> None:
+        until = max((each.fenced_at for each in taken), default=-inf) + listed.lease_wait_s()
+        waits[self._partition] = until - self._ports.clock.now()
+
+    def begin(self: Any, partition: Any, opened: Any, **rest: Any) -> None:
+        init(self, partition, opened, **rest)
+        self.acks_from = self._loop.time() + max(0.0, waits.pop(partition, 0.0))
+        self.is_started = False
+
+    def append_and_wait(self: Any, payload: bytes, first_seq: Any, done: Any) -> None:
+        first, self.is_started = not self.is_started, True
+
+        def later(*answer: Any) -> None:
+            self._loop.call_at(max(self._loop.time(), self.acks_from), done, *answer)
+
+        append(self, payload, first_seq, done if first else later)  # type: ignore[arg-type]
+
+    patch.setattr(LogTakeover, "_wait_out", note)
+    patch.setattr(OpenLog, "__init__", begin)
+    patch.setattr(OpenLog, "append", append_and_wait)
+
+
+@mutant("trims what is applied, not what is synced", "kill_all", log__roll_entries=8, partition__flush_s=5.0)
+def _trim_applied(patch: pytest.MonkeyPatch) -> None:
+    floor = Retention.floor
+
+    def applied(self: Any, replicas: Any, copies_min: int) -> Seq:
+        return Seq(floor(self, replicas, copies_min) + 1_000_000)
+
+    patch.setattr(Retention, "floor", applied)
+
+
+# ── partitions ────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("retry without the table", "kill_leader", "resets", "metadata_cut", load__counters=2)
+def _no_retry_table(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(RetryTable, "find", lambda self, *_: None)
+
+
+@mutant("applied and shown before it is acknowledged", "kill_leader", "isolate", "cut_a_link")
+def _apply_early(patch: pytest.MonkeyPatch) -> None:
+    append, apply_decoded = Leader._append, State.apply_decoded
+
+    def append_and_apply(self: Any, made: Any, replies: Any) -> None:
+        append(self, made, replies)
+        if self.serving and self._state.position is not None:
+            ledger, entry = self._state.position
+            apply_decoded(self._state, Position(ledger, entry + 1), made.entry, made.data_keys)
+
+    def apply_once(self: Any, position: Any, entry: Any, data_keys: Any) -> None:
+        if self.seq < entry.first_seq or not entry.keys:
+            apply_decoded(self, position, entry, data_keys)
+
+    patch.setattr(Leader, "_append", append_and_apply)
+    patch.setattr(State, "apply_decoded", apply_once)
+
+
+@mutant("a leader reads without a lease", story=acks_under_way, lease_ms=500)
+def _no_lease(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReadGate, "has_lease", lambda self, now: not self._closed)
+
+
+@mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)
+def _cached_lease(patch: pytest.MonkeyPatch) -> None:
+    has_lease = ReadGate.has_lease
+
+    def cached(self: Any, now: float) -> bool:
+        known = getattr(self, "known", None)
+        if known is None or not known[1] or now - known[0] > 2.0:
+            known = self.known = (now, has_lease(self, now))
+        return bool(known[1])
+
+    patch.setattr(ReadGate, "has_lease", cached)
+
+
+@mutant("a session read ignores its token", "isolate", "cut_a_link", "slow_links", load__readers=2)
+def _no_token(patch: pytest.MonkeyPatch) -> None:
+    answer_here = Partition._answer_here
+    patch.setattr(Partition, "_answer_here", lambda self, op: answer_here(self, (*op[:3], 0) if len(op) == 4 else op))
+
+
+@mutant("a replica skips an entry after a reset", "resets", "kill", "isolate")
+def _skip(patch: pytest.MonkeyPatch) -> None:
+    open_ledger = TailReader._open
+
+    async def skip(self: Any, ledger: Any, first: Any) -> None:
+        await open_ledger(self, ledger, first + (first > 0))
+
+    patch.setattr(TailReader, "_open", skip)
+
+
+@mutant("one key of a batch is applied late", "kill_leader", load__banks=2)
+def _torn_batch(patch: pytest.MonkeyPatch) -> None:
+    decide = evaluate.Evaluator.evaluate
+
+    def tear(self: Any, items: Any, wall_ms: int) -> Any:
+        decided = decide(self, items, wall_ms)
+        if decided.entry is None:
+            return decided
+        entry = decided.entry.entry
+        if len(entry.keys) == len(entry.values) == 2 and all(k[:1] == b"{" for k in entry.keys):
+            entry.values[1] = b"%d" % (int(entry.values[1]) + 1)
+            decided.entry = decided.entry._replace(payload=entry.encode())
+        return decided
+
+    patch.setattr(evaluate.Evaluator, "evaluate", tear)
+
+
+# ── replicas that differ ──────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("an outvoted leader stays", story=leader_is_damaged, lead_back_s=100.0, check_every=5)
+def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
+    answer = Trials.answer
+
+    def deaf(self: Any, server: ServerId, body: bytes) -> bytes:
+        before = self.trial.since
+        said = answer(self, server, body)
+        self.trial.since = before
+        return said
+
+    patch.setattr(Trials, "answer", deaf)
+
+
+@mutant("a failed replica stands", story=all_differ, lead_back_s=100.0, check_every=5)
+def _failed_stands(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Owner, "_bar", lambda self, is_barred, now: [])
+
+
+# ── servers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("who says that he is a server is one", "forged_frames", load__registers=3)
+def _anybody(patch: pytest.MonkeyPatch) -> None:
+    def believe(self: Any, data: bytes) -> bytes:
+        self._received += data
+        proof = self._meeting.proof(self._own.keys[0], b"called")
+        return b"+%b\r\n" % proof.hex().encode() if len(self._received) >= 32 else b""
+
+    patch.setattr(Called, "take", believe)
+
+
+# ── dates ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+@mutant("dates are the wall clock's", "clock_jumps", load__lodgers=4, chaos_s=6.0)
+def dates_of_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JudgedClock, "date_ms", lambda self: self.wall_ms())
+
+
+@mutant("removes by the wall clock", story=pin_over_a_jump, roll_entries=3)
+def remove_by_the_wall_clock(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JudgedClock, "passed_ms", lambda self: self.wall_ms())
+    patch.setattr(JudgedClock, "may_lead", lambda self: True)  # else another leads before it comes to that
+
+
+@mutant("the first date is believed", story=cold_start)
+def believe_the_first_date(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Judge, "_begin", lambda self, now, **_: self._be_sure(is_borne_out=False))
+
+
+@mutant("record time stands while it is ahead", story=log_ahead)
+def stand_while_ahead(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(record_time, "AHEAD_RATE", 0.0)
+
+
+@mutant("who doubts its date leads on", story=leader_whose_date_jumps)
+def lead_in_doubt(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(JudgedClock, "may_lead", lambda self: True)

@@ -1,0 +1,379 @@
+"""Ways to break the ledger client and the log, each of which must be noticed; `make mutants` tries them all.
+
+Every breakage is a patch that lasts for one run; nothing in kvstore/ knows of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+import pytest
+
+from kvstore.errors import BookieError, MetadataError
+from kvstore.meta import codec, paths
+from kvstore.meta.store import SetData
+from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
+from kvstore.wal import ensembles, opener, recovery
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.handle import LedgerHandle
+from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
+from kvstore.wal.tail import TailReader
+from kvstore.wal.takeover import LogTakeover
+from kvstore.wal.writer import LedgerWriter, State
+from tests.sim.ledgers_and_logs import (
+    test_flipped_bits,
+    test_ledger,
+    test_log,
+    test_recovery_cases,
+    test_roll_cases,
+    test_tail_cases,
+    test_takeover_cases,
+    test_trim_cases,
+    test_writer_cases,
+)
+
+CASES = (
+    test_writer_cases,
+    test_recovery_cases,
+    test_takeover_cases,
+    test_roll_cases,
+    test_tail_cases,
+    test_trim_cases,
+    test_flipped_bits,
+)
+Patch = Callable[[pytest.MonkeyPatch], None]
+MUTANTS: dict[str, Patch] = {}
+
+
+def mutant(name: str) -> Callable[[Patch], Patch]:
+    def register(patch: Patch) -> Patch:
+        MUTANTS[name] = patch
+        return patch
+
+    return register
+
+
+@contextmanager
+def broken(name: str) -> Iterator[None]:
+    """The code with this breakage in it."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        MUTANTS[name](monkeypatch)
+        yield
+
+
+@mutant("recovery reads do not fence")
+def _unfenced(patch: pytest.MonkeyPatch) -> None:
+    async def ask(self: Any, bookie: Any, entry: Any) -> None:
+        key = self._key if entry is None else None
+        wanted = NO_ENTRY if entry is None else entry
+        try:
+            answer = await self._ports.bookies.read(bookie, self.metadata.ledger, wanted, fence_key=key)
+        except BookieError:
+            self._tell(Unknown(bookie, entry))
+            return
+        self._tell(LastAnswer(bookie, answer.packet) if entry is None else EntryAnswer(bookie, entry, answer.packet))
+
+    patch.setattr(opener._Run, "_ask", ask)
+
+
+@mutant("a recovery publishes its ensemble early")
+def _early(patch: pytest.MonkeyPatch) -> None:
+    original = opener._Run._replace
+
+    def replace(self: Any) -> None:
+        original(self)
+        published = self.metadata
+
+        async def publish() -> None:
+            try:
+                await self._ports.ledgers.update(published.ledger, lambda _: published)
+            except MetadataError:
+                return
+
+        self._nursery.spawn(publish(), name="publish early")
+
+    patch.setattr(opener._Run, "_replace", replace)
+
+
+@mutant("unknown counts as absent")
+def _unknown_is_absent(patch: pytest.MonkeyPatch) -> None:
+    original = Recovery._silence
+
+    def silence(self: Any, bookie: Any, entry: Any) -> Any:
+        if entry is None or entry not in self._asked:
+            return original(self, bookie, entry)
+        self._asked[entry].absent.add(self._ensemble.index(bookie))
+        return self._decide()
+
+    patch.setattr(Recovery, "_silence", silence)
+
+
+@mutant("one negative ends a recovery")
+def _one_negative(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "is_window_covered", lambda window, definite, quorum: any(i in definite for i in window))
+
+
+@mutant("acknowledges while the ensemble changes")
+def _acks_in_change(patch: pytest.MonkeyPatch) -> None:
+    original = LedgerWriter._confirm_ready
+
+    def confirm_ready(self: Any) -> Any:
+        state = self.state
+        if state is State.CHANGING:
+            self.state = State.OPEN
+        try:
+            return original(self)
+        finally:
+            self.state = state
+
+    patch.setattr(LedgerWriter, "_confirm_ready", confirm_ready)
+
+
+@mutant("copies on replaced bookies count")
+def _old_acks(patch: pytest.MonkeyPatch) -> None:
+    original = LedgerWriter._resume
+
+    def resume(self: Any, metadata: Any, replaced: Any) -> Any:
+        acks = {entry: sent.acks for entry, sent in self._sent.items()}
+        confirm, self._confirm_ready = self._confirm_ready, list
+        commands = original(self, metadata, replaced)
+        self._confirm_ready = confirm
+        for entry, sent in self._sent.items():
+            sent.acks |= acks[entry]
+        return [*commands, *self._confirm_ready()]
+
+    patch.setattr(LedgerWriter, "_resume", resume)
+
+
+@mutant("the writer changes a ledger that is not open")
+def _not_open(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ensembles, "_check_open", lambda recorded: None)
+
+
+@mutant("the lease is not waited out")
+def _no_wait(patch: pytest.MonkeyPatch) -> None:
+    async def wait_out(self: Any, listed: Any, taken: Any) -> None:
+        return
+
+    patch.setattr(LogTakeover, "_wait_out", wait_out)
+
+
+@mutant("the LAC is ahead")
+def _lac_ahead(patch: pytest.MonkeyPatch) -> None:
+    original = LedgerWriter._append
+
+    def append(self: Any, payload: bytes, now: float) -> Any:
+        confirmed, self._frozen_lac = self._frozen_lac, EntryId(self.last_added + 1)
+        try:
+            return original(self, payload, now)
+        finally:
+            self._frozen_lac = confirmed
+
+    patch.setattr(LedgerWriter, "_append", append)
+
+
+@mutant("the list is written without compare")
+def _blind_list(patch: pytest.MonkeyPatch) -> None:
+    async def write(self: Any, partition: Any, listed: Any, version: int, **_: Any) -> int:
+        path = paths.partition_log(partition)
+        _, stat = await self._store.get(path)
+        await self._store.multi([SetData(path, codec.encode(listed), stat.version)])
+        return int(stat.version + 1)
+
+    patch.setattr(LedgerLists, "write", write)
+
+
+@mutant("a rolled ledger is not listed")
+def _unlisted(patch: pytest.MonkeyPatch) -> None:
+    original = OpenLog._write_list
+
+    async def write_list(self: Any, listed: Any, created: Any = None) -> None:
+        if created is None:
+            await original(self, listed, created)
+
+    patch.setattr(OpenLog, "_write_list", write_list)
+
+
+@mutant("entries go to the next ledger before the last one's are acknowledged")
+def _no_drain(patch: pytest.MonkeyPatch) -> None:
+    drained, close = LedgerHandle.drained, LedgerHandle.close
+
+    async def at_once(self: Any) -> None:
+        return
+
+    async def close_later(self: Any) -> None:
+        await drained(self)
+        await close(self)
+
+    patch.setattr(LedgerHandle, "drained", at_once)
+    patch.setattr(LedgerHandle, "close", close_later)
+
+
+@mutant("a takeover recovers the last ledger only")
+def _last_only(patch: pytest.MonkeyPatch) -> None:
+    make = LedgerLists.make
+    attempt = LogTakeover._attempt
+
+    class LastOnly:
+        """The lists, as one who looks at the last ledger only sees them."""
+
+        def __init__(self, lists: LedgerLists) -> None:
+            self._lists = lists
+
+        async def make(self, partition: PartitionId) -> tuple[Any, int]:
+            listed, version = await make(self._lists, partition)
+            return _Short(listed), version
+
+        async def write(self, partition: PartitionId, listed: Any, version: int, **rest: Any) -> int:
+            return await self._lists.write(partition, listed, version, **rest)
+
+    async def short_sighted(self: Any, lease_ms: int, next_seq: Any) -> Any:
+        lists, self._lists = self._lists, LastOnly(self._lists)
+        try:
+            return await attempt(self, lease_ms, next_seq)
+        finally:
+            self._lists = lists
+
+    patch.setattr(LogTakeover, "_attempt", short_sighted)
+
+
+class _Short:
+    """A list whose last two ledgers are one."""
+
+    def __init__(self, listed: Any) -> None:
+        self._listed = listed
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._listed, name)
+
+    @property
+    def ledgers(self) -> Any:
+        return _LastOne(self._listed.ledgers)
+
+
+class _LastOne(tuple[Any, ...]):
+    def __getitem__(self, where: Any) -> Any:
+        found = super().__getitem__(where)
+        return found[-1:] if where == slice(-2, None) else found
+
+
+@mutant("a listed successor counts as the end of a ledger")
+def _early_end(patch: pytest.MonkeyPatch) -> None:
+    original = TailReader._available
+
+    async def available(self: Any) -> Any:
+        entries = await original(self)
+        if not entries and self._reader is not None:
+            await self._move_on(self._reader)
+        return entries
+
+    patch.setattr(TailReader, "_available", available)
+
+
+@mutant("a tailer reads beyond the LAC")
+def _beyond_lac(patch: pytest.MonkeyPatch) -> None:
+    original = TailReader._limit
+
+    def limit(self: Any, reader: EntryReader) -> EntryId:
+        is_open = reader.metadata.state is LedgerState.OPEN
+        return EntryId(original(self, reader) + is_open)
+
+    patch.setattr(TailReader, "_limit", limit)
+
+
+@mutant("a tail believes a number without a digest")
+def _unverified_lac(patch: pytest.MonkeyPatch) -> None:
+    async def believe(self: Any, reader: EntryReader, _asked: Any, answer: Any) -> None:
+        self._believe(reader, answer, answer.max_lac)
+
+    patch.setattr(TailReader, "_verify", believe)
+
+
+@mutant("a lease counts from the acknowledgement")
+def _resend_moves(patch: pytest.MonkeyPatch) -> None:
+    original = LedgerHandle._confirm
+
+    def confirm(self: Any, entry: Any, sent_at: float) -> None:
+        original(self, entry, self._now())
+
+    patch.setattr(LedgerHandle, "_confirm", confirm)
+
+
+@mutant("any release record in the last two ledgers saves the wait")
+def _old_release(patch: pytest.MonkeyPatch) -> None:
+    async def is_released(self: Any, taken: Any) -> bool:
+        for each in taken:
+            for entry in range(each.last + 1):
+                reader = EntryReader(each._snapshot, self._ports.bookies, self._nursery)
+                if self._is_release((await reader.read(EntryId(entry))).payload):
+                    return True
+        return False
+
+    patch.setattr(LogTakeover, "_is_released", is_released)
+
+
+@mutant("a recovery's packets carry a LAC that moves")
+def _moving_lac(patch: pytest.MonkeyPatch) -> None:
+    def make(*values: Any, frozen_lac: Any, **others: Any) -> LedgerWriter:
+        return LedgerWriter(*values, **others)
+
+    patch.setattr(opener, "LedgerWriter", make)
+
+
+@mutant("a recovery begins below its last fragment")
+def _low_floor(patch: pytest.MonkeyPatch) -> None:
+    original = Recovery.__init__
+
+    def begin(self: Recovery, *values: Any) -> None:
+        original(self, *values)
+        self.lac = NO_ENTRY
+
+    patch.setattr(Recovery, "__init__", begin)
+
+
+@mutant("nobody is told that the last entry is confirmed")
+def _silent_end(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(LedgerHandle, "_tell_lac", lambda self, _: setattr(self, "_lac_timer", None))
+
+
+@mutant("what an answer calls for is done in the middle of something else")
+def _no_queue(patch: pytest.MonkeyPatch) -> None:
+    def feed(self: Any, event: Any) -> None:
+        for command in self.writer.handle(event):
+            self._perform(command)
+        if not self._settled.is_set() and self.writer.state is not State.CHANGING:
+            self._settled.set()
+
+    patch.setattr(LedgerHandle, "_feed", feed)
+
+
+def caught_by(name: str, seeds: range) -> str | None:
+    """The first case or seed that fails with the breakage, and how; None if none does."""
+    with broken(name):
+        for case in _cases():
+            try:
+                case()
+            except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
+                return f"{case.__name__}: {error}".partition("\n")[0][:300]
+        for seed in seeds:
+            for suite in (test_ledger, test_log):
+                try:
+                    suite.run_seed(seed)
+                except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - however it is noticed
+                    return f"{suite.__name__.rpartition('.')[2]} seed {seed}: {error}".partition("\n")[0][:300]
+    return None
+
+
+def _cases() -> list[Callable[[], None]]:
+    """Those that take no arguments, sorted."""
+    return [
+        case
+        for module in CASES
+        for name, case in sorted(vars(module).items())
+        if name.startswith("test_") and not signature(case).parameters
+    ]

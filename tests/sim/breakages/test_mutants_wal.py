@@ -1,0 +1,14 @@
+"""The suites notice each way in which the ledger client and the log can be broken."""
+
+import pytest
+
+from tests.sim.breakages.mutants_wal import MUTANTS, caught_by
+
+SEEDS = range(40)
+
+pytestmark = [pytest.mark.sim, pytest.mark.slow]
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_a_breakage_is_noticed(name: str) -> None:
+    assert caught_by(name, SEEDS) is not None

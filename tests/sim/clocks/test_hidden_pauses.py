@@ -1,0 +1,45 @@
+"""Pauses of a machine that its own clock does not see: a guest that moves to another host (docs/protocol.md, P32)."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.partition.config import PartitionConfig
+from tests.sim.stories.scenarios import knobs, play
+from tests.sim.stories.stories import zombie_whose_clock_stood_still
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+
+LIMIT_MS = 250
+"""What docs/operations.md says."""
+SEEDS = range(1, 9)
+
+
+def test_the_limit_is_what_the_documents_say() -> None:
+    assert PartitionConfig().hidden_pause_ms == LIMIT_MS
+
+
+@pytest.mark.parametrize("lease_ms", [100, 400, 1000])
+def test_up_to_the_limit_no_read_is_older_than_a_write(lease_ms: int) -> None:
+    for seed in SEEDS:
+        play(zombie_whose_clock_stood_still(LIMIT_MS / 1000), knobs(lease_ms=lease_ms), seed)
+
+
+@pytest.mark.parametrize("limit_ms", [1000, 0])
+def test_the_limit_can_be_set_and_counts(limit_ms: int) -> None:
+    """With a limit of a second a pause of a second is borne; with none one of a quarter shows what lies."""
+    lies = [
+        seed for seed in SEEDS if is_stale(knobs(lease_ms=400, hidden_pause_ms=limit_ms), limit_ms or LIMIT_MS, seed)
+    ]
+    assert bool(lies) is (limit_ms == 0), lies
+
+
+def is_stale(chosen: Knobs, hidden_ms: int, seed: int) -> bool:
+    try:
+        play(zombie_whose_clock_stood_still(hidden_ms / 1000), chosen, seed)
+    except AssertionError as error:
+        if "answers so" in str(error):
+            return True
+        raise
+    return False

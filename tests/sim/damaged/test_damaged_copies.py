@@ -1,0 +1,81 @@
+"""A copy of a damaged replica's state is no second witness of it (docs/protocol.md, P35)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.sim.judges.operations import Status
+from tests.sim.nodes import Node
+from tests.sim.stories.scenarios import P, Stage, knobs, play
+from tests.sim.stories.stories_of_damage import busy, declare, is_well
+from tests.sim.strikes.damage import damage
+
+pytestmark = pytest.mark.sim
+ROLLS = knobs(lead_back_s=100.0, check_every=100, roll_entries=10)
+
+
+async def copied(stage: Stage, donor: Node, newcomer: Node) -> None:
+    """The newcomer has lost its state, the log is trimmed; it reaches nobody but the donor and takes its state."""
+    network = stage.world.network
+    newcomer.crash()
+    newcomer.engines.wipe()
+    for other in stage.others(newcomer):
+        if other is not donor:
+            network.cut(newcomer.name, other.name)
+    newcomer.start()
+    await stage.until(lambda: (replica := newcomer.replica(P)) is not None and replica._tail.installs == 1)
+    network.heal(newcomer.name)
+    assert newcomer.replica(P).state.crc == donor.replica(P).state.crc, "it took another's"  # type: ignore[union-attr]
+
+
+async def trimmed(stage: Stage) -> None:
+    replica = stage.leader.replica(P)
+    assert replica is not None
+    for _ in range(60):  # looks of a while apart roll the log, and trim it
+        await busy(stage, 12)
+        await asyncio.sleep(0.5)
+        if replica._upkeep.trimmed:
+            return
+    raise AssertionError("the log is not trimmed")
+
+
+@pytest.mark.parametrize("seed", range(1, 5))
+def test_a_damaged_replica_and_its_copy_do_not_outvote_the_one_that_is_well(seed: int) -> None:
+    async def story(stage: Stage) -> None:
+        await trimmed(stage)
+        bad = stage.leader
+        good, newcomer = stage.others(bad)
+        damage(bad, P)
+        await copied(stage, bad, newcomer)
+        well = good.replica(P)
+        for _ in range(100):
+            await stage.put(good, b"other")
+        await stage.until(lambda: not any(map(is_well, stage.cluster.nodes)))
+        await asyncio.sleep(20.0)
+        assert good.replica(P) is well, "it was made anew from a damaged copy"
+        assert stage.cluster.leader(P) is None, "nobody knows which of two is right"
+        await stage.cluster.spawn(declare(good), name="operator")
+        await stage.until(lambda: all(map(is_well, stage.cluster.nodes)))
+        assert (await stage.put_until_done(good)).status is Status.OK
+
+    play(story, ROLLS, seed)
+
+
+def test_a_copy_that_a_third_replica_has_borne_out_is_a_witness_of_its_own() -> None:
+    async def story(stage: Stage) -> None:
+        await trimmed(stage)
+        donor = stage.leader
+        third, newcomer = stage.others(donor)
+        await copied(stage, donor, newcomer)
+        await busy(stage, 110)
+        state = newcomer.replica(P).state  # type: ignore[union-attr]
+        await stage.until(lambda: not state.origins)
+        damaged = third.replica(P)
+        damage(third, P)
+        await busy(stage, 110)
+        await stage.until(lambda: third.replica(P) not in (damaged, None))
+        await stage.until(lambda: all(map(is_well, stage.cluster.nodes)))
+
+    play(story, ROLLS)

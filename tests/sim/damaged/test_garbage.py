@@ -1,0 +1,125 @@
+"""Garbage in one node of the metadata store harms only what the node is about (docs/protocol.md, P34)."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from kvstore.meta import paths
+from kvstore.meta.memory_tree import Node as TreeNode
+from kvstore.meta.store import Create
+from kvstore.types import LedgerId, ServerId
+from tests.sim.judges.operations import Status
+from tests.sim.stories.scenarios import P, Stage, knobs, play
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+
+GARBAGE = b"\xff\x00 not what anybody wrote {"
+DEEP = b"BookieMetadataFormatVersion\t2\n" + b"segment {" * 5_000
+LONG = b"BookieMetadataFormatVersion\t" + b"3" * 5_000 + b"\n"
+REREAD_S = 13.0
+"""Longer than any periodic look at the metadata store in this configuration."""
+FOREIGN = LedgerId(77)
+"""A ledger of nobody's here, in the way of every survey."""
+ORPHAN = LedgerId(78)
+"""One of this partition, of which its list knows nothing."""
+
+
+def chosen() -> Knobs:
+    made = knobs(lead_back_s=100.0, roll_entries=40)
+    return replace(made, log=replace(made.log, orphan_age_s=4.0))
+
+
+def rot(stage: Stage, path: str) -> bytes:
+    """Bits turn over in a node, behind everybody's back; returns what it held."""
+    node: TreeNode = stage.cluster.metadata.tree._nodes[path]
+    before, node.data = node.data, GARBAGE
+    return before
+
+
+def heal(stage: Stage, path: str, before: bytes) -> None:
+    """Unless somebody has written it since."""
+    node = stage.cluster.metadata.tree._nodes.get(path)
+    if node is not None and node.data == GARBAGE:
+        node.data = before
+
+
+async def write(stage: Stage, count: int) -> None:
+    for _ in range(count):
+        await stage.put_until_done(stage.cluster.nodes[0])
+
+
+async def serves(stage: Stage, path: str) -> None:
+    for node in stage.cluster.nodes:
+        assert node.is_running, f"garbage in {path} ended {node.name}"
+        done = await stage.put(node, attempts=5)
+        assert done.status is Status.OK, f"garbage in {path}: {node.name} takes no write: {done}"
+
+
+def victims(stage: Stage) -> list[str]:
+    """Every node with something in it."""
+    tree = stage.cluster.metadata.tree
+    return [path for path in tree.paths() if tree._nodes[path].data]
+
+
+def test_a_cluster_goes_on_over_garbage_in_any_one_node_of_the_metadata_store() -> None:
+    """Also the ring's: all go on with the last good one."""
+
+    async def story(stage: Stage) -> None:
+        await write(stage, 150)  # some ledgers
+        for path in victims(stage):
+            if path not in stage.cluster.metadata.tree._nodes:
+                continue
+            before = rot(stage, path)
+            await write(stage, 45)  # rolls
+            await asyncio.sleep(REREAD_S)
+            await serves(stage, path)
+            heal(stage, path, before)
+
+    play(story, chosen(), 1)
+
+
+def test_garbage_in_everything_of_others_at_once_stops_no_survey_and_no_takeover() -> None:
+    """All but what a takeover of this very partition needs: its list, the last two ledgers in it, and the ring."""
+
+    async def story(stage: Stage) -> None:
+        tree = stage.cluster.metadata.tree
+        await write(stage, 150)
+        session = tree.open_session()
+        tree.observers.remove(stage.cluster.rules)
+        for parent in ("/ledgers/00", "/ledgers/00/0000"):
+            if parent not in tree.paths():
+                tree.apply(session, [Create(parent, b"")])
+        tree.apply(session, [Create(paths.ledger(FOREIGN), GARBAGE), Create(paths.server(ServerId("n9")), GARBAGE)])
+        for number, data in enumerate((DEEP, LONG), 10):
+            tree.apply(session, [Create(paths.ledger(LedgerId(FOREIGN + number)), data)])
+        leader = stage.leader
+        of_ours = next(path for path in tree.paths() if paths.ledger_of(path) is not None)
+        tree.apply(session, [Create(paths.ledger(ORPHAN), tree.get(of_ours)[0])])
+        tree.observers.append(stage.cluster.rules)
+        await asyncio.sleep(20.0)
+        assert paths.ledger(ORPHAN) not in tree.paths(), "the sweep stopped at what it could not read"
+        assert paths.ledger(FOREIGN) in tree.paths(), "what cannot be read was deleted"
+        leader.crash()
+        await stage.until_led_by_another(leader)
+        leader.start()
+        await asyncio.sleep(5.0)
+        await serves(stage, "what is not its own")
+
+    play(story, chosen(), 1)
+
+
+def test_something_strange_in_the_leaders_place_that_nobody_put_there_is_removed() -> None:
+    async def story(stage: Stage) -> None:
+        tree, leader = stage.cluster.metadata.tree, stage.leader
+        leader.crash()
+        await stage.until(lambda: paths.partition_leader(P) not in tree.paths())
+        session = tree.open_session()
+        tree.apply(session, [Create(paths.partition_leader(P), GARBAGE)])
+        await stage.until_led_by_another(leader)
+        leader.start()
+
+    play(story, chosen(), 1)

@@ -1,0 +1,198 @@
+"""What must be true at the end of a run, when every fault is over and everything serves again."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+from kvstore.errors import ConditionFailed
+from kvstore.partition.state.commands import Code, Flag, Level
+from kvstore.types import PartitionId
+from tests.sim.cluster import Cluster
+from tests.sim.judges import history
+from tests.sim.judges.history import History, Kind, Result, history_of
+from tests.sim.judges.linearizable import check_search
+from tests.sim.judges.operations import Operation, Status
+from tests.sim.judges.scrub import scrub
+from tests.sim.judges.witness import LogStates, Witness, Wrong
+from tests.sim.nodes import Node
+from tests.sim.versions import check_versions
+from tests.sim.workloads import ACCOUNTS, DEPOSIT
+
+SETTLE_S_MAX = 60.0
+"""Within this time after the last write all replicas stand at the log's end."""
+SEARCH_STEPS_MAX = 300_000
+_RESULTS = {Status.OK: Result.OK, Status.FAIL: Result.FAIL, Status.INFO: Result.INFO}
+
+
+async def judge(cluster: Cluster, *, search: bool) -> None:
+    """Raise AssertionError unless every promise was kept. `search`: also by a checker that trusts no version."""
+    await settled(cluster)
+    operations = cluster.recorder.operations
+    for partition in cluster.partitions:
+        states = LogStates(partition, cluster.logbook.log(partition))
+        mine = [each for each in operations if each.partition == partition]
+        Witness(states).check(mine)
+        check_banks(states)
+        check_replicas(cluster, states)
+        check_registers(states, mine, search=search)
+    scrub(cluster)
+    check_bounds(cluster)
+    cluster.check()
+
+
+async def settled(cluster: Cluster) -> None:
+    """Return once all replicas of each partition stand at the end of its log."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + SETTLE_S_MAX
+    while behind := [line for partition in cluster.partitions for line in lagging(cluster, partition)]:
+        assert loop.time() < deadline, f"P8 replicas do not catch up within {SETTLE_S_MAX} s: {behind}"
+        await asyncio.sleep(0.1)
+
+
+def lagging(cluster: Cluster, partition: PartitionId) -> list[str]:
+    """The replicas that are not where the others are, and why."""
+    found: list[str] = []
+    positions = []
+    for node in cluster.nodes:
+        replica = node.replica(partition)
+        if node.id not in cluster.ring.partitions[partition].replicas:
+            continue
+        if replica is None or replica.state.position is None:
+            found.append(f"{partition} is not on {node.name}")
+        else:
+            assert replica._replica.failure is None, f"P5 {node.name} {partition}: {replica._replica.failure}"
+            positions.append((replica.state.position, node.name))
+    if len({position for position, _ in positions}) > 1:
+        found.append(f"{partition} stands at {positions}")
+    return found
+
+
+# ── state ─────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def check_replicas(cluster: Cluster, states: LogStates) -> None:
+    """P1, P5: each replica's state is the fold of the log, and all are the same."""
+    prints: dict[int, list[str]] = {}
+    for node in cluster.nodes:
+        replica = node.replica(states.partition)
+        if replica is None:
+            continue
+        state = replica.state
+        if state.seq != states.end:
+            raise Wrong(f"P1 {node.name} {states.partition} is at {state.seq}, its log ends at {states.end}")
+        for key in states.all_keys():
+            expected = states.record(key, states.end)
+            found = state.get(key)
+            gone = 0 < expected.expires_ms <= state.record_time_ms
+            if found != (expected if expected.version and not gone else None):
+                raise Wrong(f"P1 {node.name} {states.partition} has {found} for {key!r}, its log {expected}")
+        if state.key_count != states.count(states.end):
+            raise Wrong(f"P1 {node.name} counts {state.key_count} keys, its log {states.count(states.end)}")
+        state.retries.check()
+        prints.setdefault(state.fingerprint(), []).append(node.name)
+    if len(prints) > 1:
+        raise Wrong(f"P5 {states.partition} differs: {prints}")
+
+
+def check_banks(states: LogStates) -> None:
+    """At every entry of the log a bank holds the money that it was opened with."""
+    for bank in (b"{bank%d}" % number for number in range(2)):
+        keys = [key for key in states.all_keys() if key.startswith(bank)]
+        for seq in states.entry_ends:
+            held = [record for key in keys if (record := states.record(key, seq)).version]
+            total = sum(int(record.value) for record in held)
+            if held and (len(held), total) != (ACCOUNTS, ACCOUNTS * DEPOSIT):
+                raise Wrong(f"{states.partition}: at {seq} {bank!r} has {len(held)} accounts with {total}")
+
+
+def check_bounds(cluster: Cluster) -> None:
+    """Nothing piles up: what is kept for others is within its bounds, and what was under way has ended."""
+    for node in cluster.nodes:
+        assert node.served is not None
+        numbers: dict[str, Any] = {**node.served.statistics()["server"]}
+        waiting = {name: numbers[name] for name in ("waiting_for_leader", "peer_operations_in_flight")}
+        assert not any(waiting.values()), f"{node.name} still holds {waiting}"
+        _check_replica_bounds(cluster, node)
+
+
+def _check_replica_bounds(cluster: Cluster, node: Node) -> None:
+    config = cluster.knobs.partition
+    for partition in cluster.partitions:
+        replica = node.replica(partition)
+        if replica is None:
+            continue
+        # A client that is known may still add results of its own up to twice the bound.
+        assert replica.state.retries.bytes <= 2 * config.retry_bytes_max + (64 << 10), f"{node.name} {partition}"
+        leading = replica.statistics()["leading"]
+        if leading is not None:
+            assert leading["queued"] == leading["reads_waiting"] == 0, f"{node.name} {partition}: {leading}"
+
+
+# ── registers and counters, judged by two checkers that know nothing of logs ──────────────────────────────────────────
+
+
+def check_registers(states: LogStates, operations: Iterable[Operation], *, search: bool) -> None:
+    """Hold what was asked of plain registers and counters to the other checkers."""
+    found = as_history(states, operations)
+    check_versions(found)
+    if search:
+        check_search(found, steps_max=SEARCH_STEPS_MAX)
+
+
+def as_history(states: LogStates, operations: Iterable[Operation]) -> History:
+    """The operations on registers and counters; those of unknown outcome only if the log has them."""
+    kept = [each for each in operations if each.key[:1] in b"rc" and each.key[1:].isdigit()]
+    translated = [_translate(states, each) for each in kept if each.level not in (Level.SESSION, Level.STALE)]
+    return history_of(each for each in translated if each is not None)
+
+
+def _translate(states: LogStates, operation: Operation) -> history.Operation | None:
+    known = operation.status is Status.OK
+    if operation.status is Status.FAIL or (not known and (not operation.is_write or not _is_in_log(states, operation))):
+        return None
+    failed = known and isinstance(operation.result, ConditionFailed)  # of a retry it says nothing of the first attempt
+    fields: dict[str, Any] = {"process": operation.client, "key": operation.key, "began": operation.began}
+    fields |= {"ended": operation.ended, "result": Result.FAIL if failed else _RESULTS[operation.status]}
+    fields |= {"condition_failed": failed, "node": ",".join(operation.attempts)}
+    if failed:
+        fields["version"] = operation.result.version or None
+    match operation.code:
+        case Code.GET:
+            value, version = operation.result[:2] if operation.result else (None, None)
+            return history.Operation(kind=Kind.GET, value=_value(operation.key, value), version=version, **fields)
+        case Code.INCREMENT:
+            value, version = operation.result if known else (None, None)
+            return history.Operation(kind=Kind.INCR, delta=operation.op[2], value=value, version=version, **fields)
+        case Code.PUT | Code.DELETE:
+            return _translate_put(states, operation, fields, known and not failed)
+    raise AssertionError(f"no register does this: {operation}")
+
+
+def _translate_put(states: LogStates, operation: Operation, fields: dict[str, Any], done: bool) -> history.Operation:
+    is_put = operation.code is Code.PUT
+    flags, asked = (operation.op[4], operation.op[5]) if is_put else (operation.op[2], operation.op[3])
+    fields["value"] = operation.op[2] if is_put else None
+    if done:
+        fields["version"] = operation.result or None
+    if flags & (Flag.IF_VERSION | Flag.IF_ABSENT):
+        before = states.record(operation.key, asked) if flags & Flag.IF_VERSION else None
+        return history.Operation(kind=Kind.CAS, expected=before.value if before else None, **fields)
+    return history.Operation(kind=Kind.PUT if is_put else Kind.DEL, **fields)
+
+
+def _is_in_log(states: LogStates, operation: Operation) -> bool:
+    if operation.request is not None:
+        return (operation.request.client, operation.request.sequence) in states.requests
+    return operation.code is Code.PUT and operation.op[2] in states.values
+
+
+def _value(key: bytes, value: bytes | None) -> history.Value:
+    return int(value) if value is not None and key.startswith(b"c") else value
+
+
+def count_statuses(cluster: Cluster) -> Counter[Status]:
+    """How many operations ended how."""
+    return Counter(operation.status for operation in cluster.recorder.operations)

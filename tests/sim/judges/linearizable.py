@@ -1,0 +1,183 @@
+"""Checker B: is a history linearizable? Searches for an order, key by key, and believes nothing but values and times.
+
+The search is that of Wing and Gong with Lowe's memory of what has been tried: a state is which operations are done and
+what the key holds. Operations of unknown outcome may be done at any moment after they began, or never. A search that
+is not over within its steps is a failure, like a history that has no order: keep to about ten processes per key, and
+few unknown outcomes.
+
+`check` holds a history to this checker and to the other one, which goes by versions (versions.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from math import inf
+from typing import TypeVar
+
+from tests.sim.judges.history import History, Kind, Operation, Result, Value
+from tests.sim.versions import Log, Violation, check_versions
+
+S = TypeVar("S")
+
+STEPS_MAX = 2_000_000
+_SHOWN_MAX = 12
+_UNSEEN = b"\0nobody has seen it"
+
+
+class Undecided(AssertionError):
+    """The search was not over in time: treat it as a failure and make the history smaller."""
+
+
+def check(history: History, log: Log | None = None) -> None:
+    """Raise Violation or Undecided unless both checkers accept."""
+    check_versions(history, log)
+    check_search(history)
+
+
+def check_search(history: History, *, steps_max: int = STEPS_MAX) -> None:
+    """Raise Violation unless there is an order for each key, Undecided if that took more than `steps_max` steps."""
+    for key, operations in sorted(history.by_key().items()):
+        order = search(relevant(operations), register, None, steps_max=steps_max)
+        if order is not None:
+            shown = "\n  ".join(map(str, order[:_SHOWN_MAX]))
+            raise Violation(f"{key!r}: no order of operations explains all answers; stuck at\n  {shown}")
+
+
+def register(held: Value, operation: Operation) -> tuple[bool, Value]:
+    """What a key does."""
+    known = operation.result is not Result.INFO
+    match operation.kind:
+        case Kind.PUT:
+            return True, operation.value
+        case Kind.GET:
+            return operation.value == held, held
+        case Kind.DEL:
+            return True, None
+        case Kind.CAS if operation.condition_failed:
+            return operation.expected != held, held
+        case Kind.CAS:
+            fits = operation.expected == held
+            return fits or not known, operation.value if fits else held
+        case Kind.INCR:
+            total = (held if isinstance(held, int) else 0) + operation.delta
+            return total == operation.value or not known, total
+        case Kind.SWAP:
+            return operation.expected == held or not known, operation.value
+        case Kind.APPEND:
+            assert isinstance(operation.value, bytes)
+            grown = (held if isinstance(held, bytes) else b"") + operation.value
+            return len(grown) == operation.delta or not known, grown
+
+
+def relevant(operations: list[Operation]) -> list[Operation]:
+    """Without what tells nothing: reads that failed, writes that were refused, and PUTs of unknown outcome that nobody
+    can have noticed. Where one may have been noticed by what it was not, all that nobody saw write the same."""
+    told = [o for o in operations if o.result is Result.OK or o.condition_failed or (_is_unknown(o) and o.is_write)]
+    kinds = {o.kind for o in told}
+    if Kind.APPEND in kinds:
+        return _with_unseen_suffixes(told)
+    seen = {o.value for o in told if o.kind is Kind.GET} | {o.expected for o in told}
+    if kinds <= {Kind.PUT, Kind.GET, Kind.DEL}:
+        return [o for o in told if not (_is_unseen(o, seen) and o.kind is Kind.PUT)]
+    return [replace(o, value=_UNSEEN) if _is_unseen(o, seen) else o for o in told]
+
+
+def _with_unseen_suffixes(told: list[Operation]) -> list[Operation]:
+    """What was appended with an unknown outcome, and stands in no answer, can have been noticed by its length only."""
+    answers = {o.value for o in told if o.kind is Kind.GET} | {o.expected for o in told if o.kind is Kind.SWAP}
+    seen = b"\n".join(each for each in answers if isinstance(each, bytes))
+    return [
+        replace(o, value=b"?" * len(o.value))
+        if o.kind is Kind.APPEND and _is_unknown(o) and isinstance(o.value, bytes) and o.value not in seen
+        else o
+        for o in told
+    ]
+
+
+def _is_unseen(operation: Operation, seen: set[Value]) -> bool:
+    """Whether this is a write of unknown outcome whose value nobody met."""
+    is_put = operation.kind in (Kind.PUT, Kind.CAS, Kind.SWAP) and operation.value is not None
+    return is_put and _is_unknown(operation) and operation.value not in seen
+
+
+def search(
+    operations: list[Operation],
+    step: Callable[[S, Operation], tuple[bool, S]],
+    start: S,
+    *,
+    steps_max: int = STEPS_MAX,
+) -> list[Operation] | None:
+    """None if there is an order in which `step` accepts all; else the operations that were under way at the furthest
+    moment that could be explained. Raises Undecided."""
+    operations = sorted(operations, key=lambda o: (o.began, o.ended))
+    must = sum(1 << index for index, o in enumerate(operations) if not _is_unknown(o))
+    tried: set[tuple[int, S]] = {(0, start)}
+    path = [(0, start, iter(_choices(operations, 0, step, start)))]
+    furthest, stuck = 0, _first(operations, 0)
+    for _ in range(steps_max):
+        done, _, choices = path[-1]
+        if done & must == must:
+            return None
+        choice = next(choices, None)
+        if choice is None:
+            path.pop()
+            if not path:
+                return [operations[index] for index in stuck]
+        elif choice not in tried:
+            tried.add(choice)
+            path.append((*choice, iter(_choices(operations, choice[0], step, choice[1]))))
+            if len(path) > furthest:
+                furthest, stuck = len(path), _first(operations, choice[0])
+    raise Undecided(f"no verdict on {len(operations)} operations of {operations[0].key!r} after {steps_max} steps")
+
+
+def _choices(
+    operations: list[Operation], done: int, step: Callable[[S, Operation], tuple[bool, S]], state: S
+) -> list[tuple[int, S]]:
+    """What may be done next, as (done, state) after it; those first that must be done soonest.
+
+    A read that fits is done at once, without a choice: in any order that works it could be moved here. Of operations
+    of unknown outcome those that change nothing are never done, and of like ones only the first: what the others could
+    do next, it can.
+    """
+    found = []
+    likes = set()
+    for index in _first(operations, done):
+        operation = operations[index]
+        fits, after = step(state, operation)
+        if fits and after == state and _only_reads(operation):
+            return [(done | 1 << index, state)]
+        if fits and _is_unknown(operation):
+            like = operation.kind, operation.value, operation.expected, operation.delta
+            if after == state or like in likes:
+                continue
+            likes.add(like)
+        if fits:
+            found.append((operation.ended, done | 1 << index, after))
+    found.sort(key=lambda each: each[0])
+    return [(following, after) for _, following, after in found]
+
+
+def _first(operations: list[Operation], done: int) -> list[int]:
+    """Those that may come first of what is not done: they began before any of that ended."""
+    end = inf
+    found = []
+    rest = ~done & ((1 << len(operations)) - 1)
+    while rest:
+        lowest = rest & -rest
+        index = lowest.bit_length() - 1
+        if operations[index].began > end:
+            break
+        end = min(end, operations[index].ended)
+        found.append(index)
+        rest ^= lowest
+    return found
+
+
+def _only_reads(operation: Operation) -> bool:
+    return operation.kind is Kind.GET or operation.condition_failed
+
+
+def _is_unknown(operation: Operation) -> bool:
+    return operation.result is Result.INFO

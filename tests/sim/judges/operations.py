@@ -1,0 +1,97 @@
+"""What clients of a simulated cluster asked, when, and what they were told: the recorded history of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import inf
+from typing import Any
+
+from kvstore.partition.state.commands import Code, Level, Op, RequestId
+from kvstore.types import PartitionId
+
+WRITES = frozenset({Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE, Code.BATCH, Code.DELETE_RANGE})
+_LEVEL_AT = {Code.GET: 2, Code.META: 2, Code.SCAN: 5, Code.SCAN_TOKENS: 3, Code.COUNT: 2}
+
+
+class Status(StrEnum):
+    OPEN = "open"
+    OK = "ok"
+    """Answered; a failed condition is an answer."""
+    FAIL = "fail"
+    """Refused: certainly not done."""
+    INFO = "info"
+    """Nobody knows: never answered, or the connection was lost, or the server said so."""
+
+
+@dataclass(slots=True, eq=False)
+class Operation:
+    """One operation from its first submission to its last answer, retries included."""
+
+    number: int
+    client: str
+    """Who asked; asks one thing at a time."""
+    op: Op
+    partition: PartitionId
+    began: float
+    """Virtual seconds."""
+    ended: float = inf
+    status: Status = Status.OPEN
+    result: Any = None
+    """A result as kvstore.partition.state.commands documents it, or the StoreError."""
+    request: RequestId | None = None
+    attempts: list[str] = field(default_factory=list)
+    """The node of each."""
+
+    @property
+    def code(self) -> Code:
+        return Code(self.op[0])
+
+    @property
+    def key(self) -> bytes:
+        key: bytes = self.op[1]
+        return key
+
+    @property
+    def is_write(self) -> bool:
+        return self.code in WRITES
+
+    @property
+    def level(self) -> Level | None:
+        """Of a read."""
+        place = _LEVEL_AT.get(self.code)
+        return None if place is None else Level(self.op[place])
+
+    def __str__(self) -> str:
+        ended = "open" if self.ended == inf else f"{self.ended:.6f}"
+        asked = " ".join(map(str, self.op[1:]))
+        via = ",".join(self.attempts)
+        what = f"{self.began:.6f}..{ended} {self.client} via {via}: {self.code.name} {asked}"
+        return f"{what} -> {self.status} {self.result!r}"
+
+
+class Recorder:
+    """The history, in the order in which operations began."""
+
+    def __init__(self) -> None:
+        self.operations: list[Operation] = []
+
+    def begin(self, client: str, op: Op, partition: PartitionId, now: float, request: RequestId | None) -> Operation:
+        """Note that an operation is about to be submitted."""
+        operation = Operation(len(self.operations), client, op, partition, now, request=request)
+        self.operations.append(operation)
+        return operation
+
+    def end(self, operation: Operation, status: Status, result: Any, now: float) -> None:
+        """Note what became of it. What nobody knows never ends."""
+        operation.status, operation.result = status, result
+        operation.ended = inf if status is Status.INFO else now
+
+    def succeeded(self, start: float, end: float, partition: PartitionId | None = None) -> int:
+        """How many operations were answered between two moments."""
+        return sum(
+            operation.status is Status.OK
+            and start <= operation.ended < end
+            and partition in (None, operation.partition)
+            for operation in self.operations
+        )

@@ -1,0 +1,132 @@
+"""The rare roads through the store's own code: which of them runs have taken, and in which runs to look for them.
+
+A road is a call of a method, perhaps only one with a certain result. Runs of random seeds must take the common ones;
+for each of the rare ones there are knobs under which a few seeds do.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from kvstore.bookie.storage import BookieStorage
+from kvstore.errors import RequestExpired
+from kvstore.partition.election.replica import Replica
+from kvstore.partition.leading.leader import Leader
+from kvstore.partition.partition import Partition
+from kvstore.partition.state.retry_table import RetryTable
+from kvstore.partition.state.transfer import Import
+from kvstore.server.routing.router import Router
+from kvstore.wal import opener
+from kvstore.wal.copies.copying import Copying
+from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.takeover import LogTakeover
+from kvstore.wal.trim import Trimmer
+from kvstore.wal.writer import LedgerWriter
+from tests.sim.judges.probes import declare, probe
+
+Taken = Callable[[Any], bool]
+"""Whether a call with this result (an exception that left it, too) is the road."""
+
+
+@dataclass(frozen=True, slots=True)
+class Road:
+    """A method of the code under test, and the knobs under which it is called if that is rare."""
+
+    owner: type
+    method: str
+    taken: Taken = lambda _result: True
+    faults: tuple[str, ...] = ()
+    hints: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_rare(self) -> bool:
+        return bool(self.faults)
+
+
+def _is_true(result: Any) -> bool:
+    return bool(result) and not isinstance(result, BaseException)
+
+
+def _is_something(result: Any) -> bool:
+    return result is not None and not isinstance(result, BaseException)
+
+
+def _is_expired(result: Any) -> bool:
+    return isinstance(result, RequestExpired)
+
+
+ZOMBIES = ("metadata_cut", "session_expiry", "pause_leader_beyond_its_session")
+RARELY = {"chaos_s": 20.0, "pace_s": 8.0, "load.pause_s": 0.2}
+ROADS: dict[str, Road] = {
+    "a takeover begins": Road(LogTakeover, "_attempt"),
+    "a lease is waited out": Road(LogTakeover, "_wait_out"),
+    "a tail is written back": Road(opener._Run, "_write_back"),
+    "an ensemble changes": Road(LedgerWriter, "_resume"),
+    "a ledger is rolled": Road(OpenLog, "_switch"),
+    "an operation waits for a leader": Road(Router, "_wait"),
+    "a retry is answered from the table": Road(RetryTable, "find", _is_something),
+    "a replica may not open the log": Road(Replica, "_drop_lead"),
+    "a read is appended for": Road(Leader, "_turn"),
+    "the log is trimmed": Road(Trimmer, "trim", _is_true),
+    "copies are made again": Road(Copying, "copy"),
+    "a release record saves the wait": Road(LogTakeover, "_is_released", _is_true, ("hand_over", "rolling_restart")),
+    "a recovery replaces a bookie": Road(
+        opener._Run, "_replace", faults=("kill_leader", "isolate", "cut_a_link"), hints={"nodes": 5}
+    ),
+    "a snapshot is installed": Road(
+        Import, "add", _is_true, ("wipe", "isolate"), {"log.roll_entries": 3, "partition.retention_ms": 0}
+    ),
+    "a request is too old": Road(RetryTable, "find", _is_expired, ZOMBIES, {"partition.retry_window_ms": 4000}),
+    "an orphan is swept": Road(
+        Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 1.0, "log.roll_entries": 2}
+    ),
+    "a bookie is full": Road(BookieStorage, "_refuse_for_now", faults=("full_disk",), hints={"segment_bytes": 8192}),
+    "a bookie doubts a ledger": Road(BookieStorage, "set_limbo", faults=("flip_bits", "kill")),
+    "the lead is handed back": Road(Replica, "yield_lead", faults=("kill_leader",), hints=RARELY),
+    "a replica answers by itself": Road(Partition, "_answer_here", faults=("cut_a_link",), hints={"load.readers": 2}),
+}
+declare(*(f"road: {name}" for name in ROADS))
+
+
+@contextmanager
+def counting() -> Iterator[None]:
+    """Count the roads that are taken meanwhile, as probes."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name, road in ROADS.items():
+            patch.setattr(road.owner, road.method, _counted(road, getattr(road.owner, road.method), f"road: {name}"))
+        yield
+
+
+def _counted(road: Road, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+    def note(result: Any) -> None:
+        if road.taken(result):
+            probe(name)
+
+    @functools.wraps(original)
+    async def count_async(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = await original(*args, **kwargs)
+        except BaseException as error:
+            note(error)
+            raise
+        note(result)
+        return result
+
+    @functools.wraps(original)
+    def count(*args: Any, **kwargs: Any) -> Any:
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as error:
+            note(error)
+            raise
+        note(result)
+        return result
+
+    return count_async if inspect.iscoroutinefunction(original) else count

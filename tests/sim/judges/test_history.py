@@ -1,0 +1,94 @@
+"""What is recorded is what was asked and told, and it survives a file."""
+
+from math import inf
+from pathlib import Path
+
+import pytest
+
+from tests.sim.judges.history import History, Kind, Operation, Result
+
+
+def recorded() -> History:
+    clock = iter(range(100))
+    history = History(lambda: float(next(clock)))
+    history.begin("p1", Kind.PUT, b"k\xff\n", b"\0a", node="n1").ok(version=7)
+    history.begin("p1", Kind.GET, b"k").ok(b"value", version=7)
+    history.begin("p2", Kind.INCR, b"c", delta=2).ok(2, version=8)
+    history.begin("p1", Kind.CAS, b"k", b"new", expected=None).fail(condition_failed=True, version=7)
+    history.begin("p1", Kind.PUT, b"k", b"x").fail()
+    history.begin("p2", Kind.DEL, b"k").info()
+    history.begin("p3", Kind.GET, b"k").ok(None)
+    return history
+
+
+def test_operations_are_kept_with_their_times_and_answers() -> None:
+    first, second, third, *_, unknown, last = recorded()
+    assert first == Operation(
+        process="p1",
+        kind=Kind.PUT,
+        key=b"k\xff\n",
+        value=b"\0a",
+        began=0,
+        ended=1,
+        result=Result.OK,
+        version=7,
+        node="n1",
+    )
+    assert (second.value, second.began, second.ended) == (b"value", 2, 3)
+    assert (third.value, third.delta, third.version) == (2, 2, 8)
+    assert (unknown.result, unknown.ended) == (Result.INFO, inf)
+    assert last.value is None
+    assert recorded().counts() == {Result.OK: 4, Result.FAIL: 2, Result.INFO: 1}
+    assert list(recorded().by_key()) == [b"k\xff\n", b"k", b"c"]
+
+
+def test_a_history_survives_a_file(tmp_path: Path) -> None:
+    history = recorded()
+    history.dump(tmp_path / "history.jsonl")
+    assert History.load(tmp_path / "history.jsonl").operations == history.operations
+    assert len(History.load(tmp_path / "history.jsonl", tmp_path / "history.jsonl")) == 14
+
+
+def test_a_process_asks_one_thing_at_a_time_and_nothing_after_an_unknown_outcome() -> None:
+    history = History()
+    first = history.begin("p", Kind.GET, b"k")
+    with pytest.raises(ValueError, match="before it has a definite answer"):
+        history.begin("p", Kind.GET, b"k")
+    first.ok()
+    history.begin("p", Kind.PUT, b"k", b"v").info()
+    with pytest.raises(ValueError, match="before it has a definite answer"):
+        history.begin("p", Kind.GET, b"k")
+
+
+def test_an_operation_ends_once() -> None:
+    pending = History().begin("p", Kind.GET, b"k")
+    pending.ok()
+    with pytest.raises(AssertionError, match="ended twice"):
+        pending.info()
+
+
+def test_what_was_never_answered_is_unknown() -> None:
+    history = History()
+    history.begin("p", Kind.PUT, b"k", b"v")
+    history.close()
+    history.close()
+    assert [o.result for o in history] == [Result.INFO]
+
+
+def test_operations_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(ValueError, match="before it begins"):
+        Operation(process="p", kind=Kind.GET, key=b"k", began=2, ended=1, result=Result.OK)
+    with pytest.raises(ValueError, match="exactly if the outcome is known"):
+        Operation(process="p", kind=Kind.GET, key=b"k", began=1, ended=2, result=Result.INFO)
+    with pytest.raises(ValueError, match="exactly if the outcome is known"):
+        Operation(process="p", kind=Kind.GET, key=b"k", began=1, result=Result.OK)
+
+
+def test_an_idle_run_proves_nothing() -> None:
+    history = recorded()
+    history.require(4)
+    history.require(2, until=4)
+    with pytest.raises(AssertionError, match="only 4 operations succeeded"):
+        history.require(5)
+    with pytest.raises(AssertionError, match="only 1 operations succeeded between 6"):
+        history.require(2, since=6)

@@ -1,0 +1,85 @@
+"""The search of checker B: what has no versions, what nobody knows the outcome of, and that no short cut changes a
+verdict."""
+
+from __future__ import annotations
+
+from math import inf
+from random import Random
+
+import pytest
+
+from tests.sim.judges.history import Kind, Operation, Result, Value, history_of
+from tests.sim.judges.linearizable import check_search, register
+from tests.sim.judges.test_linearizable import A, B, accepts, get, incr, mutate, op, put, random_history, refused_cas
+from tests.sim.versions import Violation
+
+
+def swap(began: float, ended: float, found: Value, value: Value) -> Operation:
+    return op(Kind.SWAP, began, ended, value, expected=found)
+
+
+def append(began: float, ended: float, value: Value, length: int = 0) -> Operation:
+    return op(Kind.APPEND, began, ended, value, delta=length)
+
+
+UNVERSIONED: list[tuple[bool, list[Operation]]] = [
+    (True, [swap(0, 1, None, A), swap(2, 3, A, None), get(4, 5, None)]),
+    (False, [swap(0, 1, None, A), swap(2, 3, A, None), swap(4, 5, A, None)]),
+    (True, [swap(0, inf, None, A), swap(2, 3, A, B)]),
+    (False, [swap(0, inf, None, A), swap(2, 3, A, B), swap(4, 5, A, B)]),
+    (True, [append(0, 1, A, 1), append(2, inf, B), append(4, 5, A, 3), get(6, 7, b"aba")]),
+    (True, [append(0, 1, A, 1), append(2, inf, B), append(4, 5, A, 2), get(6, 7, b"aa")]),
+    (False, [append(0, 1, A, 1), append(2, inf, B), append(4, 5, A, 3), get(6, 7, b"aab")]),
+    (False, [append(0, 1, A, 1), append(2, 3, B, 1)]),
+    (False, [append(0, 1, A, 1), append(2, 3, B, 2), get(4, 5, A)]),
+]
+
+
+@pytest.mark.parametrize(("is_right", "operations"), UNVERSIONED)
+def test_what_has_no_versions_is_searched(is_right: bool, operations: list[Operation]) -> None:
+    assert accepts(check_search, history_of(operations)) is is_right
+
+
+def by_trying(left: list[Operation], held: Value = None) -> bool:
+    """Every order that time allows, each operation of unknown outcome done or not."""
+    if all(o.result is Result.INFO for o in left):
+        return True
+    for each in [o for o in left if not any(other.ended < o.began for other in left)]:
+        fits, after = register(held, each)
+        if fits and by_trying([o for o in left if o is not each], after):
+            return True
+    return False
+
+
+@pytest.mark.parametrize("kinds", [[Kind.INCR, Kind.GET], [Kind.PUT, Kind.GET, Kind.CAS, Kind.CAS, Kind.DEL]])
+def test_the_search_takes_no_short_cut_that_changes_its_verdict(kinds: list[Kind]) -> None:
+    verdicts = {True: 0, False: 0}
+    for seed in range(400):
+        luck = Random(seed)
+        operations, log = random_history(luck, kinds, unknown=0.3)
+        for _ in range(2 * (seed % 2)):
+            operations = mutate(luck, operations, log)
+        operations = [o for o in operations[:8] if o.result is not Result.INFO or o.is_write]
+        true = by_trying([o for o in operations if o.result is not Result.FAIL or o.condition_failed])
+        assert accepts(check_search, history_of(operations)) is true, f"seed {seed}"
+        verdicts[true] += 1
+    assert min(verdicts.values()) > 15, verdicts
+
+
+def test_many_like_operations_of_unknown_outcome_are_no_burden() -> None:
+    """A counter, or a register with conditions, that clients could not reach for a while."""
+    lost = [incr(number / 10, inf, None) for number in range(60)]
+    counted = [incr(10 + number, 10.5 + number, number + 31) for number in range(40)]
+    check_search(history_of([*lost, *counted, get(60, 61, 70)]))
+    with pytest.raises(Violation):
+        check_search(history_of([*lost, *counted, get(60, 61, 131)]))
+    puts = [put(number / 10, inf, b"lost %d" % number) for number in range(60)]
+    added = [append(number / 10, inf, b"%02d," % number) for number in range(60)]
+    known = [append(10 + number, 10.5 + number, b"k,", 3 * 7 + 2 + 2 * number) for number in range(40)]
+    check_search(history_of([*added, *known]))
+    with pytest.raises(Violation):
+        check_search(history_of([*added, *known, get(60, 61, b"59," + b"k," * 40)]))
+    refused = [refused_cas(10 + number, 10.5 + number, A) for number in range(20)]
+    check_search(history_of([put(-2, -1, A, 1), *puts, *refused, get(60, 61, b"lost 7")]))
+    with pytest.raises(Violation):
+        check_search(history_of([put(-2, -1, A, 1), *puts, *refused, get(60, 61, B)]))

@@ -1,0 +1,32 @@
+"""Roads not taken are found."""
+
+import pytest
+
+from tests.sim.judges import probes
+
+
+def test_a_declared_road_is_missed_until_it_is_taken() -> None:
+    probes.declare("test.road", "test.other")
+    assert probes.missed("test.road") == ["test.road"]
+    probes.probe("test.road")
+    assert probes.missed("test.") == ["test.other"]
+    probes.probe("test.other")
+    assert probes.missed("test.") == []
+
+
+def test_an_undeclared_road_is_a_mistake() -> None:
+    with pytest.raises(AssertionError, match="not declared"):
+        probes.probe("test.nowhere")
+
+
+def test_calls_of_a_method_can_be_watched() -> None:
+    class Code:
+        def rare(self, number: int) -> int:
+            return number + 1
+
+    original = Code.rare
+    with probes.watch("test.rare", Code, "rare"):
+        assert probes.missed("test.rare") == ["test.rare"]
+        assert Code().rare(1) == 2
+    assert probes.missed("test.rare") == []
+    assert Code.rare is original

@@ -1,0 +1,181 @@
+"""A bench for single cases of the ledger client: one virtual process, model bookies, a metadata store that can be
+frozen."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from kvstore.errors import StoreError
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.memory import MemoryStore, MemoryTree
+from kvstore.meta.store import Change
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, PartitionId, Position, Quorum, Seq
+from kvstore.wal.choice import BookieChoice
+from kvstore.wal.config import LogConfig
+from kvstore.wal.handle import LedgerHandle, LedgerPorts
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.log import PartitionLogs
+from kvstore.wal.opener import LedgerTakeover
+from tests.sim.ledgers_and_logs.ledgers import RELEASE, make_root
+from tests.sim.ledgers_and_logs.model_bookies import ModelBookies
+from tests.sim.world.env import SimWorld
+
+P = PartitionId("p1")
+LEDGER = LedgerId(100)
+NAMES = tuple(BookieId(f"b{i}-1") for i in range(1, 7))
+B1, B2, B3, B4, B5, B6 = NAMES
+
+
+class FrozenStore(MemoryStore):
+    """A session whose writes wait while it is frozen."""
+
+    def __init__(self, tree: MemoryTree) -> None:
+        super().__init__(tree)
+        self.writes: list[str] = []
+        """Paths of all writes, in order."""
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self.fail_next: list[StoreError] = []
+        """Raised by the next writes after they have been carried out."""
+
+    def freeze(self) -> None:
+        self._thawed.clear()
+
+    def thaw(self) -> None:
+        self._thawed.set()
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        await self._thawed.wait()
+        new = await super().set(path, data, version)
+        self.writes.append(path)
+        self._fail()
+        return new
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        await self._thawed.wait()
+        await super().multi(changes)
+        self.writes += [change.path for change in changes]
+        self._fail()
+
+    def _fail(self) -> None:
+        if self.fail_next:
+            raise self.fail_next.pop(0)
+
+
+class Appended:
+    """What became of entries, in order."""
+
+    def __init__(self) -> None:
+        self.confirmed: list[Position] = []
+        self.errors: list[StoreError] = []
+        self.sent_at: list[float] = []
+
+    def done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
+        if error is not None:
+            self.errors.append(error)
+        elif position is not None:
+            self.confirmed.append(position)
+            self.sent_at.append(sent_at)
+
+
+class Bench:
+    """One process's client of `bookies` model bookies."""
+
+    def __init__(self, world: SimWorld, bookies: int = 3, config: LogConfig | None = None) -> None:
+        self.world = world
+        self.env = world.env("client")
+        self.tree = MemoryTree(lambda: 1_790_000_000_000 + int(world.loop.time() * 1000))
+        make_root(self.tree)
+        self.bookies = ModelBookies(*NAMES[:bookies])
+        self.store = FrozenStore(self.tree)
+        self.ports = self.ports_on(self.store)
+        self.ledgers = self.ports.ledgers
+        self.config = config or LogConfig()
+        self.halted: list[StoreError] = []
+        self.returned: list[BookieId] = []
+
+    def ports_on(self, store: MemoryStore) -> LedgerPorts:
+        choice = BookieChoice(self.bookies.view, store, clock=self.env.clock, random=self.env.random)
+        return LedgerPorts(self.env.clock, self.bookies, LedgerStore(store), choice)
+
+    async def ledger(self, *ensemble: BookieId, write: int = 0, ack: int = 2) -> LedgerMetadata:
+        """A new open ledger, on B1, B2, B3 unless told."""
+        bookies = ensemble or NAMES[:3]
+        quorum = Quorum(len(bookies), write or len(bookies), ack)
+        metadata = LedgerMetadata(LEDGER, quorum, (Fragment(EntryId(0), bookies),), token=1)
+        await self.ledgers.create(metadata)
+        return metadata
+
+    def handle(self, metadata: LedgerMetadata, ports: LedgerPorts | None = None) -> LedgerHandle:
+        return LedgerHandle(
+            metadata,
+            ports or self.ports,
+            self.env.nursery,
+            on_halt=self.halted.append,
+            on_return=self.returned.append,
+        )
+
+    def takeover(self, ports: LedgerPorts | None = None) -> LedgerTakeover:
+        return LedgerTakeover(LEDGER, ports or self.ports, self.env.nursery)
+
+    async def recover(self) -> LedgerMetadata:
+        """Recover the ledger to its end, as another process would."""
+        takeover = self.takeover(self.ports_on(MemoryStore(self.tree)))
+        await takeover.take_over()
+        return await takeover.close()
+
+    async def recorded(self) -> LedgerMetadata:
+        metadata, _ = await LedgerStore(MemoryStore(self.tree)).read(LEDGER)
+        return metadata
+
+    def logs(self, config: LogConfig | None = None, store: MemoryStore | None = None) -> PartitionLogs:
+        """Logs on a session of their own, as another node has them."""
+        store = store or FrozenStore(self.tree)
+        ports = self.ports_on(store)
+        return PartitionLogs(
+            self.env, store, self.bookies, ports.choice, is_release=RELEASE.__eq__, config=config or self.config
+        )
+
+    async def listed(self) -> LedgerList:
+        return (await LedgerLists(MemoryStore(self.tree)).read(P))[0]
+
+    @staticmethod
+    async def pass_time(seconds: float = 0.1) -> None:
+        await asyncio.sleep(seconds)
+
+
+def first_seq() -> Seq:
+    return Seq(1)
+
+
+def run(
+    case: Callable[[Bench], Coroutine[Any, Any, None]],
+    bookies: int = 3,
+    config: LogConfig | None = None,
+    *,
+    limit_s: float = 600.0,
+) -> None:
+    """Run one case in virtual time."""
+    with SimWorld(1) as world:
+
+        async def main() -> None:
+            await case(Bench(world, bookies, config))
+
+        world.run(main(), limit_s=limit_s)
+
+
+async def appended(bench: Bench, handle: LedgerHandle, count: int) -> Appended:
+    """So many entries, confirmed."""
+    entries = Appended()
+    for number in range(count):
+        handle.append(b"entry %d" % number, entries.done)
+    await bench.pass_time()
+    assert len(entries.confirmed) == count
+    return entries
+
+
+def holders(bench: Bench, entry: int) -> list[str]:
+    return [bookie for bookie, model in bench.bookies.at.items() if (LEDGER, entry) in model.entries]

@@ -1,0 +1,82 @@
+"""Disks that fill with the log's own entries become writable by trimming and reclaim alone: nobody restarts anything
+(docs/protocol.md, B9, B10 and B20)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from kvstore.partition.state.commands import put
+from tests.sim.judges.operations import Status
+from tests.sim.nodes import Node
+from tests.sim.stories.scenarios import Stage, knobs, play
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+SEGMENT = 8 << 10
+VALUE = b"v" * 300
+"""With a number behind it: the judges tell writes by their values."""
+
+
+def full_knobs() -> Knobs:
+    return replace(knobs(roll_entries=25), segment_bytes=SEGMENT, reclaim_s=1.0)
+
+
+def leave_room(node: Node, segments: int) -> None:
+    """From now on the disk has so many segments beside what is used and the reserve."""
+    disk = node.disk
+    used = disk.config.capacity_bytes - disk.free_bytes()
+    disk.set_capacity(used + (4 + segments) * SEGMENT)
+
+
+def is_readonly(node: Node) -> bool:
+    return node.served is not None and node.served.bookie.storage.is_readonly
+
+
+async def fill(stage: Stage, nodes: Sequence[Node], full: int) -> None:
+    """Write until so many of these bookies are read-only."""
+    number = 0
+    async with asyncio.timeout(60):
+        while sum(map(is_readonly, nodes)) < full:
+            number += 1
+            await stage.ask(put(b"fill%d" % (number % 7), VALUE + b"%d" % number), stage.cluster.nodes[-1])
+
+
+async def expect_writable(stage: Stage, nodes: Sequence[Node], within_s: float) -> None:
+    processes = [node.sim.process for node in nodes]
+    await stage.until(lambda: not any(map(is_readonly, nodes)), within_s=within_s)
+    assert (await stage.put_until_done(stage.cluster.nodes[-1])).status is Status.OK
+    assert [node.sim.process for node in nodes] == processes, "no process has ended"
+
+
+def test_a_bookie_that_the_log_has_filled_becomes_writable_when_it_is_trimmed() -> None:
+    async def story(stage: Stage) -> None:
+        await stage.put_until_done(stage.cluster.nodes[0])
+        nodes = stage.cluster.nodes[:1]
+        leave_room(nodes[0], 6)
+        await fill(stage, nodes, 1)
+        await expect_writable(stage, nodes, 60.0)
+
+    for seed in range(1, 6):
+        play(story, full_knobs(), seed)
+
+
+def test_a_cluster_whose_disks_are_all_full_serves_again_when_there_is_room() -> None:
+    """Without an ack quorum of writable bookies nobody leads, so nothing is trimmed: space comes from outside."""
+
+    async def story(stage: Stage) -> None:
+        await stage.put_until_done(stage.cluster.nodes[0])
+        nodes = stage.cluster.nodes
+        for node in nodes:
+            leave_room(node, 4)
+        await fill(stage, nodes, 2)
+        await asyncio.sleep(20)
+        for node in nodes:
+            node.disk.mend()
+        await expect_writable(stage, nodes, 10.0)
+
+    for seed in range(1, 6):
+        play(story, full_knobs(), seed)

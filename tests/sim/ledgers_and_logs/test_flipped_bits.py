@@ -1,0 +1,96 @@
+"""Bits that turn over between writer and bookie, and between bookie and tail: nothing that a digest does not vouch for
+is stored or believed (docs/protocol.md, B21, L16 and T10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.errors import BookieError
+from kvstore.proto.digest import HEADER
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
+from kvstore.wal.bookies import _Remote
+from kvstore.wal.ports import ReadAnswer
+from tests.sim.ledgers_and_logs.bench import B2, B3, Bench, P, run
+from tests.sim.ledgers_and_logs.logs import NEVER, Writer, numbers, opened
+from tests.sim.stories.scenarios import Stage, knobs, play
+
+pytestmark = pytest.mark.sim
+
+
+def flip_polls(bench: Bench) -> None:
+    """Every long poll's answer names a higher last-add-confirmed than its bookie knows, and brings what comes next."""
+    long_poll = bench.bookies.long_poll
+
+    def flipped(
+        bookie: BookieId,
+        ledger: LedgerId,
+        previous_lac: EntryId,
+        timeout_ms: int,
+        done: Callable[[ReadAnswer | BookieError], None],
+    ) -> None:
+        def answer(true: ReadAnswer | BookieError) -> None:
+            if isinstance(true, ReadAnswer):
+                entry = EntryId(previous_lac + 1)
+                packet = bench.bookies.at[bookie].entries.get((ledger, entry))
+                true = ReadAnswer(NO_ENTRY if packet is None else entry, packet, EntryId(true.max_lac + 64))
+            done(true)
+
+        long_poll(bookie, ledger, previous_lac, min(timeout_ms, 50), answer)
+
+    bench.bookies.long_poll = flipped  # type: ignore[method-assign]
+
+
+def test_a_tail_believes_no_last_add_confirmed_that_no_digest_vouches_for() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(2)
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        await writer.append(3)  # on B1 only: a recovery may drop them
+        flip_polls(bench)
+        reader = bench.logs().reader(P, None)
+        found = [entry.payload for _ in range(4) for entry in await reader.read(1000)]
+        assert found == numbers(1, 2)
+        for bookie in (B2, B3):
+            bench.bookies.release_adds(bookie)
+        async with asyncio.timeout(20):
+            while len(found) < 5:
+                found += [entry.payload for entry in await reader.read(1000)]
+        assert found == numbers(1, 5), "what is confirmed comes all the same"
+        await reader.close()
+
+    run(case)
+
+
+def test_packets_that_are_damaged_on_their_way_are_stored_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    flips: list[int] = []
+
+    async def story(stage: Stage) -> None:
+        random, add = stage.world.fork("flips"), _Remote.add
+
+        def add_flipped(self: Any, ledger: Any, entry: Any, packet: bytes, *rest: Any) -> None:
+            if random.random() < 0.04:
+                changed = bytearray(packet)
+                bit = random.randrange(8 * 16, 8 * len(packet))
+                if random.random() < 0.5:
+                    bit = 8 * (HEADER.size - 9) + random.randrange(3)  # of the last-add-confirmed
+                changed[bit // 8] ^= 1 << bit % 8
+                packet = bytes(changed)
+                flips.append(bit)
+            add(self, ledger, entry, packet, *rest)
+
+        monkeypatch.setattr(_Remote, "add", add_flipped)
+        for _ in range(60):
+            await stage.put(stage.leader if stage.cluster.leader(P) else stage.cluster.nodes[0], attempts=3)
+        monkeypatch.setattr(_Remote, "add", add)
+        served = [node.served for node in stage.cluster.nodes if node.served is not None]
+        assert sum(each.bookie.storage.statistics.refused_digest for each in served) == len(flips)
+
+    for seed in range(1, 4):
+        flips.clear()
+        play(story, knobs(roll_entries=10), seed)
+        assert flips

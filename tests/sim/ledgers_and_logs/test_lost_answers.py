@@ -1,0 +1,118 @@
+"""Answers of the metadata store that are lost while logs are taken over and rolled (docs/protocol.md, G12, G22)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from random import Random
+
+import pytest
+
+from kvstore.errors import MetadataUnknown, StoreError
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Change, SetData
+from kvstore.wal.config import LogConfig
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.lists import LedgerLists
+from tests.sim.ledgers_and_logs.bench import Bench, FrozenStore, P, run
+from tests.sim.ledgers_and_logs.logs import NEVER, Writer, opened
+
+pytestmark = pytest.mark.sim
+
+
+class Doubtful(FrozenStore):
+    """Loses answers: what was asked is done at once, later, or never."""
+
+    luck: Random
+    later: list[asyncio.Task[None]]
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        await self._doubtful(lambda: super(Doubtful, self).multi(changes))
+
+    async def delete(self, path: str, version: int) -> None:
+        await self._doubtful(lambda: super(Doubtful, self).delete(path, version))
+
+    async def _doubtful(self, call: Callable[[], Awaitable[None]]) -> None:
+        fate = self.luck.random()
+        if fate < 0.5:
+            await call()
+            return
+        if fate < 0.65:
+            await call()
+        elif fate < 0.85:
+            self.later.append(asyncio.create_task(self._late(call, self.luck.random())))
+        raise MetadataUnknown("the answer was lost")
+
+    async def _late(self, call: Callable[[], Awaitable[None]], after_s: float) -> None:
+        await asyncio.sleep(after_s)
+        with suppress(StoreError):
+            await call()
+
+
+@pytest.mark.parametrize("seed", range(1, 9))
+def test_whatever_answers_are_lost_every_ledger_that_is_listed_is_there(seed: int) -> None:
+    """docs/protocol.md, G22: what is deleted was certainly not listed."""
+
+    async def case(bench: Bench) -> None:
+        luck = Random(seed)
+        ended = 0
+
+        async def lead() -> None:
+            nonlocal ended
+            store = Doubtful(bench.tree)
+            store.luck, store.later = luck, []
+            logs = bench.logs(LogConfig(roll_entries=3, check_every_s=0.05), store)
+            for _ in range(6):
+                with suppress(StoreError, TimeoutError):
+                    async with asyncio.timeout(20):
+                        if luck.random() < 0.5:
+                            await logs.prepare(P)
+                        writer = Writer(await opened(logs))
+                        await writer.append(luck.randrange(12), gap_s=0.1)
+                await asyncio.sleep(luck.random() * 3)
+            ended += 1
+
+        leads = [asyncio.create_task(lead()) for _ in range(3)]
+        while ended < 3:
+            await asyncio.sleep(0.05)
+            listed = (await bench.listed()).ledgers
+            there = set(await bench.ledgers.list_ids())
+            assert {each.id for each in listed} <= there
+        await asyncio.gather(*leads)
+        assert len(listed) > 5
+
+    run(case)
+
+
+class Retired(FrozenStore):
+    """The partition leaves the ring when its log was listed, and the answer to that is lost."""
+
+    kept: LedgerList | None = None
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        await super().multi(changes)
+        if self.kept is None and any(
+            isinstance(each, SetData) and each.path == paths.partition_log(P) for each in changes
+        ):
+            lists = LedgerLists(MemoryStore(self.tree))
+            self.kept, version = await lists.read(P)
+            await lists.write(P, LedgerList(), version)
+            raise MetadataUnknown("the answer was lost")
+
+
+def test_a_retired_log_keeps_what_its_kept_list_names() -> None:
+    """docs/protocol.md, G22 and H5."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(3)
+        await writer.log.seal()
+        store = Retired(bench.tree)
+        with suppress(StoreError):
+            await opened(bench.logs(NEVER, store))
+        assert store.kept is not None
+        assert {each.id for each in store.kept.ledgers} <= set(await bench.ledgers.list_ids())
+
+    run(case)

@@ -1,0 +1,67 @@
+"""A bookie that is registered as read-only gets no copies: they would eat the room of fences and of reclaim
+(docs/protocol.md, B9 and B20)."""
+
+from __future__ import annotations
+
+from kvstore.server.control.rereplicate import Recopier
+from kvstore.types import BookieId, EntryId
+from kvstore.wal.copies.copier import Copier
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
+
+COUNT = 12
+
+
+async def closed(bench: Bench) -> None:
+    """A closed ledger of which B3 lacks three entries."""
+    handle = bench.handle(await bench.ledger())
+    await appended(bench, handle, COUNT)
+    await handle.close()
+    for entry in (2, 3, 7):
+        del bench.bookies.at[B3].entries[LEDGER, EntryId(entry)]
+
+
+def set_readonly(bench: Bench, bookie: BookieId, readonly: bool) -> None:
+    bench.bookies.at[bookie].is_readonly = readonly
+    bench.bookies.view.changed()
+
+
+def test_a_leader_copies_to_a_bookie_once_it_is_writable_and_says_that_copies_lack_until_then() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        set_readonly(bench, B3, True)
+        copier = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], bytes_per_s=1 << 20)
+        copier.start()
+        await bench.pass_time(60)
+        assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
+        assert copier.lacking == {LEDGER}
+        set_readonly(bench, B3, False)
+        await bench.pass_time(60)
+        assert bench.bookies.at[B3].entries == bench.bookies.at[B1].entries
+        assert not copier.lacking
+
+    run(case, bookies=3)
+
+
+def test_a_ledger_of_which_a_read_only_bookie_has_everything_lacks_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        set_readonly(bench, B2, True)
+        copier = Copier(bench.ports, bench.env.nursery, lambda: [(LEDGER, None)], bytes_per_s=1 << 20)
+        copier.start()
+        await bench.pass_time(30)
+        assert bench.bookies.at[B3].entries == bench.bookies.at[B1].entries
+        assert not copier.lacking
+
+    run(case, bookies=3)
+
+
+def test_a_scrub_of_a_read_only_bookie_repairs_nothing_and_says_why() -> None:
+    async def case(bench: Bench) -> None:
+        await closed(bench)
+        set_readonly(bench, B3, True)
+        recopier = Recopier(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
+        found = await recopier.scrub(B3, repair=True)
+        assert [fault for _, _, fault in found] == ["missing; not repaired: its bookie is read-only"] * 3
+        assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3
+
+    run(case, bookies=3)

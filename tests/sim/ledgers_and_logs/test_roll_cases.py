@@ -1,0 +1,290 @@
+"""Rolls, losses and repairs of a leader's log, case by case, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    MetadataUnknown,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    StoreError,
+)
+from kvstore.types import LedgerId, LedgerState, Quorum, Seq
+from kvstore.wal.config import LogConfig
+from kvstore.wal.copies import copier
+from kvstore.wal.leader_log import STALL_MAX_S
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, run
+from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+
+pytestmark = pytest.mark.sim
+
+
+# docs/protocol.md G10
+def test_a_full_ledger_is_rolled_and_nothing_is_lost_or_reordered() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(23, gap_s=0.002)
+        await asyncio.sleep(1)
+        assert len(writer.entries.confirmed) == 23
+        assert writer.entries.confirmed == sorted(writer.entries.confirmed)
+        listed = await bench.listed()
+        assert len(listed.ledgers) >= 2
+        assert {each.epoch for each in listed.ledgers} == {1}
+        assert await read_all(bench.logs(), 23) == numbers(1, 23)
+
+    run(case)
+
+
+def test_first_sequences_become_exact() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(12)
+        await asyncio.sleep(1)
+        listed = await bench.listed()
+        firsts: dict[LedgerId, int] = {}
+        for seq, position in enumerate(writer.entries.confirmed, start=1):
+            firsts.setdefault(position.ledger, seq)
+        assert {each.id: each.first_seq for each in listed.ledgers if each.exact} == firsts
+
+    run(case)
+
+
+def test_entries_go_to_the_next_ledger_only_when_all_before_are_acknowledged() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(4)
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        await writer.append(4, gap_s=0)
+        await asyncio.sleep(1)  # the roll has begun; nothing of n+1 may be sent
+        await writer.append(2, gap_s=0)
+        first = writer.log.listed.ledgers[0].id
+        assert len(writer.log.listed.ledgers) == 2
+        assert {ledger for model in bench.bookies.at.values() for ledger, _ in model.entries} == {first}
+        for bookie in (B2, B3):
+            bench.bookies.release_adds(bookie)
+        await asyncio.sleep(1)
+        await writer.append(2)
+        assert len(writer.entries.confirmed) == 12
+        assert await read_all(bench.logs(), 12) == numbers(1, 12)
+
+    run(case)
+
+
+def test_a_leader_that_finds_no_ack_quorum_while_it_rolls_gives_its_log_up_too() -> None:
+    """It waits for the last entries of the former ledger; as long as it did, nobody else would lead."""
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(4)
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        await writer.append(4, gap_s=0)
+        await asyncio.sleep(1)
+        assert len(writer.log.listed.ledgers) == 2, "the roll has begun"
+        assert writer.log.lost is None
+        await asyncio.sleep(STALL_MAX_S + 0.5)
+        assert isinstance(writer.log.lost, NotEnoughBookies)
+        assert len(writer.entries.errors) == 4
+
+    run(case)
+
+
+# docs/protocol.md G13
+def test_while_the_metadata_store_is_away_nothing_is_rolled_and_appends_go_on() -> None:
+    async def case(bench: Bench) -> None:
+        store = FrozenStore(bench.tree)
+        writer = Writer(await opened(bench.logs(SMALL, store=store)))
+        store.suspend()
+        await writer.append(50)
+        assert len(writer.entries.confirmed) == 50
+        assert {position.ledger for position in writer.entries.confirmed} == {writer.log.handle.ledger}
+        store.resume()
+        await asyncio.sleep(1)
+        await writer.append(1)
+        assert len(writer.entries.confirmed) == 51
+        assert len((await bench.listed()).ledgers) >= 2
+        assert writer.log.lost is None
+
+    run(case)
+
+
+def test_a_roll_whose_list_write_is_unknown_goes_on_in_the_old_ledger_until_it_is_known() -> None:
+    async def case(bench: Bench) -> None:
+        store = FrozenStore(bench.tree)
+        writer = Writer(await opened(bench.logs(SMALL, store=store)))
+        await writer.append(4)
+        multi = store.multi
+
+        async def break_off(changes: Any) -> None:
+            await multi(changes)
+            store.multi = multi  # type: ignore[method-assign]
+            store.suspend()
+            raise MetadataUnknown("the connection broke")
+
+        store.multi = break_off  # type: ignore[method-assign]
+        await writer.append(20)
+        assert len(writer.entries.confirmed) == 24
+        assert len({position.ledger for position in writer.entries.confirmed}) == 1
+        assert len((await bench.listed()).ledgers) == 2
+        store.resume()
+        await asyncio.sleep(1)
+        await writer.append(2)
+        assert writer.log.lost is None
+        assert await read_all(bench.logs(), 26) == numbers(1, 26)
+
+    run(case)
+
+
+def test_a_takeover_in_the_middle_of_a_roll_keeps_everything() -> None:
+    async def case(bench: Bench) -> None:
+        store = FrozenStore(bench.tree)
+        old = Writer(await opened(bench.logs(SMALL, store=store)))
+        await old.append(4)
+        store.freeze()  # between create and list, or list and close
+        await old.append(4)
+        new = Writer(await opened(bench.logs()), seq=9)
+        store.thaw()
+        await asyncio.sleep(1)
+        assert old.log.lost is not None
+        await new.append(2)
+        assert await read_all(bench.logs(), 10) == numbers(1, 10)
+
+    run(case)
+
+
+def test_a_leader_that_lost_its_list_stops_rolling_trimming_and_appending() -> None:
+    async def case(bench: Bench) -> None:
+        old = Writer(await opened(bench.logs(SMALL)))
+        await old.append(12)
+        await opened(bench.logs())
+        before = await bench.listed()
+        await old.append(3)
+        with pytest.raises(StoreError):
+            await old.log.trim(Seq(1000), 0)
+        assert await bench.listed() == before
+        assert len(old.entries.confirmed) == 12
+
+    run(case)
+
+
+def test_a_ledger_on_two_bookies_is_rolled_when_a_third_is_there() -> None:
+    async def case(bench: Bench) -> None:
+        bench.bookies.stop(B3)
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(2)
+        assert writer.log.handle.writer.metadata.quorum == Quorum(2, 2, 2)
+        bench.bookies.start(B3)
+        await asyncio.sleep(10)
+        assert writer.log.handle.writer.metadata.quorum == Quorum(3, 3, 2)
+        await writer.append(2)
+        assert await read_all(bench.logs(), 4) == numbers(1, 4)
+
+    run(case)
+
+
+def test_a_leader_without_an_ack_quorum_for_long_gives_its_log_up() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        await writer.append(2)
+        bench.bookies.stop(B2, B3)
+        await writer.append(3)
+        await asyncio.sleep(STALL_MAX_S - 1)
+        assert writer.log.lost is None
+        await asyncio.sleep(2)
+        assert isinstance(writer.log.lost, NotEnoughBookies)
+        assert [type(error) for error in writer.entries.errors] == [OutcomeUnknown] * 3
+
+    run(case)
+
+
+# docs/protocol.md W8
+def test_missing_copies_are_made_again_when_a_bookie_is_back() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
+        bench.bookies.stop(B3)
+        await writer.append(25)
+        bench.bookies.start(B3)
+        await asyncio.sleep(20)
+        await writer.append(1)
+        named = 0
+        for ledger in sorted({position.ledger for position in writer.entries.confirmed}):
+            metadata, _ = await bench.ledgers.read(ledger)
+            if B3 in metadata.fragments[0].ensemble:
+                named += 1
+                assert bench.bookies.at[B3].of(ledger) == bench.bookies.at[B1].of(ledger)
+        assert named
+
+    run(case)
+
+
+def test_what_a_bookie_has_lost_of_ledgers_that_were_complete_is_made_again_when_it_is_back() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
+        await writer.append(25)
+        await asyncio.sleep(20)
+        bench.bookies.stop(B3)
+        oldest = writer.entries.confirmed[0].ledger
+        lost = bench.bookies.at[B3].of(oldest)
+        assert lost
+        for entry in lost:
+            del bench.bookies.at[B3].entries[oldest, entry]
+        bench.bookies.start(B3)
+        await asyncio.sleep(20)
+        assert bench.bookies.at[B3].of(oldest) == lost
+
+    run(case)
+
+
+# docs/protocol.md B14
+def test_what_a_bookie_does_not_list_any_more_is_copied_there_again_without_being_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(copier, "ROUND_S", 60.0)
+
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(LogConfig(roll_entries=10, check_every_s=0.1))))
+        await writer.append(25)
+        await asyncio.sleep(20)
+        oldest = writer.entries.confirmed[0].ledger
+        had = bench.bookies.at[B3].of(oldest)
+        del bench.bookies.at[B3].entries[oldest, sorted(had)[0]]
+        await asyncio.sleep(20)
+        assert bench.bookies.at[B3].of(oldest) != had
+        await asyncio.sleep(60)
+        assert bench.bookies.at[B3].of(oldest) == had
+
+    run(case)
+
+
+def test_a_new_leader_makes_copies_again_that_the_former_one_left_missing() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(NEVER)))
+        ledger = writer.log.handle.ledger
+        await writer.append(3)
+        bench.bookies.stop(B3)
+        await writer.append(5)
+        writer.log.close_for_good()
+        await opened(bench.logs())
+        bench.bookies.start(B3)
+        await asyncio.sleep(10)
+        assert bench.bookies.at[B3].of(ledger) == list(range(8))
+
+    run(case)
+
+
+def test_a_sealed_log_has_nothing_to_recover() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs()))
+        await writer.append(3)
+        await writer.log.seal()
+        metadata, _ = await bench.ledgers.read(writer.log.handle.ledger)
+        assert (metadata.state, metadata.last_entry) == (LedgerState.CLOSED, 2)
+        await writer.append(1)
+        assert [type(error) for error in writer.entries.errors] == [NotEnoughBookies]
+
+    run(case)

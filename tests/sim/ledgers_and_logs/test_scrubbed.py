@@ -1,0 +1,53 @@
+"""A bit that turns over on a disk long after it was written: the scrub finds it, a leader copies the entry there
+again, and nobody has asked (docs/protocol.md, B14)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.partition.state import commands
+from kvstore.wal.copies import copier
+from tests.sim.nodes import Node
+from tests.sim.stories.scenarios import Stage, knobs, play
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+
+
+VALUE = b"0003" * 500
+
+
+def places(node: Node) -> list[tuple[str, int]]:
+    """The segments of the bookie's journal that have the value, and where."""
+    files = {path: bytes(file.cache.data) for path, file in node.disk.names.now.files.items()}
+    return [(path, data.index(VALUE)) for path, data in files.items() if path.endswith(".journal") and VALUE in data]
+
+
+def test_a_bit_that_turns_over_on_a_disk_is_mended_without_being_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Knobs.bookie
+
+    def eager(self: Knobs, name: str, listen: str) -> BookieConfig:
+        return replace(told(self, name, listen), scrub_first_s=5, scrub_rest_s=5)
+
+    monkeypatch.setattr(Knobs, "bookie", eager)
+    monkeypatch.setattr(copier, "ROUND_S", 10.0)
+
+    async def story(stage: Stage) -> None:
+        other = stage.others(stage.leader)[0]
+        stage.cluster.lossy = other
+        for number in range(60):
+            await stage.ask(commands.put(b"k%d" % number, b"%04d" % number * 500), stage.leader)
+        assert other.served is not None
+        bookie = other.served.bookie
+        ((segment, at),) = places(other)
+        other.disk.flip_bit(segment, 8 * at)
+        assert not places(other)
+        await stage.until(lambda: bool(bookie.scrubber.damaged), 60)
+        assert bookie.storage.statistics.damaged_records > 0, "kvstore_bookie_damaged_records_total"
+        await stage.until(lambda: bool(places(other)), 60)
+        await stage.until(lambda: not bookie.scrubber.damaged, 60)
+
+    play(story, replace(knobs(roll_entries=10, retention_ms=3_600_000), segment_bytes=16 << 10))

@@ -1,0 +1,242 @@
+"""Takeovers of a log, case by case, in virtual time, on model bookies."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    LedgerFenced,
+    MetadataUnknown,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    StoreError,
+    VersionConflict,
+)
+from kvstore.types import LedgerId, LedgerState, Quorum, Seq
+from kvstore.wal.ledger_list import BEGINNING
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.opener import LedgerTakeover
+from tests.sim.ledgers_and_logs.bench import B2, B3, Appended, Bench, FrozenStore, P, run
+from tests.sim.ledgers_and_logs.ledgers import RELEASE
+from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+
+pytestmark = pytest.mark.sim
+
+
+def test_the_first_leader_of_a_log_waits_for_nobody() -> None:
+    async def case(bench: Bench) -> None:
+        began = bench.env.clock.now()
+        log = await opened(bench.logs())
+        assert (log.epoch, log.recovered_end, log.waited) == (1, BEGINNING, False)
+        assert bench.env.clock.now() - began < 0.1
+
+    run(case)
+
+
+def test_a_takeover_waits_out_the_lease_that_the_list_names() -> None:
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(), lease_ms=2000)).append(3)
+        began = bench.env.clock.now()
+        log = await opened(bench.logs(), lease_ms=100)
+        assert 2.2 <= bench.env.clock.now() - began < 2.4
+        assert log.waited
+        began = bench.env.clock.now()
+        await opened(bench.logs(), lease_ms=100)  # the last two name 2,000 and 100
+        assert 2.2 <= bench.env.clock.now() - began < 2.4
+        began = bench.env.clock.now()
+        await opened(bench.logs(), lease_ms=100)
+        assert 0.15 <= bench.env.clock.now() - began < 0.3
+
+    run(case)
+
+
+# docs/protocol.md G8
+def test_nothing_is_closed_or_listed_before_the_wait_is_over() -> None:
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(), lease_ms=1000)).append(3)
+        before = await bench.listed()
+        taking = bench.env.nursery.spawn(opened(bench.logs()), name="takeover")
+        await asyncio.sleep(1.0)
+        metadata, _ = await bench.ledgers.read(before.ledgers[0].id)
+        assert metadata.state is LedgerState.IN_RECOVERY
+        assert await bench.listed() == before
+        await taking
+        assert (await bench.listed()).epoch == 2
+
+    run(case)
+
+
+# docs/protocol.md G9
+def test_a_release_record_at_the_end_saves_the_wait() -> None:
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs(), lease_ms=5000)
+        await Writer(log).append(3)
+        log.append(RELEASE, Seq(4), Appended().done)
+        await asyncio.sleep(0.1)
+        began = bench.env.clock.now()
+        taken = await opened(bench.logs())
+        assert bench.env.clock.now() - began < 0.2
+        assert not taken.waited
+
+    run(case)
+
+
+def test_a_release_record_that_is_not_the_end_saves_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs(), lease_ms=1000)
+        log.append(RELEASE, Seq(1), Appended().done)
+        await Writer(log, seq=2).append(1)
+        began = bench.env.clock.now()
+        assert (await opened(bench.logs())).waited
+        assert bench.env.clock.now() - began >= 1.1
+
+    run(case)
+
+
+def test_a_release_record_before_an_empty_ledger_is_still_the_end() -> None:
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs(), lease_ms=1000)
+        log.append(RELEASE, Seq(1), Appended().done)
+        await asyncio.sleep(0.1)
+        await opened(bench.logs())  # saved its wait, lists its ledger and dies before its first record
+        assert not (await opened(bench.logs())).waited
+
+    run(case)
+
+
+def test_a_ledger_that_somebody_else_closed_is_waited_for_too() -> None:
+    """An operator's recovery closes without a wait; the old leader's lease runs on."""
+
+    async def case(bench: Bench) -> None:
+        log = await opened(bench.logs(), lease_ms=1000)
+        await Writer(log).append(3)
+        takeover = LedgerTakeover(log.handle.ledger, bench.ports, bench.env.nursery)
+        await takeover.take_over()
+        await takeover.close()
+        began = bench.env.clock.now()
+        assert (await opened(bench.logs())).waited
+        assert bench.env.clock.now() - began >= 1.1
+
+    run(case)
+
+
+def test_a_former_leader_learns_of_its_loss_at_its_next_append() -> None:
+    async def case(bench: Bench) -> None:
+        old = Writer(await opened(bench.logs()))
+        await old.append(3)
+        lost: list[StoreError] = []
+        old.log.on_lost(lost.append)
+        new = Writer(await opened(bench.logs()), seq=4)
+        await new.append(2)
+        await old.append(2)
+        assert len(old.entries.confirmed) == 3
+        assert [type(error) for error in old.entries.errors] == [OutcomeUnknown, NotEnoughBookies]
+        assert [type(error) for error in lost] == [LedgerFenced]
+        assert await read_all(bench.logs(), 5) == numbers(1, 5)
+
+    run(case)
+
+
+def test_of_two_that_take_over_at_once_one_wins_and_the_other_begins_again() -> None:
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs())).append(3)
+        one = bench.env.nursery.spawn(opened(bench.logs()), name="one")
+        two = bench.env.nursery.spawn(opened(bench.logs()), name="two")
+        first, second = await one, await two
+        assert {first.epoch, second.epoch} == {2, 3}
+        winner = Writer(max(first, second, key=lambda log: log.epoch), seq=4)
+        await winner.append(2)
+        assert await read_all(bench.logs(), 5) == numbers(1, 5)
+
+    run(case)
+
+
+@pytest.mark.parametrize("step", range(14))
+def test_a_candidate_that_dies_after_any_write_is_followed_by_another(step: int) -> None:
+    """Crash points of a takeover: IN_RECOVERY, closes, the new ledger, the list, each before and after."""
+
+    async def case(bench: Bench) -> None:
+        old = Writer(await opened(bench.logs(SMALL)))
+        await old.append(7)  # two ledgers
+        store = FrozenStore(bench.tree)
+        dying = bench.env.nursery.spawn(opened(bench.logs(store=store)), name="dies")
+        await asyncio.sleep(0.05 * step)
+        dying.cancel()
+        with suppress(BaseException):
+            await dying
+        new = Writer(await opened(bench.logs()), seq=8)
+        await new.append(2)
+        assert await read_all(bench.logs(), 9) == numbers(1, 9)
+
+    run(case)
+
+
+# docs/protocol.md G12
+def test_a_list_write_of_unknown_outcome_that_was_done_is_success() -> None:
+    async def case(bench: Bench) -> None:
+        store = FrozenStore(bench.tree)
+        lists = LedgerLists(store)
+        listed, version = await lists.make(P)
+        store.fail_next = [MetadataUnknown("the connection broke")]
+        wanted = listed.with_ledger(LedgerId(1), Seq(1), epoch=1, lease_ms=0)
+        assert await lists.write(P, wanted, version) == version + 1
+        assert await lists.read(P) == (wanted, version + 1)
+
+    run(case)
+
+
+def test_a_list_write_that_others_beat_is_lost_also_when_its_outcome_was_unknown() -> None:
+    async def case(bench: Bench) -> None:
+        mine, theirs = LedgerLists(FrozenStore(bench.tree)), LedgerLists(FrozenStore(bench.tree))
+        listed, version = await mine.make(P)
+        store: Any = mine._store
+        multi = store.multi
+
+        async def beaten(changes: Any) -> None:
+            store.multi = multi
+            await theirs.write(P, listed.with_ledger(LedgerId(2), Seq(1), epoch=1, lease_ms=0), version)
+            raise MetadataUnknown("the connection broke before it was sent")
+
+        store.multi = beaten
+        with pytest.raises(VersionConflict):
+            await mine.write(P, listed.with_ledger(LedgerId(1), Seq(1), epoch=1, lease_ms=0), version)
+
+    run(case)
+
+
+def test_a_ledger_that_was_swept_cannot_be_listed() -> None:
+    """A leader that slept between create and list."""
+
+    async def case(bench: Bench) -> None:
+        logs = bench.logs(NEVER)
+        creator = logs._creator
+        create = creator.create
+
+        async def create_and_sleep(*what: Any, **how: Any) -> Any:
+            metadata = await create(*what, **how)
+            creator.create = create  # type: ignore[method-assign]
+            await bench.ledgers.remove(metadata.ledger, -1)
+            return metadata
+
+        creator.create = create_and_sleep  # type: ignore[method-assign]
+        log = await opened(logs)
+        assert [each.id for each in (await bench.listed()).ledgers] == [log.handle.ledger]
+        await Writer(log).append(2)
+
+    run(case)
+
+
+def test_without_an_ack_quorum_of_bookies_nobody_opens_a_log() -> None:
+    async def case(bench: Bench) -> None:
+        bench.bookies.stop(B2, B3)
+        with pytest.raises(NotEnoughBookies):
+            await opened(bench.logs())
+        bench.bookies.start(B2)
+        log = await opened(bench.logs())
+        assert log.handle.writer.metadata.quorum == Quorum(2, 2, 2)
+
+    run(case)

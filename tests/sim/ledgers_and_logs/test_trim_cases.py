@@ -1,0 +1,324 @@
+"""Trims, pins and orphans, case by case, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    NoSuchLedger,
+)
+from kvstore.meta import paths
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import Stat, ensure_path
+from kvstore.types import LedgerId, LedgerState, Seq
+from kvstore.wal import trim
+from kvstore.wal.creator import owner_of
+from kvstore.wal.ledger_list import Listed
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+from kvstore.wal.trim import TRIMMED_MAX
+from tests.sim.ledgers_and_logs.bench import Bench, P, run
+from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
+
+pytestmark = pytest.mark.sim
+
+
+async def four_ledgers(bench: Bench, seq: int = 1) -> Writer:
+    """A log of at least four ledgers, written from a sequence on."""
+    writer = Writer(await opened(bench.logs(SMALL)), seq)
+    await writer.append(30, gap_s=0.03)
+    await asyncio.sleep(5)  # longer than clocks may differ
+    assert len(writer.log.listed.ledgers) >= 4
+    return writer
+
+
+def test_trimming_takes_what_everybody_has_synced_from_list_and_store() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        assert await writer.log.trim(lines[2].first_seq, 0) == 2
+        assert [each.id for each in (await bench.listed()).ledgers] == [each.id for each in lines[2:]]
+        for gone in lines[:2]:
+            with pytest.raises(NoSuchLedger):
+                await bench.ledgers.read(gone.id)
+        assert await writer.log.trim(lines[2].first_seq, 0) == 0
+
+    run(case)
+
+
+def test_what_is_not_synced_everywhere_stays() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        assert await writer.log.trim(Seq(lines[1].first_seq - 1), 0) == 0
+
+    run(case)
+
+
+def test_what_is_younger_than_the_retention_stays() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        assert await writer.log.trim(Seq(1000), 3_600_000) == 0
+        await asyncio.sleep(100)
+        assert await writer.log.trim(Seq(1000), 60_000) >= 2
+
+    run(case)
+
+
+def test_a_ledger_whose_leader_ended_before_it_said_where_it_begins_is_trimmed_with_those_around_it() -> None:
+    """Else nothing would ever be trimmed again."""
+
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(SMALL))).append(2)
+        await opened(bench.logs(SMALL))  # has nothing to append
+        await asyncio.sleep(100)
+        writer = await four_ledgers(bench, seq=3)
+        lines = writer.log.listed.ledgers
+        assert [each.exact for each in lines[:3]] == [True, False, True]
+        assert await writer.log.trim(Seq(2), 0) == 0
+        assert await writer.log.trim(Seq(1000), 60_000) == 0, "the first is old enough, and the next may begin anywhere"
+        assert await writer.log.trim(lines[2].first_seq, 0) == 2
+        assert (await bench.listed()).trimmed_seq == lines[2].first_seq == 3
+
+    run(case)
+
+
+def test_thousands_of_ledgers_go_a_number_at_a_time() -> None:
+    """So many round trips keep a leader from its other duties, and one that fails would begin all of them again."""
+
+    async def case(bench: Bench) -> None:
+        log = (await four_ledgers(bench)).log
+        first = log.listed.ledgers[0].id
+        closed, _ = await bench.ledgers.read(first)
+        old = [replace(closed, ledger=LedgerId(number), token=number) for number in range(10_000, 10_600)]
+        for metadata in old:
+            await bench.ledgers.create(metadata)
+        names = [Listed(each.ledger, Seq(1), True, 1, 0) for each in old]
+        await log.change_list(lambda listed: replace(listed, ledgers=(*names, *listed.ledgers)))
+        await asyncio.sleep(5)
+        get, asked = bench.store.get, 0
+
+        async def counted(path: str) -> tuple[bytes, Stat]:
+            nonlocal asked
+            asked += 1
+            return await get(path)
+
+        log.trimmer._store.get = counted  # type: ignore[method-assign]
+        assert await log.trim(Seq(1000), 0) == TRIMMED_MAX
+        assert asked < 2 * TRIMMED_MAX + 10
+        await bench.ledgers.read(old[TRIMMED_MAX].ledger)
+        assert await log.trim(Seq(1000), 0) == TRIMMED_MAX
+        assert await log.trim(Seq(1000), 0) >= 600 - 2 * TRIMMED_MAX
+        assert log.listed.ledgers[0].id not in {each.ledger for each in old}
+
+    run(case)
+
+
+def test_more_ledgers_than_go_at_once_go_together_if_none_of_them_says_where_it_begins(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trim, "TRIMMED_MAX", 1)
+
+    async def case(bench: Bench) -> None:
+        await Writer(await opened(bench.logs(SMALL))).append(2)
+        for _ in range(3):
+            await opened(bench.logs(SMALL))  # has nothing to append
+        writer = await four_ledgers(bench, seq=3)
+        assert [each.exact for each in writer.log.listed.ledgers[:5]] == [True, False, False, False, True]
+        assert await writer.log.trim(Seq(1000), 0) == 4
+        assert await writer.log.trim(Seq(1000), 0) == 1
+
+    run(case)
+
+
+# docs/protocol.md P34
+def test_ledgers_before_one_that_cannot_be_read_are_trimmed() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        assert len(lines) >= 5
+        await bench.store.set(paths.ledger(lines[2].id), b"garbage", -1)
+        assert await writer.log.trim(Seq(1000), 0) == 1
+        assert (await bench.listed()).ledgers[0].id == lines[1].id
+        assert writer.log.trimmer.undecodable == {lines[2].id}
+
+    run(case)
+
+
+def test_a_reader_of_what_was_trimmed_is_told_so_and_one_that_stands_at_the_end_goes_on() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        await writer.log.trim(lines[2].first_seq, 0)
+        gone = [position for position in writer.entries.confirmed if position.ledger < lines[2].id]
+        for position in (None, gone[0], gone[-2]):
+            reader = bench.logs().reader(P, position)
+            with pytest.raises(NoSuchLedger):
+                await reader.read(100)
+            await reader.close()
+        seq = len(gone) + 1
+        assert (await read_all(bench.logs(), 1, after=gone[-1]))[0] == b"%d" % seq
+
+    run(case)
+
+
+def test_a_pin_holds_its_ledger_and_what_follows() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        lines = writer.log.listed.ledgers
+        pins = Pins(bench.store, LedgerLists(bench.store))
+        await pins.hold(P, "snapshot-1", lines[1].id)
+        assert await writer.log.trim(Seq(1000), 0) == 1
+        await pins.release(P, "snapshot-1")
+        assert await writer.log.trim(Seq(1000), 0) == len(lines) - 3
+
+    run(case)
+
+
+def test_a_pin_on_a_ledger_that_was_trimmed_fails() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first = writer.log.listed.ledgers[0].id
+        await writer.log.trim(Seq(1000), 0)
+        with pytest.raises(NoSuchLedger):
+            await Pins(bench.store, LedgerLists(bench.store)).hold(P, "late", first)
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(first)
+
+    run(case)
+
+
+# docs/protocol.md G14
+def test_a_pin_that_comes_between_list_and_delete_keeps_the_ledger() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first = writer.log.listed.ledgers[0].id
+        pins = Pins(bench.store, LedgerLists(bench.store))
+        drop = writer.log.trimmer._owner.drop_first
+
+        async def drop_after_pin(ends: Any) -> None:
+            await pins.hold(P, "just in time", first)
+            await drop(ends)
+
+        writer.log.drop_first = drop_after_pin  # type: ignore[method-assign]
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+        metadata, _ = await bench.ledgers.read(first)
+        assert metadata.state is LedgerState.CLOSED
+        await pins.release(P, "just in time")
+        await asyncio.sleep(60)  # the sweep
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(first)
+
+    run(case)
+
+
+def test_a_pin_past_its_deadline_holds_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first = writer.log.listed.ledgers[0].id
+        deadline_ms = bench.env.clock.wall_ms() + 5_000
+        await Pins(bench.store, LedgerLists(bench.store)).hold(P, "feed", first, deadline_ms=deadline_ms)
+        assert await writer.log.trim(Seq(1000), 0) == 0
+        await asyncio.sleep(6)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+
+    run(case)
+
+
+def test_a_pin_that_cannot_be_read_holds_everything() -> None:
+    """What it holds is not known, and its leader ended with it."""
+
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        path = paths.partition_pin(P, "of-tomorrow")
+        await ensure_path(bench.store, paths.parent(path))
+        await bench.store.create(path, b'{"format": 2}')
+        assert await writer.log.trim(Seq(1000), 0) == 0
+        await bench.store.delete(path, -1)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+
+    run(case)
+
+
+def test_a_pin_whose_deadline_was_moved_holds_from_where_it_held_before() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first, _, third = (each.id for each in writer.log.listed.ledgers[:3])
+        pins, now_ms = Pins(bench.store, LedgerLists(bench.store)), bench.env.clock.wall_ms()
+        await pins.hold_until(P, "job", first, now_ms + 5_000)
+        await pins.hold_until(P, "job", third, now_ms + 20_000)
+        assert await pins.extend(P, "job", now_ms + 30_000)
+        await asyncio.sleep(25)
+        assert await writer.log.trim(Seq(1000), 0) == 0
+        assert [(name, pin.ledger) for name, pin in await pins.all(P)] == [("job", first)]
+        await asyncio.sleep(6)
+        assert await writer.log.trim(Seq(1000), 0) >= 1
+        assert await pins.all(P) == []
+        assert not await pins.extend(P, "job", now_ms + 90_000)
+
+    run(case)
+
+
+def test_a_pin_that_is_renewed_while_the_trimmer_finds_it_too_old_stays() -> None:
+    async def case(bench: Bench) -> None:
+        writer = await four_ledgers(bench)
+        first, now_ms = writer.log.listed.ledgers[0].id, bench.env.clock.wall_ms()
+        pins = Pins(bench.store, LedgerLists(bench.store))
+        await pins.hold_until(P, "job", first, now_ms + 1_000)
+        delete = bench.store.delete
+
+        async def delete_after_renewal(path: str, version: int) -> None:
+            assert await pins.extend(P, "job", now_ms + 60_000)
+            await delete(path, version)
+
+        bench.store.delete = delete_after_renewal  # type: ignore[method-assign]
+        await pins.oldest(P, now_ms + 2_000)
+        assert [pin.deadline_ms for _, pin in await pins.all(P)] == [now_ms + 60_000]
+
+    run(case)
+
+
+# docs/protocol.md G15
+def test_orphans_are_swept_by_owner_and_age_and_nothing_else() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(SMALL)))
+        await writer.append(2)
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
+        others = await bench.logs()._creator.create(type(P)("p2"), after=LedgerId(-1))
+        assert owner_of(orphan) == P
+        await asyncio.sleep(15)
+        await bench.ledgers.read(orphan.ledger)
+        await asyncio.sleep(30)
+        with pytest.raises(NoSuchLedger):
+            await bench.ledgers.read(orphan.ledger)
+        await bench.ledgers.read(others.ledger)
+        await bench.ledgers.read(writer.log.handle.ledger)
+        await writer.append(1)
+        assert await read_all(bench.logs(), 3) == numbers(1, 3)
+
+    run(case)
+
+
+def test_a_leader_that_was_replaced_sweeps_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        old = await opened(bench.logs(NEVER))
+        orphan = await bench.logs()._creator.create(P, after=LedgerId(-1))
+        await opened(bench.logs(NEVER))
+        await asyncio.sleep(100)
+        assert await old.trimmer.sweep(0) == 0
+        await bench.ledgers.read(orphan.ledger)
+
+    run(case)
+
+
+def test_the_list_is_where_it_is_documented() -> None:
+    async def case(bench: Bench) -> None:
+        await opened(bench.logs())
+        data, _ = await MemoryStore(bench.tree).get(paths.partition_log(P))
+        assert data.startswith(b'{"format":1,"epoch":1,"ledgers":[{"id":')
+
+    run(case)

@@ -1,0 +1,42 @@
+"""Who waits for a ledger's entries is told of each, whatever another one does with what it is told."""
+
+import pytest
+
+from kvstore.errors import OutcomeUnknown, StoreError
+from kvstore.types import Position
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Appended, Bench, run
+
+pytestmark = pytest.mark.sim
+
+
+def test_an_error_of_who_waits_for_an_entry_costs_those_behind_it_nothing() -> None:
+    """Entries that are confirmed together, and those of a ledger that is lost: each is told of its own."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+
+        def fails(position: Position | None, sent_at: float, error: StoreError | None) -> None:
+            raise ZeroDivisionError
+
+        bench.store.freeze()
+        bench.bookies.stop(B3)
+        for done in (fails, entries.done, entries.done):
+            handle.append(b"a", done)
+        await bench.pass_time()
+        assert entries.confirmed == []
+        bench.store.thaw()
+        await bench.pass_time()
+        assert [position.entry for position in entries.confirmed] == [1, 2]
+        handle.append(b"b", entries.done)
+        await bench.pass_time()
+        assert [position.entry for position in entries.confirmed] == [1, 2, 3]
+        bench.bookies.stop(B1, B2)
+        for done in (fails, entries.done):
+            handle.append(b"c", done)
+        handle.stop(OutcomeUnknown("stopped"))
+        assert len(entries.errors) == len(bench.halted) == 1
+        assert [type(error) for _, _, error in bench.world.loop.errors] == [ZeroDivisionError] * 2
+        bench.world.loop.errors.clear()
+
+    run(case, bookies=4)

@@ -1,0 +1,373 @@
+"""Known accidents of a ledger's writer, one by one, in virtual time. Names of BookKeeper's own tests stand in the
+docstrings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from kvstore.errors import (
+    BookieError,
+    LedgerClosed,
+    LedgerFenced,
+    MetadataUnknown,
+    OutcomeUnknown,
+    StoreError,
+)
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerState
+from kvstore.wal.choice import URGENT_QUARANTINE_S
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, B5, LEDGER, Appended, Bench, appended, holders, run
+
+pytestmark = pytest.mark.sim
+
+
+def test_a_failed_bookie_is_replaced_by_one_metadata_write() -> None:
+    """HandleFailuresTest: one metadata write per failure."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, 2)
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 2)
+        before, after = (await bench.recorded()).fragments
+        assert (before.ensemble, after.ensemble) == ((B1, B2, B3), (B1, B2, B4))
+        assert len(bench.store.writes) == 1
+        assert holders(bench, 3) == [B1, B2, B4]
+
+    run(case, bookies=4)
+
+
+def test_bookies_that_fail_together_are_one_metadata_write() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.stop(B2, B3)
+        await appended(bench, handle, 3)
+        assert len(bench.store.writes) == 1
+        assert set((await bench.recorded()).fragments[-1].ensemble) == {B1, B4, B5}
+
+    run(case, bookies=5)
+
+
+def test_a_bookie_that_fails_while_another_is_replaced_is_replaced_after_it() -> None:
+    """HandleFailuresTest: second failure while the first is handled."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        bench.store.freeze()
+        bench.bookies.stop(B3)
+        handle.append(b"a", entries.done)
+        await bench.pass_time(0.02)
+        bench.bookies.stop(B2)
+        handle.append(b"b", entries.done)
+        await bench.pass_time(0.02)
+        bench.store.thaw()
+        await bench.pass_time()
+        assert len(entries.confirmed) == 2
+        assert set((await bench.recorded()).fragments[-1].ensemble) == {B1, B4, B5}
+
+    run(case, bookies=5)
+
+
+def test_nothing_is_confirmed_while_the_metadata_store_is_stalled_in_a_change() -> None:
+    """testNoAddsAreCompletedWhileFailureHandlingInProgress, with all bookies failing in turn."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        bench.store.freeze()
+        for bookie in (B1, B2, B3):
+            bench.bookies.stop(bookie)
+            for _ in range(3):
+                handle.append(b"a", entries.done)
+            await bench.pass_time(0.5)
+        assert entries.confirmed == []
+        bench.store.thaw()
+        await bench.pass_time(0.5)
+        assert len(entries.confirmed) == 9
+        recorded = await bench.recorded()
+        for entry in map(EntryId, range(9)):
+            assert len(set(holders(bench, entry)).intersection(recorded.write_set(entry))) >= 2
+
+    run(case, bookies=6)
+
+
+def test_a_copy_on_a_bookie_that_was_replaced_counts_for_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        at = bench.bookies.at
+        at[B1].holds_adds = at[B2].holds_adds = at[B4].holds_adds = True
+        entries = Appended()
+        handle.append(b"a", entries.done)
+        await bench.pass_time()  # B3 has it
+        bench.store.freeze()
+        bench.bookies.stop(B3)
+        handle.append(b"b", entries.done)
+        await bench.pass_time()
+        bench.bookies.release_adds(B1)
+        await bench.pass_time()
+        bench.store.thaw()
+        await bench.pass_time()
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B4)
+        assert entries.confirmed == []
+        bench.bookies.release_adds(B4)
+        await bench.pass_time()
+        assert len(entries.confirmed) == 2
+
+    run(case, bookies=4)
+
+
+def test_an_entry_is_as_old_as_its_first_send_however_late_it_is_confirmed() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        sent_at = bench.env.clock.now()
+        handle.append(b"a", entries.done)
+        await bench.pass_time(1)
+        bench.bookies.stop(B3)
+        handle.append(b"b", entries.done)
+        bench.bookies.release_adds(B3)
+        await bench.pass_time(1)  # sent again to B4
+        bench.bookies.release_adds(B2)
+        await bench.pass_time()
+        assert entries.sent_at == [sent_at, pytest.approx(sent_at + 1, abs=0.01)]
+
+    run(case, bookies=4)
+
+
+def test_a_change_whose_outcome_is_unknown_is_found_done() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.store.fail_next = [MetadataUnknown("the connection broke")]
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 3)
+        assert len(bench.store.writes) == 1
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B4)
+
+    run(case, bookies=4)
+
+
+def test_a_writer_stops_when_its_ledger_is_in_recovery_while_it_replaces_a_bookie() -> None:
+    """testMetadataSetToInRecoveryDuringFailureHandler."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        bench.store.freeze()
+        bench.bookies.stop(B3)
+        handle.append(b"a", entries.done)
+        await bench.pass_time()
+        confirmed = len(entries.confirmed)
+        handle.append(b"b", entries.done)
+        others = bench.ports_on(type(bench.store)(bench.tree)).ledgers
+        await others.update(LEDGER, lambda recorded: recorded.recovering())
+        bench.store.thaw()
+        await bench.pass_time(0.5)
+        assert len(entries.confirmed) == confirmed
+        assert isinstance(entries.errors[0], OutcomeUnknown)
+        assert isinstance(bench.halted[0], LedgerFenced)
+
+    run(case, bookies=4)
+
+
+def test_a_writer_stops_when_its_ledger_was_closed_while_it_replaces_a_bookie() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        others = bench.ports_on(type(bench.store)(bench.tree)).ledgers
+        await others.update(LEDGER, lambda recorded: recorded.closed(NO_ENTRY, 0))
+        bench.bookies.stop(B3)
+        handle.append(b"a", entries.done)
+        await bench.pass_time(0.5)
+        assert isinstance(bench.halted[0], LedgerClosed)
+
+    run(case, bookies=4)
+
+
+def test_without_a_spare_the_ensemble_stays_and_writing_goes_on() -> None:
+    """TestDelayEnsembleChange."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 5)
+        assert bench.store.writes == []
+        assert handle.writer.failed == {B3}
+
+    run(case)
+
+
+def test_without_the_metadata_store_the_ensemble_stays_and_writing_goes_on() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.store.suspend()
+        await bench.pass_time(0.01)
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 5)
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B3)
+        bench.store.resume()
+        await bench.pass_time(0.5)
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B4)
+
+    run(case, bookies=4)
+
+
+def test_a_bookie_that_is_back_takes_adds_again() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 5)
+        bench.bookies.start(B3)
+        await bench.pass_time(6)
+        assert bench.returned == [B3]
+        handle.append(b"more", Appended().done)
+        await bench.pass_time()
+        assert holders(bench, 5) == [B1, B2, B3]
+
+    run(case)
+
+
+def test_who_failed_a_moment_ago_takes_a_place_only_when_nothing_can_be_confirmed_without() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.ports.choice.failed(B4)
+        await bench.pass_time(URGENT_QUARANTINE_S)
+        bench.bookies.stop(B3)
+        await appended(bench, handle, 2)
+        assert (await bench.recorded()).fragments[-1].ensemble == (B1, B2, B3)
+        bench.bookies.stop(B2)
+        entries = Appended()
+        handle.append(b"a", entries.done)
+        await bench.pass_time()
+        assert len(entries.confirmed) == 1
+        assert B4 in (await bench.recorded()).fragments[-1].ensemble
+
+    run(case, bookies=4)
+
+
+def test_entries_wait_for_an_ack_quorum_and_are_confirmed_when_it_is_back() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        bench.bookies.stop(B2, B3)
+        for _ in range(3):
+            handle.append(b"a", entries.done)
+        await bench.pass_time(1)
+        assert entries.confirmed == []
+        bench.bookies.start(B2)
+        await bench.pass_time(6)
+        assert len(entries.confirmed) == 3
+
+    run(case)
+
+
+def test_a_slow_bookie_stops_nobody() -> None:
+    """SlowBookieTest."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        bench.bookies.at[B2].holds_adds = True
+        await appended(bench, handle, 20)
+        bench.bookies.release_adds(B2)
+        await bench.pass_time()
+        assert holders(bench, 19) == [B1, B2, B3]
+
+    run(case)
+
+
+def test_an_entry_that_follows_no_other_is_shown_by_an_explicit_lac() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+        handle.append(b"a", entries.done)
+        await bench.pass_time(0.005)
+        assert [bench.bookies.at[b].lacs.get(LEDGER) for b in (B1, B2, B3)] == [NO_ENTRY] * 3
+        await bench.pass_time(0.007)
+        assert [bench.bookies.at[b].lacs.get(LEDGER) for b in (B1, B2, B3)] == [0, 0, 0]
+
+    run(case)
+
+
+def test_among_entries_that_follow_each_other_only_the_last_is_shown_by_an_explicit_lac() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        entries = Appended()
+
+        def shown() -> list[int]:
+            return [bench.bookies.at[b].lacs.get(LEDGER, NO_ENTRY) for b in (B1, B2, B3)]
+
+        handle.append(b"first", entries.done)
+        await bench.pass_time(0.012)
+        for number in range(1, 20):
+            handle.append(b"%d" % number, entries.done)
+            await bench.pass_time(0.009)
+            assert shown() == [number - 1] * 3, "each entry says it of the one before"
+        await bench.pass_time(0.007)
+        assert shown() == [19, 19, 19], "10 ms after it was confirmed (docs/protocol.md W7)"
+        await bench.pass_time(0.1)
+        handle.append(b"lone", entries.done)
+        await bench.pass_time(0.012)
+        assert shown() == [20, 20, 20]
+
+    run(case)
+
+
+def test_closing_twice_is_fine_and_a_recovery_in_between_that_agrees_too() -> None:
+    """LedgerClose2Test."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, 3)
+        closed = await bench.recover()
+        await handle.close()
+        await handle.close()
+        assert (await bench.recorded()) == closed
+        assert closed.last_entry == 2
+
+    run(case)
+
+
+# docs/protocol.md W9
+def test_a_writer_cannot_close_a_ledger_that_is_in_recovery() -> None:
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        await appended(bench, handle, 3)
+        await bench.takeover().take_over()
+        with pytest.raises(LedgerFenced):
+            await handle.close()
+        assert (await bench.recorded()).state is LedgerState.IN_RECOVERY
+
+    run(case)
+
+
+def test_a_bookie_that_answers_before_its_call_returns_changes_no_order() -> None:
+    """As the node's own does. What its answers call for comes after what is being done."""
+
+    async def case(bench: Bench) -> None:
+        handle = bench.handle(await bench.ledger())
+        asked: dict[tuple[BookieId, int], Callable[[StoreError | None], None]] = {}
+        told: list[tuple[int, EntryId]] = []
+
+        def add(bookie: BookieId, _: object, entry: EntryId, *others: Any) -> None:
+            done = others[-1]
+            if bookie in (B1, B2, B3):
+                asked[bookie, entry] = done
+            else:
+                done(None)
+
+        handle._add = add
+        for number in range(2):
+            handle.append(b"entry", lambda position, *_, number=number: told.append((number, position.entry)))
+        asked[B1, 0](None)
+        asked[B1, 1](None)
+        asked[B3, 0](BookieError("it is gone"))
+        asked[B2, 0](None)  # entry 0 has an ack quorum, and is confirmed with the change of the ensemble
+        await bench.pass_time()
+        assert B3 not in handle.writer.metadata.fragments[-1].ensemble
+        assert told == [(0, 0), (1, 1)]
+
+    run(case, bookies=4)

@@ -1,0 +1,390 @@
+"""Ranges that move in a simulated cluster: users on keys all over the ring, plans, and what must be true when all is
+over."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import islice
+from random import Random
+from typing import Any
+
+import pytest
+
+from kvstore.errors import ConditionFailed, MetadataUnavailable, MetadataUnknown, StoreError
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.moves import mover
+from kvstore.partition.moves.import_driver import Means
+from kvstore.partition.state import commands, rows
+from kvstore.partition.state.commands import Code, Flag, Level
+from kvstore.partition.state.tokens import Span, spans_of
+from kvstore.ring import Member, PartitionState, Ring, new_ring, plan
+from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.server.routing.ring_store import change_ring
+from kvstore.types import PartitionId, ServerId
+from tests.sim.clients import Identity, Worker
+from tests.sim.cluster import Cluster
+from tests.sim.judges import history
+from tests.sim.judges.history import Kind, Result, history_of
+from tests.sim.judges.operations import Operation, Status
+from tests.sim.nodes import Node, small_journals
+from tests.sim.run import all_serve, heal, until_broken
+from tests.sim.strikes.knobs import Knobs
+from tests.sim.versions import check_versions
+from tests.sim.watching import watching
+from tests.sim.world.disk import DiskConfig
+from tests.sim.world.env import SimWorld
+from tests.sim.world.network import NetworkConfig
+
+SPREAD = tuple(b"k%d" % number for number in range(24))
+COUNTERS = tuple(b"c%d" % number for number in range(6))
+MOVED_S_MAX = 120.0
+SETTLE_S_MAX = 60.0
+LEAVING = (PartitionState.LEAVING, PartitionState.RETIRED)
+
+
+class Users:
+    """Workers on a few keys; each does one thing at a time."""
+
+    def __init__(
+        self, cluster: Cluster, random: Random, count: int, keys: Sequence[bytes], counters: Sequence[bytes]
+    ) -> None:
+        self._cluster, self._random, self._pause_s = cluster, random, 0.01
+        self._keys, self._counters = keys, counters
+        self._stopping = False
+        self._numbers = 0
+        self._tasks = [cluster.spawn(self._live(number), name=f"user {number}") for number in range(count)]
+
+    async def stop(self) -> None:
+        """Let each end after what it is doing."""
+        self._stopping = True
+        for task in self._tasks:
+            await task
+
+    async def _live(self, number: int) -> None:
+        random = Random(self._random.getrandbits(64))
+        worker = Worker(self._cluster, f"user{number}", random, Identity(random))
+        while not worker.identity.seen_ms and not self._stopping:
+            await worker.do(commands.get(random.randbytes(4)))
+        while not self._stopping:
+            await self._do_something(worker)
+            await asyncio.sleep(random.expovariate(1 / self._pause_s))
+
+    async def _do_something(self, worker: Worker) -> None:
+        random = worker.random
+        key = random.choice(self._keys)
+        self._numbers += 1
+        value = b"%s-%d" % (worker.name.encode(), self._numbers)
+        roll = random.random()
+        if roll < 0.1:
+            await self._session_read(worker, key)
+        elif roll < 0.35:
+            level = random.choice((Level.LINEARIZABLE, Level.LINEARIZABLE, Level.STRICT))
+            await worker.do(commands.get(key, level))
+        elif roll < 0.65:
+            await worker.do(commands.put(key, value), with_id=random.random() < 0.8)
+        elif roll < 0.75:
+            await worker.do(commands.delete(key))
+        elif roll < 0.85:
+            await worker.do(commands.put(key, value, flags=Flag.IF_ABSENT))
+        else:
+            await worker.do(commands.increment(random.choice(self._counters), 1))
+
+    async def _session_read(self, worker: Worker, key: bytes) -> None:
+        """By any replica that has applied what this worker has seen: nothing older than its own last write."""
+        token = worker.tokens.get(worker.ring.partition_of(key), 0)
+        written = [
+            each.result
+            for each in self._cluster.recorder.operations
+            if each.client == worker.name and each.key == key and each.code is Code.PUT and each.status is Status.OK
+        ]
+        done = await worker.do(commands.get(key, Level.SESSION, token))
+        known = [version for version in written if isinstance(version, int)]
+        if done.status is Status.OK and done.result is not None and known and done.result[1] < known[-1]:
+            self._cluster.broken(f"P6 {done} is older than this session's own version {known[-1]}")
+
+
+class World:
+    """A cluster whose ring changes."""
+
+    def __init__(
+        self, cluster: Cluster, store: MetadataStore, keys: Sequence[bytes], counters: Sequence[bytes]
+    ) -> None:
+        self.cluster, self.store, self.keys, self.counters = cluster, store, keys, counters
+        self.at_end: list[Callable[[], Coroutine[Any, Any, None]]] = []
+        """What is to be checked when nobody writes any more."""
+
+    @property
+    def ring(self) -> Ring:
+        return self.cluster.ring
+
+    async def change(self, step: Callable[[Ring], Ring]) -> Ring:
+        """Change the ring as an operator would."""
+        while True:
+            try:
+                self.cluster.ring = await change_ring(self.store, step)
+                return self.cluster.ring
+            except (MetadataUnavailable, MetadataUnknown):
+                await asyncio.sleep(0.1)
+
+    async def read_ring(self) -> Ring:
+        return await self.change(lambda ring: ring)
+
+    async def join(self, *names: str) -> None:
+        """Plan that partitions join."""
+        replicas = tuple(node.id for node in self.cluster.nodes[:3])
+        turned = [replicas[turn % 3 :] + replicas[: turn % 3] for turn in range(1, len(names) + 1)]
+        members = [Member(PartitionId(name), turn) for name, turn in zip(names, turned, strict=True)]
+        await self.change(lambda ring: plan.join(ring, members))
+
+    async def shift(self, span: Span, target: str) -> None:
+        """Plan that one range goes to `target`, in one move."""
+        await self.change(lambda ring: plan.shift_range(ring, span.first, span.last, PartitionId(target)))
+
+    async def leave(self, *names: str) -> None:
+        await self.change(lambda ring: plan.leave(ring, [PartitionId(name) for name in names]))
+
+    async def moved(self, within_s: float = MOVED_S_MAX) -> None:
+        """Return once no move is open. Raises AssertionError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while (await self.read_ring()).moves:
+            assert loop.time() < deadline, f"moves still open: {self.ring.moves}, {self.steps()}"
+            await asyncio.sleep(0.1)
+
+    async def retired(self, within_s: float = MOVED_S_MAX) -> None:
+        """Return once nothing is left of partitions that were to leave. Raises AssertionError."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + within_s
+        while left := [each for each in (await self.read_ring()).partitions.values() if each.state in LEAVING]:
+            assert loop.time() < deadline, f"not gone: {left}, {self.steps()}"
+            await asyncio.sleep(0.1)
+
+    def steps(self) -> list[Any]:
+        """Where each move stands, for messages."""
+        found = []
+        for node in self.cluster.nodes:
+            for partition in node.leads:
+                replica = node.replica(partition)
+                if replica is not None and replica.mover is not None:
+                    found.append((node.name, partition, replica.mover.statistics(), replica.state.territory))
+        return found
+
+    def movers(self) -> Iterator[tuple[Node, Any]]:
+        for node in self.cluster.nodes:
+            for partition in self.cluster.partitions:
+                replica = node.replica(partition)
+                if replica is not None and replica.mover is not None:
+                    yield node, replica.mover
+
+    def leader_of(self, partition: PartitionId) -> Node | None:
+        return self.cluster.leader(partition)
+
+    # ── judging ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    async def judge(self, *, read_all: bool = True) -> None:
+        """Raise AssertionError unless every promise was kept. Call it when nobody works any more."""
+        if read_all:
+            await self._read_all()
+        await self._settle()
+        operations = self.cluster.recorder.operations
+        check_versions(history_of(each for each in map(_translated, operations) if each is not None))
+        check_counters(operations, self.counters)
+        self.check_places()
+        self.cluster.check()
+
+    async def _read_all(self) -> None:
+        random = self.cluster.world.fork("last reads")
+        worker = Worker(self.cluster, "last", random, Identity(random))
+        for key in [*self.keys, *self.counters]:
+            done = await worker.do(commands.get(key))
+            assert done.status is Status.OK, f"{key!r} is not answered at the end: {done}"
+
+    async def _settle(self) -> None:
+        """All replicas of each partition stand at one place."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SETTLE_S_MAX
+        while behind := [each for each in self.cluster.partitions if len(self._positions(each)) != 1]:
+            assert loop.time() < deadline, f"P8 replicas do not catch up: {behind}"
+            await asyncio.sleep(0.1)
+
+    def _positions(self, partition: PartitionId) -> set[Any]:
+        found = set()
+        for node in self.cluster.nodes:
+            if node.id in self.ring.partitions[partition].replicas:
+                replica = node.replica(partition)
+                found.add(None if replica is None else replica.state.position)
+        return found
+
+    def check_places(self) -> None:
+        """Each token is owned once, by whom the ring says; nobody has rows that it does not own; replicas agree."""
+        owned: list[tuple[int, int, PartitionId]] = []
+        for partition in self.cluster.partitions:
+            states = [(node.name, replica.state) for node in self.cluster.nodes if (replica := node.replica(partition))]
+            assert len({state.fingerprint() for _, state in states}) == 1, f"P5 replicas of {partition} differ"
+            for name, state in states:
+                territory = state.territory
+                assert not territory.imports, f"{name} {partition} keeps {territory.imports}"
+                assert not territory.frozen, f"{name} {partition} keeps {territory.frozen}"
+                assert not territory.released, f"{name} {partition} keeps {territory.released}"
+                row_keys = [key for key, _ in state.engine.iterate(*rows.ALL_DATA)]
+                strange = [key for key in row_keys if not territory.owned.holds_row(key)]
+                assert not strange, f"{name} {partition} has rows that it does not own: {strange}"
+                count = state.key_count
+                assert count == len(row_keys), f"{name} {partition} counts {count} of {len(row_keys)}"
+                order = [key[1:] for key, _ in state.engine.iterate(*rows.ALL_ORDER)]
+                assert order == sorted(key[5:] for key in row_keys), f"{name} {partition}: the index is wrong"
+                state.retries.check()
+            owned += [(first, last, partition) for first, last in states[0][1].territory.owned.spans]
+        following = 0
+        for first, last, partition in sorted(owned):
+            assert first == following, f"tokens {following} to {first} are owned by none or two"
+            assert self.ring.owner_of(first) == self.ring.owner_of(last) == partition
+            following = last + 1
+        assert following == TOKENS
+
+
+def check_counters(operations: list[Operation], counters: Sequence[bytes]) -> None:
+    """Each increment counted once, those of unknown outcome at most once."""
+    for key in counters:
+        mine = [each for each in operations if each.key == key and each.code is Code.INCREMENT]
+        known = [each.result[0] for each in mine if each.status is Status.OK]
+        assert len(known) == len(set(known)), f"{key!r}: an increment was answered twice or applied twice: {known}"
+        unknown = sum(each.status is Status.INFO for each in mine)
+        last = [each for each in operations if each.key == key and each.code is Code.GET and each.status is Status.OK]
+        if last:
+            value = int(last[-1].result[0]) if last[-1].result is not None else 0
+            assert len(known) <= value <= len(known) + unknown, f"{key!r} is {value}, {len(known)} known, {unknown} not"
+
+
+def _translated(operation: Operation) -> history.Operation | None:
+    """As the checker of versions wants it."""
+    status, code = operation.status, operation.code
+    if operation.key[:1] != b"k" or status is Status.OPEN or (status is Status.INFO and not operation.is_write):
+        return None
+    if operation.level is Level.SESSION:
+        return None
+    failed = status is Status.OK and isinstance(operation.result, ConditionFailed)
+    if status is Status.FAIL:
+        return None
+    fields: dict[str, Any] = {"process": operation.client, "key": operation.key, "began": operation.began}
+    fields |= {"ended": operation.ended, "node": ",".join(operation.attempts), "condition_failed": failed}
+    fields["result"] = Result.FAIL if failed else Result.INFO if status is Status.INFO else Result.OK
+    known = status is Status.OK
+    match code:
+        case Code.GET:
+            record = operation.result
+            found = (record[0], record[1]) if record is not None else (None, None)
+            return history.Operation(kind=Kind.GET, value=found[0], version=found[1], **fields)
+        case Code.DELETE:
+            version = (operation.result or None) if known else None
+            return history.Operation(kind=Kind.DEL, version=version, **fields)
+        case Code.PUT:
+            if failed:
+                version = operation.result.version or None
+            else:
+                version = operation.result if known and not isinstance(operation.result, StoreError) else None
+            kind = Kind.CAS if operation.op[4] & Flag.IF_ABSENT else Kind.PUT
+            return history.Operation(kind=kind, value=operation.op[2], version=version, **fields)
+    return None
+
+
+# ── runs ──────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Story = Callable[[World, Users], Coroutine[Any, Any, None]]
+
+
+def play(
+    seed: int,
+    story: Story,
+    knobs: Knobs | None = None,
+    *,
+    users: int = 6,
+    keys: Sequence[bytes] = SPREAD,
+    counters: Sequence[bytes] = COUNTERS,
+    network: NetworkConfig | None = None,
+    disk: DiskConfig | None = None,
+) -> None:
+    """A cluster comes up, users work, the story happens, users stop, all is judged. Raises whatever is wrong."""
+    with SimWorld(seed, network=network, disk=disk) as world:
+        try:
+            world.run(_guarded(world, knobs or Knobs(), story, users, keys, counters), limit_s=600.0)
+        except BaseException as error:
+            error.add_note(world.trace.tail(40))
+            raise
+
+
+async def _guarded(
+    world: SimWorld, knobs: Knobs, story: Story, users: int, keys: Sequence[bytes], counters: Sequence[bytes]
+) -> None:
+    cluster = Cluster(world, knobs)
+
+    def reached(means: Means, step: str, move: int) -> None:
+        if step == "differs":
+            cluster.broken(f"M6 move {move}: the copy is not what was frozen")
+
+    with watching(cluster.logbook, cluster.rules), small_journals(knobs), at_each_step(reached):
+        await until_broken(cluster, _scenario(cluster, story, users, keys, counters))
+
+
+async def _scenario(
+    cluster: Cluster, story: Story, count: int, keys: Sequence[bytes], counters: Sequence[bytes]
+) -> None:
+    await cluster.found()
+    await all_serve(cluster, 30.0)
+    world = World(cluster, await cluster.metadata.connect(), keys, counters)
+    users = Users(cluster, cluster.world.fork("users"), count, keys, counters)
+    await asyncio.sleep(0.3)
+    await story(world, users)
+    heal(cluster)
+    await world.moved()
+    await world.retired()
+    await all_serve(cluster, 90.0)
+    await asyncio.sleep(0.3)
+    await users.stop()
+    for check in world.at_end:
+        await check()
+    await world.judge()
+
+
+# ── one range ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+def keys_in(span: Span, count: int, prefix: bytes) -> tuple[bytes, ...]:
+    """The first keys with this prefix whose tokens are in the range."""
+    found = (key for number in range(1_000_000) if span.holds(token_of(key := b"%b%d" % (prefix, number))))
+    return tuple(islice(found, count))
+
+
+def first_range(owner: str, partitions: int, nodes: int = 3) -> Span:
+    """A range that `owner` has in a new ring, as large as one move may be."""
+    ids = [PartitionId(f"p{number + 1}") for number in range(partitions)]
+    ring = new_ring(ids, {ServerId(f"n{number + 1}"): "" for number in range(nodes)}, min(3, nodes))
+    first, last = max(spans_of(ring, PartitionId(owner)), key=lambda span: span.last - span.first)
+    return Span(first, min(last, first + plan.MOVE_TOKENS_MAX - 1))
+
+
+# ── accidents ─────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+Reached = Callable[[Means, str, int], None]
+
+
+@contextmanager
+def at_each_step(reached: Reached) -> Iterator[None]:
+    """Call `reached(means, step, move)` wherever a mover is, in all nodes that start meanwhile."""
+    original = mover.Mover.__init__
+
+    def init(self: Any, means: Any) -> None:
+        original(self, means)
+        before = means.reached
+
+        def tell(step: str, move: int) -> None:
+            before(step, move)
+            reached(means, step, move)
+
+        means.reached = tell
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mover.Mover, "__init__", init)
+        yield

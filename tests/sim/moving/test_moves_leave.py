@@ -1,0 +1,189 @@
+"""Partitions leave while they are read and written: their keys go to others, and nothing else of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+from contextvars import Context
+
+import pytest
+
+from kvstore.meta import paths
+from kvstore.partition.moves.import_driver import Means
+from kvstore.ring import Pace, PartitionState, steps
+from kvstore.server.control import steward
+from kvstore.types import PartitionId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+from tests.sim.cluster import RuleBroken
+from tests.sim.moving.moves import Users, World, at_each_step, play
+from tests.sim.moving.moves_accidents import crash
+from tests.sim.moving.test_moves import ON_THE_WAY
+from tests.sim.moving.test_moves_chaos import drawn
+from tests.sim.nodes import Node
+from tests.sim.strikes.faults import Chaos
+from tests.sim.strikes.knobs import Knobs
+
+pytestmark = pytest.mark.sim
+
+TWO = Knobs(partitions=2)
+CRASHES_APART_S = 0.8
+P2 = PartitionId("p2")
+
+
+async def leave_one(world: World, users: Users) -> None:
+    await world.leave("p2")
+    await world.moved()
+    await world.retired()
+    assert world.ring.retired == (P2,)
+
+
+def test_a_partition_leaves_under_load() -> None:
+    play(1, leave_one, TWO)
+
+
+def test_that_nothing_is_left_of_who_has_retired_is_noticed_when_it_is_not_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def remove_nothing(*_: object, **__: object) -> bool:
+        return True
+
+    monkeypatch.setattr(steward, "remove_log", remove_nothing)
+    with pytest.raises(RuleBroken, match="H5 its list goes first"):
+        play(1, leave_one, TWO)
+
+
+def test_that_a_log_goes_before_its_partition_has_retired_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def remove_early(world: World, users: Users) -> None:
+        await world.leave("p2")
+        await world.store.set(paths.partition_log(P2), b'{"ledgers":[]}', -1)
+        await asyncio.sleep(1.0)
+
+    with pytest.raises(RuleBroken, match="H5 only who has retired loses its list"):
+        play(1, remove_early, TWO)
+
+
+def test_while_a_log_is_held_its_partition_stays_retired_and_nobody_misses_its_leader() -> None:
+    async def leave_while_held(world: World, users: Users) -> None:
+        lists = LedgerLists(world.store)
+        listed, _ = await lists.read(P2)
+        pins = Pins(world.store, lists)
+        await pins.hold(P2, "reader", listed.ledgers[-1].id)
+        await world.leave("p2")
+        await world.moved()
+        await asyncio.sleep(5.0)
+        ring = await world.read_ring()
+        assert ring.partitions[P2].state is PartitionState.RETIRED
+        assert [node.served.leaderless() for node in world.cluster.nodes if node.served is not None] == [[], [], []]
+        await pins.release(P2, "reader")
+        await world.retired()
+
+    play(5, leave_while_held, TWO, users=2)
+
+
+class Strikes:
+    """Crashes whoever leads some partitions of a move, once at each step, as far apart as it takes to come back."""
+
+    def __init__(self, parties: tuple[str, ...]) -> None:
+        self.left = list(ON_THE_WAY)
+        self.world: World | None = None
+        self._parties = parties
+        self._not_before = 0.0
+
+    def reached(self, means: Means, step: str, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        if self.world is None or step not in self.left or loop.time() < self._not_before:
+            return
+        move = means.rings.ring.moves.get(number)  # type: ignore[call-overload]
+        if move is not None:
+            self.left.remove(step)
+            self._not_before = loop.time() + CRASHES_APART_S
+            names = [str(getattr(move, party)) for party in self._parties]
+            loop.call_soon(crash, self.world, names, context=Context())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("parties", [("source",), ("target",), ("source", "target")], ids="+".join)
+def test_a_leave_survives_a_crash_at_each_step(parties: tuple[str, ...]) -> None:
+    strikes = Strikes(parties)
+
+    async def leave_in_trouble(world: World, users: Users) -> None:
+        strikes.world = world
+        await world.change(lambda ring: steps.set_pace(ring, Pace(parallel=1)))
+        await leave_one(world, users)
+        assert strikes.left == []
+
+    with at_each_step(strikes.reached):
+        play(2, leave_in_trouble, TWO, users=4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victims", [("n1",), ("n1", "n2", "n3")], ids="+".join)
+def test_who_has_retired_goes_also_when_nodes_crash_after_each_write_of_that(victims: tuple[str, ...]) -> None:
+    """n1 is the one that sees to it."""
+    written: list[str] = []
+
+    async def leave_in_trouble(world: World, users: Users) -> None:
+        cluster = world.cluster
+
+        def wrote(path: str, old: bytes | None, new: bytes | None) -> None:
+            ring, ledger = cluster.rules.ring, paths.ledger_of(path)
+            owner = cluster.rules.partition_of.get(ledger) if ledger is not None else None
+            if ring is None or P2 not in ring.partitions or ring.partitions[P2].state is not PartitionState.RETIRED:
+                return
+            if owner == P2 or path.startswith(paths.partition(P2)) or path == paths.RING:
+                written.append(path)
+                cluster.world.loop.call_soon(strike, context=Context())
+
+        def strike() -> None:
+            for node in cluster.nodes:
+                if node.name in victims and node.sim.is_running:
+                    restart(world, node)
+
+        cluster.metadata.tree.observers.append(wrote)
+        await leave_one(world, users)
+        assert P2 not in await world.store.children(paths.PARTITIONS)
+
+    play(3, leave_in_trouble, TWO, users=4)
+    assert written.count(paths.partition_log(P2)) >= 2, "it was emptied, and went"
+
+
+def restart(world: World, node: Node) -> None:
+    node.crash()
+    world.cluster.world.loop.call_later(0.4, node.start, context=Context())
+
+
+@pytest.mark.slow
+def test_joins_and_leaves_in_a_chain_end_with_every_key_at_its_owner() -> None:
+    """One joins while another leaves; the newcomer leaves before it has all; who was to leave stays after all."""
+
+    async def chain(world: World, users: Users) -> None:
+        await world.join("p3")
+        await world.leave("p2")
+        await asyncio.sleep(0.4)
+        assert world.ring.moves, "p2 is still leaving"
+        await world.join("p4")
+        await asyncio.sleep(0.4)
+        await world.leave("p3")
+        await world.moved()
+        await world.retired()
+        assert {str(owner) for owner in world.ring.tokens.values()} == {"p1", "p4"}
+        await world.leave("p1")
+        await asyncio.sleep(0.3)
+        await world.change(lambda ring: steps.cancel(ring, list(ring.moves)))
+        await world.moved()
+        await world.retired()
+        assert "p1" in world.ring.partitions
+
+    play(4, chain, TWO)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(20, 22))
+def test_leaves_end_well_whatever_strikes(seed: int) -> None:
+    async def leave_in_trouble(world: World, users: Users) -> None:
+        cluster = world.cluster
+        await world.join("px")
+        await world.leave("p1")
+        await Chaos(cluster, cluster.world.fork("chaos"), list(cluster.knobs.faults), cluster.knobs.pace_s).run(
+            cluster.knobs.chaos_s
+        )
+
+    play(seed, leave_in_trouble, drawn(seed), users=4)

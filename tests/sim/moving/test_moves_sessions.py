@@ -1,0 +1,99 @@
+"""A session sees what it has seen before, at every replica, while ranges go and come back."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from kvstore.errors import StoreError
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Level
+from kvstore.server.routing.ring_store import RingStore
+from kvstore.types import PartitionId
+from tests.sim.clients import Identity, Worker
+from tests.sim.judges.operations import Status
+from tests.sim.moving.moves import Users, World, first_range, keys_in, play
+from tests.sim.moving.moves_accidents import asker
+from tests.sim.moving.test_moves import TWO
+
+pytestmark = pytest.mark.sim
+
+SPAN = first_range("p1", 2)
+(KEY,) = keys_in(SPAN, 1, b"k")
+
+
+def test_a_replica_that_was_down_while_a_range_went_and_came_back_shows_no_session_what_was_before() -> None:
+    answers: list[object] = []
+
+    async def away_and_back(world: World, users: Users) -> None:
+        cluster = world.cluster
+        worker = Worker(cluster, "session", cluster.world.fork("session"), Identity(cluster.world.fork("id")))
+        while not worker.identity.seen_ms:
+            await worker.do(commands.get(KEY))
+        assert (await worker.do(commands.put(KEY, b"before"))).status is Status.OK
+        await asyncio.sleep(1.0)
+        away = next(node for node in cluster.nodes if not {PartitionId("p1"), PartitionId("p2")} & set(node.leads))
+        away.crash()
+        await world.shift(SPAN, "p2")
+        await world.moved()
+        written = await worker.do(commands.put(KEY, b"meanwhile"))
+        assert written.status is Status.OK
+        await world.shift(SPAN, "p1")
+        await world.moved()
+        ring = await world.read_ring()
+        away.start()
+        deadline = asyncio.get_running_loop().time() + 10.0
+        while asyncio.get_running_loop().time() < deadline and sum(isinstance(each, int) for each in answers) < 20:
+            await asyncio.sleep(0.001)
+            if away.door is None or away.door[1].topology.ring.routed != ring.routed:
+                continue
+            try:
+                # A client that goes by this ring, and has seen p1 only as it was before.
+                asked = asker(away, ring.routed)(commands.get(KEY, Level.SESSION, 1), None)
+                record = await asyncio.wait_for(asked, 1.0)
+            except (StoreError, TimeoutError) as error:
+                answers.append(error)
+                continue
+            assert record is not None
+            assert record[1] >= written.result, f"{record} is older than {written}, after {answers}"
+            answers.append(record[1])
+
+    play(5, away_and_back, TWO, users=0, keys=(KEY,), counters=())
+    assert any(isinstance(each, int) for each in answers)
+    assert any(isinstance(each, StoreError) for each in answers), "it was never asked before it had caught up"
+
+
+def test_a_replica_does_not_answer_by_a_ring_that_is_older_than_what_it_owns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a session would see the range's third owner, believe that it is the first, and ask the second next."""
+    monkeypatch.setattr(RingStore, "hint", lambda self, routed: None)  # other servers do not reach it either
+
+    async def away_and_back(world: World, users: Users) -> None:
+        cluster = world.cluster
+        away = next(node for node in cluster.nodes if not {PartitionId("p1"), PartitionId("p2")} & set(node.leads))
+        worker = Worker(cluster, "writer", cluster.world.fork("writer"), Identity(cluster.world.fork("id")))
+        assert (await worker.do(commands.put(KEY, b"before"), with_id=False)).status is Status.OK
+        await asyncio.sleep(2)  # until it has what the others had when it started
+        cluster.metadata.cut(away.name, silently=False)
+        for target in ("p2", "p1"):
+            await world.shift(SPAN, target)
+            await world.moved()
+        replica = away.replica(PartitionId("p1"))
+        assert replica is not None
+        assert away.door is not None
+        deadline = asyncio.get_running_loop().time() + 10.0
+        while not replica.state.territory.newest:
+            assert asyncio.get_running_loop().time() < deadline, "the replica does not follow"
+            await asyncio.sleep(0.01)
+        assert away.door[1].topology.ring.routed == 1
+        for level in (Level.STALE, Level.SESSION, Level.LINEARIZABLE):
+            with pytest.raises(StoreError):
+                await asker(away, 1)(commands.get(KEY, level), None)
+        cluster.metadata.mend(away.name)
+        deadline = asyncio.get_running_loop().time() + 10.0
+        while away.door[1].topology.ring.routed == 1:
+            assert asyncio.get_running_loop().time() < deadline, "the ring is not read"
+            await asyncio.sleep(0.01)
+        assert await asker(away)(commands.get(KEY, Level.STALE), None)
+
+    play(6, away_and_back, TWO, users=0, keys=(KEY,), counters=())

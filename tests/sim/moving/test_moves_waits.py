@@ -1,0 +1,129 @@
+"""How long operations wait while their range changes hands: a few round trips, whatever the metadata store's watches
+take."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import NamedTuple
+
+import pytest
+
+from kvstore.partition.moves.import_driver import Means
+from kvstore.partition.moves.mover import REST_MAX_S, REST_SHARE
+from kvstore.types import PartitionId
+from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
+from tests.sim.moving.test_moves import TWO, join_one
+from tests.sim.world.disk import DiskConfig
+from tests.sim.world.metadata import MetadataConfig
+from tests.sim.world.network import NetworkConfig
+
+pytestmark = pytest.mark.sim
+
+SPAN = first_range("p1", 2)
+KEYS, COUNTERS = keys_in(SPAN, 4, b"k"), keys_in(SPAN, 1, b"c")
+PAIR = (PartitionId("p1"), PartitionId("p2"))
+MOVES = 6
+SEEDS = range(1, 5)
+ROUND_TRIP_S, SYNC_S = 0.001, 0.0001
+EVEN_NETWORK = NetworkConfig(
+    latency_s=(ROUND_TRIP_S / 2, ROUND_TRIP_S / 2), jitter_s=0.0, spike_chance=0.0, recut_chance=0.0
+)
+EVEN_DISK = DiskConfig(sync_s=(SYNC_S, SYNC_S), slow_chance=0.0)
+"""Where each message and each sync takes as long as any other, times tell how many there were one after the other,
+whatever a seed draws."""
+RECORD_S = ROUND_TRIP_S + SYNC_S
+"""Of a record in a log."""
+RECORDS = 3
+"""While a range is frozen: the target has all, the source releases, the target owns."""
+POLL_S = 0.0005
+LEAST_S = 1e-9
+"""What adding floats may err by."""
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    deadline = asyncio.get_running_loop().time() + 30.0
+    while not is_so():
+        assert asyncio.get_running_loop().time() < deadline
+        await asyncio.sleep(POLL_S)
+
+
+class Hands(NamedTuple):
+    """What moves of a range to and fro took, in seconds."""
+
+    frozen: list[float]
+    told: list[float]
+    """From when the first door knew to when the last one did."""
+    calls: int
+    """Whether leaders of source and target are on two nodes: then what one asks the other is a round trip."""
+
+
+def to_and_fro(seed: int, users: int) -> Hands:
+    times: dict[str, list[float]] = {"after freeze": [], "before flip": []}
+    told: list[float] = []
+    leaders: set[tuple[str, ...]] = set()
+
+    def reached(means: Means, step: str, move: int) -> None:
+        if step in times:
+            times[step].append(asyncio.get_running_loop().time())
+
+    async def story(world: World, _users: Users) -> None:
+        loop = asyncio.get_running_loop()
+        metadata = world.cluster.metadata
+        metadata.config = replace(metadata.config, slow_p=0.0)
+        doors = [node.door[1] for node in world.cluster.nodes if node.door is not None]
+        for target in ("p2", "p1") * (MOVES // 2):
+            leaders.add(tuple(sorted(node.name for node in map(world.leader_of, PAIR) if node is not None)))
+            await world.shift(SPAN, target)
+            await until(lambda target=target: any(door.topology.ring.partition_of(KEYS[0]) == target for door in doors))
+            began = loop.time()
+            await until(lambda target=target: all(door.topology.ring.partition_of(KEYS[0]) == target for door in doors))
+            told.append(loop.time() - began)
+            await world.moved()
+
+    with at_each_step(reached):
+        play(seed, story, TWO, users=users, keys=KEYS, counters=COUNTERS, network=EVEN_NETWORK, disk=EVEN_DISK)
+    ((one, other),) = leaders
+    frozen = [own - freeze for freeze, own in zip(times["after freeze"], times["before flip"], strict=True)]
+    assert len(frozen) == MOVES
+    return Hands(frozen, told, int(one != other))
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_while_a_range_changes_hands_three_records_are_logged_and_one_question_is_asked(seed: int) -> None:
+    hands = to_and_fro(seed, users=0)
+    assert max(hands.frozen) <= RECORDS * RECORD_S + hands.calls * ROUND_TRIP_S + LEAST_S, hands
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_under_load_a_range_changes_hands_with_one_record_more_and_all_doors_know_soon(seed: int) -> None:
+    """The record holds what was written until the freeze. Each may wait for a sync that is under way. A door that is
+    told of the flip reads the ring, and once more behind a sync where that was older (docs/protocol.md, H9)."""
+    hands = to_and_fro(seed, users=3)
+    records_s = (RECORDS + 1) * (RECORD_S + SYNC_S)
+    assert max(hands.frozen) <= records_s + hands.calls * ROUND_TRIP_S + LEAST_S, hands
+    answer_s = MetadataConfig().latency_s[1]  # the first who knows may be another one than who has changed the ring
+    reads_s = 3 * 2 * MetadataConfig().latency_s[1]
+    assert max(hands.told) <= answer_s + ROUND_TRIP_S / 2 + reads_s + POLL_S + LEAST_S, hands
+
+
+def test_a_partition_that_takes_many_ranges_takes_them_one_by_one_and_rests_between() -> None:
+    begun: dict[int, float] = {}
+    ended: dict[int, float] = {}
+
+    def reached(means: Means, step: str, move: int) -> None:
+        now = asyncio.get_running_loop().time()
+        if step == "before begin":
+            begun.setdefault(move, now)
+        elif step == "after flip":
+            ended[move] = now
+
+    with at_each_step(reached):
+        play(5, join_one, users=1)
+    order = sorted(begun, key=begun.__getitem__)
+    assert len(order) > 2
+    for former, later in itertools.pairwise(order):
+        took = ended[former] - begun[former]
+        assert begun[later] - ended[former] >= 0.9 * min(REST_SHARE * took, REST_MAX_S)

@@ -1,0 +1,259 @@
+"""Stories in which wall clocks jump by up to an hour. Each accident happens to the server that leads (docs/protocol.md,
+P28 to P31)."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from kvstore.meta.store import MetadataStore
+from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Flag
+from kvstore.proto import kv_pb2
+from kvstore.server.grpc.session import progress_of
+from kvstore.types import LedgerId, PartitionId
+from kvstore.wal.lists import LedgerLists
+from kvstore.wal.pins import Pins
+from tests.sim.judges.operations import Operation, Status
+from tests.sim.nodes import Node
+from tests.sim.stories.scenarios import P, Stage
+
+HOUR_MS, MINUTE_MS = 3_600_000, 60_000
+JUMPS_MS = (-HOUR_MS, -3_000, 3_000, MINUTE_MS, HOUR_MS)
+KEY = b"tr1"
+NOTICED_S = 6.0
+"""Within this time another server leads."""
+
+
+async def put_for(stage: Stage, node: Node, ttl_ms: int, key: bytes = KEY) -> Operation:
+    """Write a key that lives for so long, until that is acknowledged."""
+    for _ in range(200):
+        done = await stage.ask(commands.put(key, value(stage), ttl_ms, Flag.RELATIVE_TTL), node)
+        if done.status is Status.OK:
+            return done
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{node.name} takes no write: {done}")
+
+
+async def found(stage: Stage, node: Node, key: bytes = KEY) -> Any:
+    """What a read gives, once one is answered."""
+    for _ in range(200):
+        read = await stage.get(node, key)
+        if read.status is Status.OK:
+            return read.result
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"{node.name} answers no read: {read}")
+
+
+def value(stage: Stage) -> bytes:
+    """One that nobody has written before."""
+    return b"dated-%f" % stage.world.loop.time()
+
+
+def store_of(node: Node) -> MetadataStore:
+    assert node.store is not None
+    return node.store
+
+
+async def jump(stage: Stage, by_ms: int) -> Node:
+    """The leader's date jumps, and it writes."""
+    node = stage.leader
+    node.sim.clock.step_wall(by_ms)
+    await stage.put_until_done(node, b"other")
+    return node
+
+
+async def key_of_ten_minutes(stage: Stage) -> None:
+    await put_for(stage, stage.leader, 10 * MINUTE_MS)
+    node = await jump(stage, HOUR_MS)
+    assert await found(stage, node) is not None
+    node.sim.clock.set_right()
+    await asyncio.sleep(NOTICED_S)
+    for each in stage.cluster.nodes:
+        assert await found(stage, each) is not None
+
+
+async def requests_over_a_jump(stage: Stage) -> None:
+    """Neither of a client that carries a time from before the jump, nor of one that has asked any server for it."""
+    await stage.get(stage.leader)
+    seen_ms = stage.identity.seen_ms
+    node = await jump(stage, HOUR_MS)
+    for each in stage.cluster.nodes:
+        assert (await request(stage, each, seen_ms)).status is Status.OK
+        told = time_told_by(each)
+        assert abs(told.time_ms - stage.others(node)[0].sim.clock.wall_ms()) < 3_000
+        assert (await request(stage, each, told.time_ms)).status is Status.OK
+    node.sim.clock.set_right()
+    await asyncio.sleep(NOTICED_S)
+    for each in stage.cluster.nodes:
+        assert (await request(stage, each, time_told_by(each).time_ms)).status is Status.OK
+
+
+def time_told_by(node: Node) -> kv_pb2.Progress:
+    """What a client hears that begins at this server."""
+    assert node.served is not None
+    return progress_of(node.served.dispatcher, node.served.env.clock, P)
+
+
+async def request(stage: Stage, node: Node, seen_ms: int) -> Operation:
+    stage.identity.seen_ms = seen_ms
+    number = stage.identity.next()
+    op = commands.put(b"with id", value(stage), request=number)
+    for _ in range(5):
+        done = await stage.ask(op, node)
+        if done.status is not Status.INFO:
+            break
+        await asyncio.sleep(0.5)
+    stage.identity.done(number)
+    return done
+
+
+async def pin_over_a_jump(stage: Stage) -> None:
+    pins, ledger = await pins_of(stage)
+    deadline_ms = stage.others(stage.leader)[0].sim.clock.wall_ms() + 10 * MINUTE_MS
+    await pins.hold(P, "mine", ledger, deadline_ms=deadline_ms)
+    await jump(stage, HOUR_MS)
+    await asyncio.sleep(NOTICED_S)
+    assert "mine" in await pins.names(P)
+
+
+async def pins_of(stage: Stage) -> tuple[Pins, LedgerId]:
+    store = store_of(stage.others(stage.leader)[0])
+    lists = LedgerLists(store)
+    listed, _ = await lists.read(P, latest=True)
+    return Pins(store, lists), listed.ledgers[-1].id
+
+
+async def ledgers(stage: Stage) -> list[LedgerId]:
+    listed, _ = await LedgerLists(store_of(stage.others(stage.leader)[0])).read(P, latest=True)
+    return [each.id for each in listed.ledgers]
+
+
+async def log_ahead(stage: Stage) -> None:
+    """Servers of an older version, or a majority that was wrong, may have left such a log behind."""
+    for node in stage.cluster.nodes:
+        node.sim.clock.step_wall(HOUR_MS)
+    await asyncio.sleep(2.0)
+    await stage.put_until_done(stage.leader)
+    for node in stage.cluster.nodes:
+        node.sim.clock.set_right()
+    await asyncio.sleep(2.0)
+    leader = stage.leader
+    ahead_ms = await ahead(stage, leader)
+    assert ahead_ms > HOUR_MS - 10_000
+    await put_for(stage, leader, 1_000)
+    assert await found(stage, leader) is not None
+    await asyncio.sleep(1.5)
+    assert await found(stage, leader) is None
+    for each in stage.cluster.nodes:
+        assert (await request(stage, each, time_told_by(each).time_ms)).status is Status.OK
+    await asyncio.sleep(20.0)
+    assert await ahead(stage, stage.leader) < ahead_ms - 1_500
+
+
+async def ahead(stage: Stage, node: Node) -> int:
+    """How far record time is ahead of the date."""
+    await stage.put_until_done(node)
+    replica = node.replica(PartitionId("p1"))
+    assert replica is not None
+    return replica.state.record_time_ms - node.sim.clock.wall_ms()
+
+
+async def cold_start(stage: Stage) -> None:
+    """One of them begins with a wrong date, and before the others."""
+    await put_for(stage, stage.leader, 10 * MINUTE_MS)
+    first, *others = stage.cluster.nodes
+    for node in stage.cluster.nodes:
+        node.crash(power=True)
+    first.sim.clock.step_wall(HOUR_MS)
+    first.start()
+    await asyncio.sleep(0.2)
+    for node in others:
+        node.start()
+    assert await found(stage, others[0]) is not None
+    assert not first.leads
+
+
+async def door_without_a_date(stage: Stage, by_ms: int) -> None:
+    """A server that starts with a wrong date leads nothing, but clients may begin at it, and be told what time it is:
+    one that carries the future is refused for as long as that is ahead."""
+    await stage.put(stage.leader)
+    node = stage.others(stage.leader)[0]
+    node.crash()
+    node.sim.clock.step_wall(by_ms)
+    node.start()
+    await asyncio.sleep(5.0)
+    assert node.served is not None
+    assert not node.served.env.clock.may_lead()
+    told_ms = time_told_by(node).time_ms
+    assert abs(told_ms - stage.leader.sim.clock.wall_ms()) < 3_000
+    assert (await request(stage, node, told_ms)).status is Status.OK
+
+
+async def doors_of_a_cold_start(stage: Stage) -> None:
+    """All start at once, one with a date of the future, and clients begin at it before anybody is sure."""
+    await stage.put(stage.leader)
+    bad = stage.cluster.nodes[0]
+    for node in stage.cluster.nodes:
+        node.crash(power=True)
+    bad.sim.clock.step_wall(HOUR_MS)
+    bad.start()
+    await stage.until(lambda: bad.served is not None and bad.replica(P) is not None)
+    told = [time_told_by(bad).time_ms]
+    for node in stage.others(bad):
+        node.start()
+    for _ in range(100):
+        told.append(time_told_by(bad).time_ms)
+        await asyncio.sleep(0.05)
+    assert max(told) < stage.others(bad)[0].sim.clock.wall_ms() + 3_000
+    node = await stage.until_led_by_another(bad)
+    bad.sim.clock.set_right()
+    assert (await request(stage, node, max(told))).status is Status.OK
+
+
+async def nobody_else_can_lead(stage: Stage) -> None:
+    """Of the replicas one is dead and the others' dates have jumped, each to another hour; a server that has no replica
+    is sure of its date."""
+    hosts = [node for node in stage.cluster.nodes if node.id in stage.cluster.ring.partitions[P].replicas]
+    (stranger,) = set(stage.cluster.nodes) - set(hosts)
+    leader = stage.leader
+    other, dead = [node for node in hosts if node is not leader]
+    dead.crash()
+    leader.sim.clock.step_wall(HOUR_MS)
+    other.sim.clock.step_wall(-HOUR_MS)
+    await asyncio.sleep(2 * NOTICED_S)
+    assert [node.served.dating.told().is_sure for node in (leader, other, stranger) if node.served] == [0, 0, 1]
+    assert P in leader.leads
+    leader.crash(power=True)
+    leader.start()
+    await asyncio.sleep(40.0)
+    assert P in other.leads, "it is not sure, but the leader has no date at all now"
+    other.sim.clock.set_right()
+    leader.sim.clock.set_right()
+
+
+async def metadata_away(stage: Stage) -> None:
+    """Nobody could take the lead."""
+    leader = stage.leader
+    stage.cluster.metadata.stop()
+    await asyncio.sleep(1.0)
+    leader.sim.clock.step_wall(HOUR_MS)
+    await asyncio.sleep(2 * NOTICED_S)
+    assert leader.leads
+    assert (await stage.put(leader)).status is Status.OK
+    stage.cluster.metadata.start()
+    await asyncio.sleep(2 * NOTICED_S)
+    assert stage.leader is not leader
+
+
+async def leader_whose_date_jumps(stage: Stage, by_ms: int = HOUR_MS) -> None:
+    node = await jump(stage, by_ms)
+    await asyncio.sleep(NOTICED_S)
+    assert not node.leads
+    served = node.served
+    assert served is not None
+    assert "wall clock" in served.dating.told().doubt
+    assert stage.leader is not node
+    node.sim.clock.set_right()
+    await asyncio.sleep(1.0)
+    assert served.env.clock.may_lead()

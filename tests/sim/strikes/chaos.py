@@ -1,0 +1,95 @@
+"""Strikes a simulated cluster with faults, each undone a little later. They compose: a plan is any set of them, and
+several may be under way at once. What the promises allow bounds them: at most one disk is wiped or damaged in a run."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import Any
+
+from tests.sim.cluster import Cluster, Node
+from tests.sim.judges.probes import declare
+
+Fault = Callable[["Chaos"], Awaitable[None]]
+FAULTS: dict[str, Fault] = {}
+
+
+def fault(work: Fault) -> Fault:
+    """Adds it to FAULTS by its name."""
+    name = work.__name__
+    declare(f"fault.{name}")
+    FAULTS[name] = work
+    return work
+
+
+class Chaos:
+    """Strikes until its time is over, then waits until everything is undone."""
+
+    def __init__(self, cluster: Cluster, random: Random, enabled: list[str], pace_s: float) -> None:
+        self.cluster, self.random = cluster, random
+        self._enabled, self._pace_s = enabled, pace_s
+        self._busy: set[str] = set()
+        """Nodes that a fault has in its hands."""
+        self._is_all_busy = False
+        self.struck: list[tuple[float, str]] = []
+
+    async def run(self, duration_s: float) -> None:
+        """Strike at random moments for so long."""
+        loop = asyncio.get_running_loop()
+        end = loop.time() + duration_s
+        tasks = []
+        while self._enabled:
+            await asyncio.sleep(self.random.expovariate(1 / self._pace_s))
+            if loop.time() >= end:
+                break
+            tasks.append(self.cluster.spawn(self._strike(self.random.choice(self._enabled)), name="fault"))
+        for task in tasks:
+            await task
+
+    async def _strike(self, name: str) -> None:
+        self.struck.append((asyncio.get_running_loop().time(), name))
+        self.cluster.world.trace.event("chaos", "fault", name)
+        await FAULTS[name](self)
+
+    # ── what faults use ───────────────────────────────────────────────────────────────────────────────────────────────
+
+    def a_node(self, *, leading: bool | None = None) -> Node | None:
+        """A running node that no other fault has in its hands; with `leading` one that leads, if there is one."""
+        if self._is_all_busy:
+            return None
+        free = [node for node in self.cluster.nodes if node.name not in self._busy and node.is_running]
+        leaders = [node for node in free if node.leads]
+        chosen = leaders if leading and leaders else free
+        return self.random.choice(chosen) if chosen else None
+
+    async def hold(self, node: Node, work: Awaitable[Any]) -> None:
+        """Do `work` on a node while no other fault touches it."""
+        self._busy.add(node.name)
+        try:
+            await work
+        finally:
+            self._busy.discard(node.name)
+
+    async def hold_all(self, work: Awaitable[Any]) -> None:
+        """Do `work` on all nodes while no other fault touches any."""
+        self._is_all_busy = True
+        try:
+            await work
+        finally:
+            self._is_all_busy = False
+
+    def a_pause(self, least: float, most: float) -> Awaitable[None]:
+        """Some time between the two."""
+        return asyncio.sleep(self.random.uniform(least, most))
+
+    def may_lose_data_of(self, node: Node) -> bool:
+        """True for one node in a run: what the store promises is to survive the loss of one disk."""
+        if self.cluster.lossy in (None, node):
+            self.cluster.lossy = node
+        return self.cluster.lossy is node
+
+    @property
+    def is_free(self) -> bool:
+        """Does no fault have a node in its hands?"""
+        return not self._is_all_busy and not self._busy

@@ -1,0 +1,124 @@
+"""What differs from seed to seed: sizes, limits, timings, and which faults there are (swarm testing: a run that has
+everything explores less than many runs that each have a little)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import Any
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.partition.config import PartitionConfig
+from kvstore.types import Quorum
+from kvstore.wal.config import LogConfig
+from tests.sim.workloads import Load
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knobs:
+    """One run's. Durations in seconds unless they say otherwise."""
+
+    nodes: int = 3
+    partitions: int = 1
+    zones: tuple[str, ...] = ()
+    """Of the nodes, in turns."""
+    session_s: float = 3.0
+    quorum: Quorum = field(default_factory=lambda: Quorum(3, 3, 2))
+    log: LogConfig = field(default_factory=LogConfig)
+    partition: PartitionConfig = field(default_factory=PartitionConfig)
+    segment_bytes: int = 64 << 10
+    reclaim_s: float = 5.0
+    load: Load = field(default_factory=Load)
+    faults: tuple[str, ...] = ()
+    """Names in tests.sim.strikes.faults.FAULTS."""
+    pace_s: float = 0.5
+    """Mean time between two faults."""
+    chaos_s: float = 5.0
+    power_cut_at_end: bool = True
+    search: bool = True
+    """Judge registers also by the checker that searches for an order."""
+
+    def bookie(self, name: str, listen: str) -> BookieConfig:
+        """What a bookie is told."""
+        return BookieConfig(
+            name=name,
+            listen=listen,
+            segment_bytes=self.segment_bytes,
+            reserve_bytes=4 * self.segment_bytes,
+            reclaim_interval_s=self.reclaim_s,
+            sparse_share=0.5,
+            rewrite_bytes_per_s=1 << 20,
+            scrub_bytes_per_s=64 << 10,
+        )
+
+
+QUORUMS = {
+    3: (Quorum(3, 3, 2),),
+    4: (Quorum(3, 3, 2), Quorum(4, 3, 2)),
+    5: (Quorum(3, 3, 2), Quorum(5, 3, 2), Quorum(4, 4, 3)),
+}
+
+
+def draw(random: Random, faults: list[str]) -> Knobs:
+    """The knobs of one run; `faults` are all there are."""
+    nodes = random.choice((3, 3, 3, 4, 5))
+    quorum = random.choice(QUORUMS[nodes])
+    return Knobs(
+        nodes=nodes,
+        partitions=random.choice((1, 1, 2, 3)),
+        session_s=random.choice((2.0, 3.0, 6.0)),
+        quorum=quorum,
+        log=LogConfig(
+            quorum=quorum,
+            roll_entries=random.choice((3, 8, 30, 200, 250_000)),
+            roll_age_s=random.choice((1.0, 3.0, 900.0)),
+            roll_fragments=random.choice((3, 32)),
+            check_every_s=random.choice((0.3, 2.0)),
+            orphan_age_s=random.choice((3.0, 600.0)),
+        ),
+        partition=_partition(random),
+        segment_bytes=random.choice((8, 32, 256)) << 10,
+        reclaim_s=random.choice((1.0, 4.0, 60.0)),
+        load=Load(
+            registers=random.randint(1, 3),
+            counters=random.randint(0, 2),
+            banks=random.randint(0, 2),
+            readers=random.randint(0, 2),
+            pause_s=random.choice((0.05, 0.1, 0.2)),
+            value_bytes=random.choice((20, 200, 2000)),
+        ),
+        faults=tuple(random.sample(faults, min(len(faults), random.choice((1, 2, 3, 5, 8))))),
+        pace_s=random.choice((0.2, 0.5, 1.0)),
+        chaos_s=random.uniform(3.0, 6.0),
+        power_cut_at_end=random.random() < 0.5,
+        search=random.random() < 0.25,
+    )
+
+
+def hinted(seed: int, faults: tuple[str, ...], hints: dict[str, Any]) -> Knobs:
+    """Knobs of a seed under which something rare is likely: with these faults, and with knobs set by name (`log.x`,
+    `partition.x` and `load.x` for those inside)."""
+    drawn = draw(Random(f"{seed}/hinted"), [])
+    changes: dict[str, Any] = {"faults": faults, "pace_s": 0.4}
+    for name, value in hints.items():
+        part, _, inner = name.rpartition(".")
+        if part:
+            changes[part] = replace(changes.get(part, getattr(drawn, part)), **{inner: value})
+        else:
+            changes[name] = value
+    return replace(drawn, **changes)
+
+
+def _partition(random: Random) -> PartitionConfig:
+    return PartitionConfig(
+        lease_ms=random.choice((500, 500, 500, 100, 1000, 0)),
+        entries_in_flight_max=random.choice((1, 2, 4, 4)),
+        entry_bytes_max=random.choice((1 << 10, 256 << 10)),
+        retry_window_ms=random.choice((4_000, 600_000, 600_000)),
+        retry_bytes_max=random.choice((8_000, 64 << 20, 64 << 20)),
+        retry_results_max=random.choice((2, 1024)),
+        check_every=random.choice((3, 20, 1000)),
+        flush_s=random.choice((0.3, 1.0, 5.0)),
+        trim_s=random.choice((0.5, 2.0)),
+        retention_ms=random.choice((0, 1_000, 3_600_000)),
+    )

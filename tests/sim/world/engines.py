@@ -1,0 +1,98 @@
+"""The engines of one simulated node: in memory, kept over crashes, each falling back to what it had flushed or to some
+point after that."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+
+from kvstore.partition.state import rows
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.types import PartitionId, Position
+from tests.sim.judges.probes import declare, probe
+
+declare("engine.fell_back", "engine.taken_back")
+
+
+class SimEngine(MemoryEngine):
+    """A MemoryEngine that knows which position its state had when it was flushed last."""
+
+    def __init__(self, flush_s: float) -> None:
+        super().__init__(flush_s)
+        self.durable: Position | None = None
+        """What a crash leaves at the least."""
+
+    def flush(self, done: Callable[[OSError | None], None]) -> None:
+        position = self.position
+
+        def flushed(error: OSError | None) -> None:
+            if error is None:
+                self.durable = position
+            done(error)
+
+        super().flush(flushed)
+
+    def clear(self) -> None:
+        super().clear()
+        self.durable = None
+
+    @property
+    def position(self) -> Position | None:
+        """Where the state stands now."""
+        row = self.get(rows.META_KEY)
+        return None if row is None else rows.meta_of(row).position
+
+    def fall_back(self, random: Random) -> None:
+        """The process has died: keep what was flushed, and perhaps some of what came after it."""
+        unflushed = len(self._unflushed)
+        if unflushed:
+            probe("engine.fell_back")
+        self.crash(keep=random.choice((0, unflushed, random.randint(0, unflushed))))
+        self.durable = self.position
+
+
+class Engines:
+    """By partition. A power cut and a kill leave the same: engines sync nothing by themselves."""
+
+    def __init__(self, random: Random) -> None:
+        self._random = random
+        self._engines: dict[PartitionId, SimEngine] = {}
+        self.retired: dict[PartitionId, tuple[SimEngine, int]] = {}
+        """Set aside, with its age."""
+
+    def open(self, partition: PartitionId) -> SimEngine:
+        """The partition's engine; the process that had it before is dead."""
+        if partition not in self._engines and partition in self.retired:
+            self._engines[partition], _ = self.retired.pop(partition)
+            probe("engine.taken_back")
+        if partition not in self._engines:
+            self._engines[partition] = SimEngine(self._random.choice((0.001, 0.05, 0.3)))
+        engine = self._engines[partition]
+        engine.fall_back(self._random)
+        return engine
+
+    def retire(self, partition: PartitionId) -> None:
+        """The partition's replica went elsewhere: its state is set aside."""
+        if partition in self._engines:
+            self.retired[partition] = self._engines.pop(partition), 0
+
+    def spoil(self, partition: PartitionId) -> None:
+        """The replica's copy is damaged: it begins with nothing."""
+        self._engines.pop(partition, None)
+
+    def age_retired(self, seconds: int, keep_s: float) -> None:
+        aged = {partition: (engine, age + seconds) for partition, (engine, age) in self.retired.items()}
+        self.retired = {partition: each for partition, each in aged.items() if each[1] < keep_s}
+
+    def find(self) -> list[PartitionId]:
+        """The partitions of which there is something here that is not set aside."""
+        return sorted(self._engines)
+
+    def durable(self, partition: PartitionId) -> Position | None:
+        """What a crash would leave of the partition's state now."""
+        return self._engines[partition].durable if partition in self._engines else None
+
+    def wipe(self) -> None:
+        """They were on the disk that is gone."""
+        self._engines.clear()
+        self.retired.clear()
