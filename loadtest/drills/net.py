@@ -26,12 +26,14 @@ from kvstore.devcluster import layout, zookeeper
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.env.secret import make_secret
+from kvstore.server.config import NodeConfig
 from loadtest.drills.dated_node import write_ahead
 from tests.cluster.harness import Cluster
 
 CLIENTS, ZOOKEEPER = "clients", "zookeeper"
 DISK_BYTES = 1200 << 20
 """Of each node's own file system, which can be filled."""
+RETENTION_S, ROLL_S, ROLL_BYTES = 120, 60.0, 32 << 20
 BRIDGE = "kvbr"
 NETWORKS_MAX = 240
 _NOBODY = "02:4b:56:ff:ff:ff"
@@ -212,13 +214,23 @@ class WiredCluster(Cluster):
             home = Path(node.data_dir)
             home.mkdir(parents=True)
             _run("mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(home))
-            config = layout.node_config(planned, planned.node(node.id), data_dir)
+            config = _with_a_short_log(layout.node_config(planned, planned.node(node.id), data_dir))
             there = {what: getattr(node, what) for what in layout.PORTS}
             Path(node.config).write_text(toml.to_toml(replace(config, insecure=True, **there)))
         (data_dir / "cluster.json").write_text(json.dumps(cluster.document()))
 
     def _moved(self, address: str, node: str) -> str:
         return f"{self.network.ip(node)}:{address.rpartition(':')[2]}"
+
+
+def _with_a_short_log(config: NodeConfig) -> NodeConfig:
+    """With a log that is rolled and trimmed all the time, whatever strikes meanwhile: a long drill does not fill its
+    disks, and those who read and copy the log meet its beginning."""
+    return replace(
+        config,
+        partition=replace(config.partition, retention_ms=RETENTION_S * 1000),
+        log=replace(config.log, roll_age_s=ROLL_S, roll_bytes=ROLL_BYTES),
+    )
 
 
 @contextmanager
