@@ -1,4 +1,4 @@
-"""What a key, a value, a batch and a client's id may be at most: the same for clients, servers and partitions."""
+"""The largest key, value and batch, and the length of a client's id: the same for clients, servers and partitions."""
 
 KEY_BYTES_MAX = 4096
 """A key has one byte at least."""

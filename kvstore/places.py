@@ -1,4 +1,4 @@
-"""What we take for the path of a file or folder, and what we refuse. Decides only.
+"""Checks paths of files and folders, and refuses URLs. Decides only.
 
 Everything that is given a path reads and writes it as one of a file system that this machine has mounted. A URL would
 become folders of the working directory, `s3:/bucket/x`, and a backup in it would be nowhere.

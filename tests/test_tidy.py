@@ -246,6 +246,14 @@ def test_the_ratchets_name_only_what_is_still_too_long() -> None:
     assert [name for name in LONG_FUNCTIONS if functions.get(name, 0) <= FUNCTION_LINES_MAX] == []
 
 
+CLIPPED = re.compile(r"(Who|Whoever|Whose|What|Which)\b")
+
+
+@every("file", KVSTORE, **by_path)
+def test_a_module_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source) -> None:
+    assert not CLIPPED.match(file.docstring), "say what the module does, or name what it is"
+
+
 NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")
 
 

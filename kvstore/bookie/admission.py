@@ -1,4 +1,4 @@
-"""What only a ledger's metadata can judge, adds and keys: it waits here while that is read."""
+"""Keeps the adds and keys that only a ledger's metadata can judge, while that is read."""
 
 from __future__ import annotations
 

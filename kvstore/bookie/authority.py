@@ -1,4 +1,4 @@
-"""What the metadata store says about ledgers, never older than the question."""
+"""Asks the metadata store about ledgers; no answer is older than its question."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a bookie may be told. Every other number is a constant beside its use."""
+"""The settings of a bookie. Every other number is a constant beside its use."""
 
 from __future__ import annotations
 

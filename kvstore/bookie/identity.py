@@ -1,4 +1,4 @@
-"""Which bookie the data directories belong to.
+"""Finds out to which bookie the data directories belong.
 
 A bookie id is `<name>-<incarnation>`. The incarnation is drawn when empty directories are formatted and lives as long
 as their contents: a bookie that has lost its disk comes back under another id, and nobody takes its "no such entry" or

@@ -1,4 +1,4 @@
-"""What a bookie knows about one ledger. State without behaviour beyond its own arithmetic."""
+"""A bookie's knowledge of one ledger. State without behaviour beyond its own arithmetic."""
 
 from __future__ import annotations
 

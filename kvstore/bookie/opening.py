@@ -1,4 +1,4 @@
-"""What a bookie does to its directories between reading them back and serving."""
+"""Prepares a bookie's directories, once they are read back, for serving."""
 
 from __future__ import annotations
 

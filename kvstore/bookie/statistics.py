@@ -1,4 +1,4 @@
-"""What a bookie counts. Plain numbers, read by whoever publishes metrics."""
+"""A bookie's counters: plain numbers, read by the publishers of metrics."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands of `kvstore snapshot` share: the cluster, progress, and how things read."""
+"""The parts that the commands of `kvstore snapshot` share: the cluster, progress, and how things read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `up` has written down of a local cluster: its `cluster.json`, and who may change it. Blocking."""
+"""The record of a local cluster that `up` writes: its `cluster.json`, and who may change it. Blocking."""
 
 from __future__ import annotations
 

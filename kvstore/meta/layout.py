@@ -1,4 +1,4 @@
-"""Which layout a cluster's metadata has, and its identity: the nodes LAYOUT and INSTANCEID, and the making of a new
+"""The layout of a cluster's metadata, and its identity: the nodes LAYOUT and INSTANCEID, and the making of a new
 cluster."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which bookies there are: registration by the bookies themselves, and the clients' view of them."""
+"""The list of bookies: registration by the bookies themselves, and the clients' view of them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the cluster knows of its snapshots: one node each under /snapshots. So servers can say how old the last one is.
+"""The cluster's record of its snapshots: one node each under /snapshots. So servers can say how old the last one is.
 
 The snapshots themselves are elsewhere, and need no cluster to be read.
 """

@@ -1,4 +1,4 @@
-"""What can be set about a partition."""
+"""The settings of a partition."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a partition's replicas ask of the servers around them."""
+"""The interfaces through which a partition's replicas ask the servers around them."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What operators have asked of the ring lately, by ids that they have drawn: so that a request whose answer was lost is
-done once, however often it is sent (docs/protocol.md, H11). Pure values."""
+"""The operations that operators have lately asked of the ring, by ids that they have drawn: so that a request whose
+answer was lost is done once, however often it is sent (docs/protocol.md, H11). Pure values."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Which servers hold a partition's replicas: distinct servers, distinct zones where there are any, least loaded first.
-Pure and deterministic."""
+"""Chooses the servers of a partition's replicas: distinct servers, distinct zones where there are any, least loaded
+first. Pure and deterministic."""
 
 from __future__ import annotations
 

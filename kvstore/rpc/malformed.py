@@ -1,4 +1,4 @@
-"""What stands before every method: its calls are counted (kvstore/rpc/calls.py), and what cannot be parsed is refused.
+"""Stands before every gRPC method: its calls are counted (kvstore/rpc/calls.py), and what cannot be parsed is refused.
 gRPC by itself would answer UNKNOWN, which says of a write that it may have been done, and log a traceback for each."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a node may be told. Decides only; `kvstore.config` reads it from TOML. Every other number is a constant beside
+"""The settings of a node. Decides only; `kvstore.config` reads it from TOML. Every other number is a constant beside
 its use."""
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What users say with `.option(...)`, checked: every fault with the option's name and what is wanted. Decides only."""
+"""Checks the options that users give with `.option(...)`: every fault with the option's name and what is wanted.
+Decides only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bookies there are to choose from just now, as writers on this node see it."""
+"""The bookies that writers on this node may choose from just now."""
 
 from __future__ import annotations
 

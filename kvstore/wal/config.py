@@ -1,4 +1,4 @@
-"""What may be tuned about partitions' logs. Decides only."""
+"""The settings of partitions' logs. Decides only."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a writer may do to its ledger's metadata. Decides only: functions for the compare-and-set loop, which raise when
-the ledger is not the writer's any more (docs/protocol.md W4, W9)."""
+"""Changes of its ledger's metadata that a writer may make. Decides only: functions for the compare-and-set loop, which
+raise when the ledger is not the writer's any more (docs/protocol.md W4, W9)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which bookies form an ensemble. Decides only; luck comes in as a seeded Random (docs/protocol.md, W10).
+"""Chooses the bookies of an ensemble. Decides only; luck comes in as a seeded Random (docs/protocol.md, W10).
 
 The writer's own bookie is always taken: an add to it is a plain call, so one of three copies costs no frame, and losing
 that machine loses the leader and one copy at once, which is what a quorum is for. The others are spread over zones,

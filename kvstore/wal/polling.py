@@ -1,4 +1,5 @@
-"""Which bookie a tail's long poll goes to: the nearest that gets the adds. Decides only (docs/protocol.md, T5).
+"""Chooses the bookie that a tail's long poll goes to: the nearest that gets the adds. Decides only (docs/protocol.md,
+T5).
 
 A bookie of the ensemble may get no adds and answer all the same: the writer has given it up, or cannot reach it. It
 then knows of nothing new, for as long as the ledger is open.

@@ -1,4 +1,4 @@
-"""What the log asks of bookies, and what partitions ask of the log."""
+"""The interfaces through which the log asks bookies, and partitions ask the log."""
 
 from __future__ import annotations
 

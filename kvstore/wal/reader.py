@@ -1,4 +1,4 @@
-"""Which bookie is asked next for an entry that is known to be confirmed. Decides only (docs/protocol.md T1).
+"""Chooses the bookie that is asked next for an entry that is known to be confirmed. Decides only (docs/protocol.md T1).
 
 The nearest bookie is asked first; the next one when that fails, answers "absent", sends bytes whose digest is wrong, or
 takes too long (then both are awaited). A bookie may be without a confirmed entry, so that only all of the write set

@@ -1,4 +1,4 @@
-"""Which copies of a ledger's entries are missing where. Decides only."""
+"""Finds the copies of a ledger's entries that are missing, and where. Decides only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the journal writes and syncs as one."""
+"""Records that the journal writes and syncs as one."""
 
 from __future__ import annotations
 

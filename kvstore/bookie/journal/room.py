@@ -1,5 +1,5 @@
-"""What may still be written when the disk is full, and how much of the room is kept for what must not fail. Decides
-only (docs/protocol.md, B9 and B20).
+"""Decides what may still be written when the disk is full, and how much of the room is kept for what must not fail.
+Decides only (docs/protocol.md, B9 and B20).
 
 Were all equal, copies would eat the room of fences and of reclaim, and what frees a full disk could not be written
 down: it would stay full for good.

@@ -1,4 +1,4 @@
-"""What a client knows of its cluster. Decides only."""
+"""A client's knowledge of its cluster. Decides only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which server to ask for a key, learnt from topologies and from errors. Decides only.
+"""Chooses the server to ask for a key, by topologies and errors that the client has been told. Decides only.
 
 What is known may be wrong at any time: it costs a detour, never a wrong answer, because every server checks for itself.
 """

@@ -1,4 +1,4 @@
-"""What one client has seen of the cluster, and the request ids that it has given out. Decides only."""
+"""One client's view of the cluster, and the request ids that it has given out. Decides only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What clients are given and give: items, conditions, batches. Decides only."""
+"""The values that clients get and give: items, conditions, batches. Decides only."""
 
 from __future__ import annotations
 

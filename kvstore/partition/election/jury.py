@@ -1,4 +1,5 @@
-"""Which of a partition's replicas are right, once the states of two differ. Decides only (docs/protocol.md, P35).
+"""Finds out which of a partition's replicas are right, once the states of two differ. Decides only (docs/protocol.md,
+P35).
 
 Each replica remembers what its checksum was at the last checked sequences. The checksums roll on, so those whose states
 have once differed differ at every later check; any check behind the first difference tells who is of one mind.

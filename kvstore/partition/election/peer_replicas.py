@@ -1,4 +1,4 @@
-"""What a replica asks of the partition's other replicas, and what it makes of answers that do not come."""
+"""Asks the partition's other replicas, and judges answers that do not come."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What happens to a replica on its way to the lead, and what is to be done about it: the events and commands of
-role_machine.py. Decides only."""
+"""The events and commands of role_machine.py: what happens to a replica on its way to the lead, and what is to be done
+about it. Decides only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a replica does on the side: sync its state to disk now and then; as leader trim the log behind all replicas,
+"""Does a replica's work on the side: sync its state to disk now and then; as leader trim the log behind all replicas,
 hand the lead back to the one that the ring prefers, so that leaders stay spread over the servers, and to any other one
 while this server's disk is full."""
 

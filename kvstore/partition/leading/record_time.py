@@ -1,4 +1,4 @@
-"""Which time a leader's next record has (docs/protocol.md, P4 and P30)."""
+"""Gives the time of a leader's next record (docs/protocol.md, P4 and P30)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a leader may answer for and write to: what its state owns, less what it has sent away. Decides only.
+"""The tokens that a leader may answer for and write to: those that its state owns, less those that it has sent away.
+Decides only.
 
 A FREEZE stops writes, and a RELEASE everything, from the moment in which they are sent: what comes of them may be known
 to others before it is known here. What gives tokens back counts from the moment in which it is applied. No clock is

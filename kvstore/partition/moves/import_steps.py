@@ -1,4 +1,4 @@
-"""What the target of a move does next: a function of its own log and of the ring. Decides only; mover.py performs.
+"""Decides the next step of a move's target: a function of its own log and of the ring. Decides only; mover.py performs.
 
     BEGIN ─► COPY ─► FOLLOW ─► ASK ─► FLIP ─► (the source drops)
       ▲        │        │       │

@@ -1,5 +1,5 @@
-"""What a move holds of its source's log, and gives back for certain: a server's session, with which pins end, may last
-for months, and nothing of the log would go meanwhile."""
+"""Holds a source's log for a move, and gives it back for certain: a server's session, with which pins end, may last for
+months, and nothing of the log would go meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What a target gets of a range: pages of a state's rows, and the part of a log that is about it. Decides only.
+"""The parts of a range that a target gets: pages of a state's rows, and the part of a log that is about it. Decides
+only.
 
 Rows and results travel as they are (docs/protocol.md M3, M4).
 """

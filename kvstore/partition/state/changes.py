@@ -1,4 +1,4 @@
-"""What an entry of a partition's log says to readers of the change feed. Decides only.
+"""Reads an entry of a partition's log for the readers of the change feed. Decides only.
 
 A change is what a client or an expiry changed: puts and deletes. Rows that come with a move are no changes, nor are
 those that go with one: they stand in the log of whoever owned them then. Where a range came or went the feed says so,

@@ -1,4 +1,4 @@
-"""What a MARK record says: a pin begins, lives longer, or ends. Decides only (docs/protocol.md, Pinned reads)."""
+"""The contents of a MARK record: a pin begins, lives longer, or ends. Decides only (docs/protocol.md, Pinned reads)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a control record about token ranges does to a state's rows. Decides only.
+"""Applies a control record about token ranges to a state's rows. Decides only.
 
 To replace imported rows or to drop a range it reads the rows that go, for the indexes; they are the same everywhere."""
 

@@ -1,4 +1,4 @@
-"""What each operation does to a key: the rules of conditions, counters, appends, expiries. Decides only.
+"""Carries out each operation on a key: the rules of conditions, counters, appends, expiries. Decides only.
 
 An operation finds the key's live record, adds effects to the draft, and returns its result or raises Refused. Before it
 may find a key absent that is past its expiry, the key's delete is in the draft.

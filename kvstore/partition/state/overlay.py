@@ -1,4 +1,4 @@
-"""What entries in flight will make of the state: the leader decides on the state with these layers over it. Decides
+"""The state as entries in flight will change it: the leader decides on the state with these layers over it. Decides
 only.
 
 One layer per entry, taken off when the entry has been applied. Reads never look here: what is not acknowledged may

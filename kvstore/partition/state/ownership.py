@@ -1,4 +1,4 @@
-"""Which tokens a partition owns, and what becomes of those that move: a function of its log. Decides only.
+"""The tokens that a partition owns, and the course of those that move: a function of its log. Decides only.
 
 Every replica has it at the position that it has applied; the leader adds what it has sent (serving_ranges.py). Nobody
 answers for a token that is not owned (docs/protocol.md, Moving a range).

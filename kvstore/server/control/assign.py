@@ -1,4 +1,4 @@
-"""Which replicas go where: off servers that are drained or gone, onto those with the fewest, in zones that have none.
+"""Decides where replicas go: off servers that are drained or gone, onto those with the fewest, in zones that have none.
 Decides only; steward.py performs what it returns."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which date a server goes by (docs/protocol.md, P28). Decides only.
+"""Judges the date that a server goes by (docs/protocol.md, P28). Decides only.
 
     UNKNOWN ──a majority has the wall clock's──> SURE <──the wall clock is back, or a majority has its date── DOUBTFUL
        └──────nobody to ask for 30 s───────────> SURE ──the wall clock leaves it, or a majority has another──>   ^

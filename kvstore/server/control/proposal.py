@@ -1,4 +1,5 @@
-"""What an operator asks of the ring → the step that does it, and what it would change. Decides only."""
+"""Turns an operator's request about the ring into the step that does it, and tells what that would change. Decides
+only."""
 
 from __future__ import annotations
 

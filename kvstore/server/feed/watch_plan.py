@@ -1,4 +1,4 @@
-"""Which partitions' feeds make up one watch, and which of them waits for another. Decides only.
+"""Chooses the partitions whose feeds make up one watch, and those that wait for another's. Decides only.
 
 All changes of a key stand in the log of whoever owned it then. So a watch of a range follows all partitions, and a
 watch of one key whoever owns that; a range that moves is followed from its RELEASE at the source to its OWN at the

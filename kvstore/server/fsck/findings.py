@@ -1,4 +1,4 @@
-"""What a check of the whole cluster found. Decides only."""
+"""The findings of a check of the whole cluster. Decides only."""
 
 from __future__ import annotations
 

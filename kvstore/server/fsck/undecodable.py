@@ -1,5 +1,5 @@
-"""Which nodes of the metadata store cannot be decoded: all kinds but ledgers, lists and the ring, which fsck reads
-anyway."""
+"""Finds the nodes of the metadata store that cannot be decoded: all kinds but ledgers, lists and the ring, which fsck
+reads anyway."""
 
 from __future__ import annotations
 

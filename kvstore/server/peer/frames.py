@@ -1,4 +1,4 @@
-"""What servers say to each other, as bytes. Decides only. Golden bytes are in its test.
+"""The messages between servers, as bytes. Decides only. Golden bytes are in its test.
 
     stream  := frame*
     frame   := length u32 big endian | body

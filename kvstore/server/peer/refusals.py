@@ -1,4 +1,4 @@
-"""What was refused to another server and it has not heard of yet. Decides only.
+"""Remembers the refusals of which another server has not heard yet. Decides only.
 
 It sends out again what comes back as not led here, or as another partition's. What it sent meanwhile on the same
 partition or key must not be done before that: it is refused too (docs/protocol.md M15).

@@ -1,4 +1,5 @@
-"""Who is let in on the Redis port when it has as many clients as it may: other servers, which speak over it too."""
+"""Chooses the connections to let in when the Redis port has as many clients as it may: other servers, which speak over
+it too."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""What a client asks about the server, where that is costly to make: all who wait get the same, made after they asked.
-It takes at most a tenth of the event loop, however many ask: everything in this process waits meanwhile."""
+"""Answers about the server that are costly to make: all clients that wait get the same, made after they asked. It takes
+at most a tenth of the event loop, however many ask: everything in this process waits meanwhile."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which operations of one connection must not be under way together: those on a key that one of them changes.
+"""Finds operations of one connection that must not be under way together: those on a key that one of them changes.
 
 Decides only. Writes of one key may be: whoever leads it does them in the order in which they come. Numbers are a
 connection's own count of its commands; below `answered` all have been answered.

@@ -1,4 +1,4 @@
-"""Which reads of one connection are done again, since there was no room for their replies. Decides only.
+"""Remembers the reads of one connection that are done again because there was no room for their replies. Decides only.
 
 A reply that does not fit is forgotten, and with it those of all later reads that have begun: done again in their turn,
 each of them sees no less than the one before it, as its client may expect. Until then nothing new is begun.

@@ -1,4 +1,4 @@
-"""What a Redis connection is besides its bytes: protocol version, name, transaction; and the commands about these.
+"""The state of a Redis connection besides its bytes: protocol version, name, transaction; and the commands about these.
 Decides only."""
 
 from __future__ import annotations

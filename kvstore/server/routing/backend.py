@@ -1,4 +1,5 @@
-"""What the gRPC services ask of the server behind them: operations in, results to a sink, and who leads what."""
+"""The interface through which the doors ask the server behind them: operations in, results to a sink, and who leads
+what."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What happens to routing, and what is to be done about it: the router's events and commands. Decides only."""
+"""The router's events and commands: what happens to operations on their way, and what is to be done about it. Decides
+only."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What routing asks of the replicas here, and of the links elsewhere."""
+"""The interfaces through which routing asks the replicas here, and the links to other servers."""
 
 from __future__ import annotations
 

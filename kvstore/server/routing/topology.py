@@ -1,4 +1,4 @@
-"""What a server knows of its cluster: the ring, who leads, who is up. Immutable values, and their znodes' bytes.
+"""A server's knowledge of its cluster: the ring, who leads, who is up. Immutable values, and their znodes' bytes.
 
 Decides only.
 """

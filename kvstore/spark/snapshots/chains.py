@@ -1,4 +1,4 @@
-"""Which snapshots stand on which, where a chain may be cut, and which may go. Decides only.
+"""Chains of snapshots: which stand on which, where a chain may be cut, and which may go. Decides only.
 
 A chain is a full snapshot and incrementals of which each continues the one before. What is in the last one can be had
 back only as long as all before it are there.

@@ -1,4 +1,4 @@
-"""What a new snapshot has to hold: pins the store and cuts it, or what its logs say since the parent, into pieces."""
+"""Cuts the work of a new snapshot into pieces: the store, which it pins, or what the logs say since the parent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What runs on an executor: reads one piece at its pinned position, or out of the log, and writes it into one file.
+"""The work of an executor: reads one piece at its pinned position, or out of the log, and writes it into one file.
 
 Tasks are retried and run twice. Each attempt writes a file of its own; which of them counts, the driver says.
 """
