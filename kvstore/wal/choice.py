@@ -63,6 +63,12 @@ class BookieChoice:
     def is_registered(self, bookie: BookieId) -> bool:
         return bookie in self._view.current.writable or self.is_readonly(bookie)
 
+    def is_full(self, ack: int) -> bool:
+        """Whether there are enough bookies for an ack quorum, and too few of them have room: no log can be opened."""
+        bookies = self._view.current
+        is_known = self._store.state is SessionState.CONNECTED
+        return is_known and len(bookies.writable) < ack <= len(bookies.writable | bookies.readonly)
+
     def spares(self, *, is_urgent: bool = False) -> frozenset[BookieId]:
         """Those that may take a failed bookie's place; `is_urgent` if too few are left to confirm anything. None while
         the metadata store is away: no change could be recorded."""

@@ -96,7 +96,7 @@ class OpenLog:
         """First sequence in the open ledger, and when it was appended."""
         self._on_lost: list[Callable[[StoreError], None]] = []
         self._wake = asyncio.Event()
-        self._changing_list = asyncio.Lock()
+        self._changing_list, self._rolling = asyncio.Lock(), asyncio.Lock()
         self._growth = self._next_growth()
         self._handle = self._open(opened.metadata)
         self.copier = Copier(ports, nursery, self._to_repair, bytes_per_s=config.repair_bytes_per_s)
@@ -155,7 +155,7 @@ class OpenLog:
     async def seal(self) -> None:
         """After the last append is acknowledged: close the ledger. The log takes no more appends then: one that is
         confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
-        async with self._changing_list:  # no roll is under way
+        async with self._rolling:
             if self.lost is not None:
                 raise self.lost
             await self._handle.drained()
@@ -270,7 +270,10 @@ class OpenLog:
             handle = self._handle
             handle.look_for_spares()
             is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
-            stalled_s, seen_at = stalled_s + step_s if is_stalled else 0.0, handle.progress_at
+            # Where the disks are full nobody else could lead either, and only a leader trims, which makes room.
+            is_of_use = self._ports.choice.is_full(handle.writer.metadata.quorum.ack)
+            stalled_s = stalled_s + step_s if is_stalled and not is_of_use else 0.0
+            seen_at = handle.progress_at
             if stalled_s >= STALL_MAX_S:
                 self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))
 
@@ -323,8 +326,21 @@ class OpenLog:
     async def _roll(self, reason: str) -> None:
         """Go on in a new ledger. Raises MetadataError, NotEnoughBookies if nothing has been listed; goes through with
         it otherwise."""
-        async with self._changing_list:
+        async with self._rolling:
             old = self._handle
+            metadata = await self._list_next(old, reason)
+            self._held = deque()
+            await old.drained()
+            if self.lost is not None:
+                return
+            self._switch(metadata)
+            await self._close(old)
+        self.copier.look()
+
+    async def _list_next(self, old: LedgerHandle, reason: str) -> LedgerMetadata:
+        """Make the next ledger and list it. Later, while the former one is drained, the list may be trimmed: on disks
+        that are full that makes the room which the last entries wait for."""
+        async with self._changing_list:
             metadata = await self._creator.create(self.partition, after=old.ledger, failed=old.writer.failed)
             log.info("partition=%s rolls from ledger=%d to %d: %s", self.partition, old.ledger, metadata.ledger, reason)
             listed, bound = self.listed, self.listed.ledgers[-1].first_seq
@@ -339,13 +355,7 @@ class OpenLog:
             except StoreError:
                 await self._creator.discard(metadata)
                 raise
-            self._held = deque()
-            await old.drained()
-            if self.lost is not None:
-                return
-            self._switch(metadata)
-            await self._close(old)
-        self.copier.look()
+        return metadata
 
     def _switch(self, metadata: LedgerMetadata) -> None:
         """From here on entries go to the new ledger; every entry of the old one is acknowledged."""

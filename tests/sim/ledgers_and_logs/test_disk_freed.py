@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import count
 
 import pytest
 
@@ -21,8 +22,8 @@ VALUE = b"v" * 300
 """With a number behind it: the judges tell writes by their values."""
 
 
-def full_knobs() -> Knobs:
-    return replace(knobs(roll_entries=25), segment_bytes=SEGMENT, reclaim_s=1.0)
+def full_knobs(retention_ms: int = 0) -> Knobs:
+    return replace(knobs(roll_entries=25, retention_ms=retention_ms), segment_bytes=SEGMENT, reclaim_s=1.0)
 
 
 def leave_room(node: Node, segments: int) -> None:
@@ -45,6 +46,13 @@ async def fill(stage: Stage, nodes: Sequence[Node], full: int) -> None:
             await stage.ask(put(b"fill%d" % (number % 7), VALUE + b"%d" % number), stage.cluster.nodes[-1])
 
 
+async def knock(stage: Stage, node: Node) -> None:
+    """Somebody goes on writing, and is refused or told nothing for as long as there is no room."""
+    for number in count():
+        await stage.ask(put(b"knock", VALUE + b"knock%d" % number), node)
+        await asyncio.sleep(0.2)
+
+
 async def expect_writable(stage: Stage, nodes: Sequence[Node], within_s: float) -> None:
     processes = [node.sim.process for node in nodes]
     await stage.until(lambda: not any(map(is_readonly, nodes)), within_s=within_s)
@@ -64,8 +72,25 @@ def test_a_bookie_that_the_log_has_filled_becomes_writable_when_it_is_trimmed() 
         play(story, full_knobs(), seed)
 
 
+def test_a_cluster_whose_disks_the_log_has_filled_becomes_writable_when_it_is_trimmed() -> None:
+    """Its leaders keep their leads, because nobody else could lead either, and trim on (docs/protocol.md, G13)."""
+
+    async def story(stage: Stage) -> None:
+        await stage.put_until_done(stage.cluster.nodes[0])
+        nodes = stage.cluster.nodes
+        for node in nodes:
+            leave_room(node, 12)
+        await fill(stage, nodes, 2)
+        knocking = stage.cluster.spawn(knock(stage, nodes[-1]), name="knock")
+        await expect_writable(stage, nodes, 90.0)
+        knocking.cancel()
+
+    for seed in range(1, 6):
+        play(story, full_knobs(retention_ms=20_000), seed)
+
+
 def test_a_cluster_whose_disks_are_all_full_serves_again_when_there_is_room() -> None:
-    """Without an ack quorum of writable bookies nobody leads, so nothing is trimmed: space comes from outside."""
+    """Where retention lets nothing go, space comes from outside."""
 
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.cluster.nodes[0])
