@@ -12,11 +12,11 @@ from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Ove
 from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.partition.state.commands import Op, Record
 from kvstore.server.peer import frames
+from kvstore.server.peer.calls import HOLDS_MAX
 from kvstore.server.peer.door import PeerDoor, Strangers
 from kvstore.server.peer.flow_control import Pace
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer.identity import host_of
-from kvstore.server.peer.link import HOLDS_MAX
 from kvstore.server.peer.proof import Credentials, Refused
 from kvstore.server.peer.refusals import Refusals
 from kvstore.server.redis.commands import CommandError
