@@ -70,11 +70,11 @@ class PeerServer:
             raise NotLeader(partition)
         return await handler(server, method, body)
 
-    def accept(self, words: list[bytes], stream: Stream, let_in: Callable[[StreamHandler], None]) -> StreamHandler:
-        """Take over a connection that began with `KVSTORE.PEER …`; `let_in` is called with its next handler once the
-        other side has proven itself (docs/protocol.md H8). Raises CommandError."""
+    def accept(self, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
+        """The next handler of a connection that began with `KVSTORE.PEER …`; `leave` is called once the other side
+        has proven itself (docs/protocol.md H8), or is gone. Raises CommandError."""
         try:
-            return PeerDoor(self, words[1:], stream, let_in)
+            return PeerDoor(self, words[1:], stream, leave)
         except Refused as refused:
             self.note_refused(stream, refused)
             raise CommandError(f"ERR {refused.answer}") from None

@@ -26,7 +26,7 @@ from kvstore.server.redis.replies import FORMATS, Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, Outbox
 
 if TYPE_CHECKING:
-    from kvstore.env import Stream, StreamHandler
+    from kvstore.env import Stream
     from kvstore.server.redis.door import RespServer
 
 OUTPUT_HIGH_BYTES = 64 << 10
@@ -63,8 +63,8 @@ class RespConnection(Outbox):
         """The client sends no more."""
         self._trial: Trial | None = None
         """Until it shows that it is another server's, if it has to."""
-        self._peer: StreamHandler | None = None
-        """Who has taken the connection over, if it is another server's."""
+        self._is_peer = False
+        """It is another server's: the stream has another handler."""
 
     # ── the client's side ─────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -78,8 +78,6 @@ class RespConnection(Outbox):
                 self.turn_away()
 
     def data_received(self, data: bytes) -> None:
-        if self._peer is not None:
-            return self._peer.data_received(data)
         if self._trial is not None:
             is_server = self._trial.is_server(data)
             self._end_trial()
@@ -118,8 +116,6 @@ class RespConnection(Outbox):
 
     def eof_received(self) -> bool | None:
         """The client sends no more; what it still waits for is answered first."""
-        if self._peer is not None:
-            return self._peer.eof_received()
         self._is_ended = True
         return self._in_flight() > 0 or bool(self._queue)
 
@@ -130,22 +126,15 @@ class RespConnection(Outbox):
         self._send()
         self.server.forget(self)
         self._end_trial()
-        if self._peer is not None:
-            self._peer.connection_lost(exc)
 
     def pause_writing(self) -> None:
         self._is_full = True
         self.full_since = self.server.now()
-        if self._peer is not None:
-            self._peer.pause_writing()
 
     def resume_writing(self) -> None:
         self._is_full = False
         self.full_since = None
-        if self._peer is not None:
-            self._peer.resume_writing()
-        else:
-            self.resume()
+        self.resume()
 
     # ── the backend's side ────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -201,7 +190,7 @@ class RespConnection(Outbox):
                 return self._stall(words, waiting)
             elif self._is_busy:
                 return self._stall(None, waiting)
-            elif self._is_closing or self._peer is not None:
+            elif self._is_closing or self._is_peer:
                 return None  # nothing is meant to come after
 
     def _begin(self, words: Command) -> bool:
@@ -405,8 +394,10 @@ class RespConnection(Outbox):
         Raises CommandError if anything else was asked before."""
         if self._issued or self._queue or self._parser.buffered:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
-        self._peer = self.server.accept_peer(words, self._stream, self._let_in)
+        peer = self.server.accept_peer(words, self._stream, self._leave)
+        self._is_peer = True
+        self._stream.set_protocol(peer)
 
-    def _let_in(self, peer: StreamHandler) -> None:
-        self._peer = peer
-        self.server.forget(self)  # no client's any more: at a stop whoever has it now ends it, in good order
+    def _leave(self) -> None:
+        """It is no client's any more: at a stop whoever has it now ends it, in good order."""
+        self.server.forget(self)

@@ -38,12 +38,12 @@ SILENT_S = 10.0
 BROWSERS_S = 60.0
 """Between two lines in the log about those that speak HTTP."""
 
-LetIn = Callable[[StreamHandler], None]
-AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
+Leave = Callable[[], None]
+AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
 
 
 class RespServer:
-    """Listens once `open` is called. `accept_peer` takes over connections of other servers."""
+    """Listens once `open` is called. `accept_peer` makes the next handler of another server's connection."""
 
     def __init__(
         self, env: Env, backend: Backend, limits: Limits, accept_peer: AcceptPeer, facts: Callable[[], Facts]
@@ -218,9 +218,9 @@ class RespServer:
     def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
         return ask(self.backend, op, partition)
 
-    def accept_peer(self, words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
+    def accept_peer(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
         """Raises CommandError."""
-        return self._accept_peer(words, stream, let_in)
+        return self._accept_peer(words, stream, leave)
 
     def _describe_clients(self) -> bytes:
         return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))
