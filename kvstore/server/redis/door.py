@@ -86,13 +86,13 @@ class RespServer:
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
-            connection.close_soon()
+            connection.pipeline.close_soon()
         for _ in range(CLOSE_LOOKS):
             if all(connection.is_done() for connection in self._connections):
                 break
             await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
         for connection in list(self._connections):
-            connection.abort()
+            connection.replies.abort()
         if self._look is not None:
             self._look.cancel()
         await self._nursery.close()
@@ -143,7 +143,7 @@ class RespServer:
         if silent is None or self.now() - since < SILENT_S:
             return False
         self.forget(silent)
-        silent.abort()
+        silent.replies.abort()
         self.silent_closed += 1
         return True
 
@@ -162,8 +162,8 @@ class RespServer:
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
         self._tried.pop(connection, None)
-        self.room.forget(connection)
-        self.window.forget(connection)
+        self.room.forget(connection.replies)
+        self.window.forget(connection.pipeline)
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
