@@ -82,8 +82,6 @@ LARGE_CLASSES = {
     "kvstore/bookie/storage.py:BookieStorage": 39,
     "kvstore/partition/election/replica.py:Replica": 38,
     "kvstore/partition/leading/leader.py:Leader": 28,
-    "kvstore/server/peer/link.py:Link": 26,
-    "kvstore/server/redis/connection.py:RespConnection": 36,
     "kvstore/server/routing/membership.py:Membership": 31,
     "kvstore/wal/leader_log.py:OpenLog": 27,
     "kvstore/wal/tail.py:TailReader": 31,

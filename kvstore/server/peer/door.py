@@ -64,13 +64,12 @@ class Owner(Protocol):
 
 
 class PeerDoor:
-    """The StreamHandler of one of them. `let_in` is called with the link's handler, which has all that follows."""
+    """The StreamHandler of one of them, until the link's has the stream. `leave` is called when it is over: the other
+    side has proven itself, or is gone."""
 
-    def __init__(
-        self, owner: Owner, words: list[bytes], stream: Stream, let_in: Callable[[StreamHandler], None]
-    ) -> None:
+    def __init__(self, owner: Owner, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> None:
         """Raises Refused."""
-        self._owner, self._stream, self._let_in = owner, stream, let_in
+        self._owner, self._stream, self._leave = owner, stream, leave
         self._called = Called(owner.credentials, words)
         caller = self._called.caller
         if fault := certificate_fault(shown_on(stream), caller, owner.host_of(caller)):
@@ -88,7 +87,9 @@ class PeerDoor:
             answer = self._called.take(data)
             if answer:
                 self._timer.cancel()
-                self._let_in(self._owner.open(self._called.caller, self._stream, answer))
+                link = self._owner.open(self._called.caller, self._stream, answer)
+                self._leave()
+                self._stream.set_protocol(link)
         except Refused as refused:
             self._refuse(refused)
 
@@ -97,6 +98,7 @@ class PeerDoor:
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._timer.cancel()
+        self._leave()
 
     def pause_writing(self) -> None:
         """Little is sent."""

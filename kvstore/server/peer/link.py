@@ -13,10 +13,10 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from kvstore.env import Stream
-from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.election.peer_replicas import HOLD
+from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.server.peer import frames
+from kvstore.server.peer.calls import Calls
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.routing.dispatch import Dispatcher
@@ -33,11 +33,6 @@ SWEEP_S = 0.5
 STOOD_STILL_S = 2 * SWEEP_S
 """A sweep that comes so late tells that this process was stopped, or had no turn."""
 WRITE_HIGH_BYTES = 4 << 20
-CALLS_MAX = 64
-"""Calls between replicas under way on one link, whatever else is."""
-HOLDS_MAX = 1_024
-"""Of those that leaders answer when their lead ends, beside these: one for each partition that is followed here and led
-there, so as many as a ring may have. Among the others they would leave them no room."""
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 
@@ -80,9 +75,7 @@ class Link:
         self._results = 0
         """Frames of results that have come."""
         self._marks: deque[tuple[float, int]] = deque()
-        self._calls: dict[int, asyncio.Future[bytes]] = {}
-        self._holds = 0
-        """How many of them are held until a lead ends."""
+        self._calls = Calls(server, self._write, self.flight.next_number)
         self._heard_at = self._swept_at = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self.opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -114,23 +107,7 @@ class Link:
         and what the other side raised."""
         if not self.is_open:
             raise Unavailable(f"the link to {self.server} was lost")
-        is_hold = method == HOLD
-        under_way, most = (self._holds, HOLDS_MAX) if is_hold else (len(self._calls) - self._holds, CALLS_MAX)
-        if under_way >= most:
-            raise Overloaded(f"{most} calls to {self.server} are under way")
-        self._holds += is_hold
-        number = self.flight.next_number()
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
-        self._calls[number] = answer
-        try:
-            self._write(frames.encode(Call(number, partition, method, body)))
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise OutcomeUnknown(f"{self.server} did not answer {method} within {timeout_s} s") from None
-        finally:
-            del self._calls[number]
-            self._holds -= is_hold
+        return await self._calls.make(partition, method, body, timeout_s)
 
     def close(self) -> None:
         self.is_open = False
@@ -231,8 +208,8 @@ class Link:
                 raise FrameError(f"a {type(message).__name__} from the answering side")
             case Results():
                 self._take_results(message)
-            case Answer(number, body, error):
-                self._take_answer(number, body, error)
+            case Answer():
+                self._calls.take(message)
             case Ping():
                 pass
             case Goodbye():
@@ -242,7 +219,7 @@ class Link:
             self._stream.close()
 
     def _owes_answers(self) -> bool:
-        return bool(self.flight.pending) or not all(answer.done() for answer in self._calls.values())
+        return bool(self.flight.pending) or not self._calls.are_answered()
 
     def _take_results(self, results: Results) -> None:
         if results.others:
@@ -278,17 +255,6 @@ class Link:
             self.flush()
             self._links.dispatcher.take_refusals(self.flight, refused)
 
-    def _take_answer(self, number: int, body: bytes, error: Any) -> None:
-        waiter = self._calls.get(number)
-        if waiter is None or waiter.done():
-            return
-        if error is None:
-            waiter.set_result(body)
-        elif isinstance(error, StoreError):
-            waiter.set_exception(error)
-        else:
-            raise FrameError("an answer whose error is none")
-
     # ── loss and silence ──────────────────────────────────────────────────────────────────────────────────────────────
 
     def _give_up(self) -> None:
@@ -296,9 +262,7 @@ class Link:
         unsent = (number for lane in self._lanes.values() for number in _numbers(lane))
         self._links.dispatcher.link_lost(self.flight, min(unsent, default=self.flight.last_number + 1))
         self._lanes = {}
-        for waiter in self._calls.values():
-            if not waiter.done():
-                waiter.set_exception(OutcomeUnknown(f"the link to {self.server} broke before it answered"))
+        self._calls.lose()
 
     def _sweep(self) -> None:
         """End what has waited too long, and a link that owes answers and is silent."""

@@ -12,11 +12,11 @@ from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Ove
 from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.partition.state.commands import Op, Record
 from kvstore.server.peer import frames
+from kvstore.server.peer.calls import HOLDS_MAX
 from kvstore.server.peer.door import PeerDoor, Strangers
 from kvstore.server.peer.flow_control import Pace
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer.identity import host_of
-from kvstore.server.peer.link import HOLDS_MAX
 from kvstore.server.peer.proof import Credentials, Refused
 from kvstore.server.peer.refusals import Refusals
 from kvstore.server.redis.commands import CommandError
@@ -70,11 +70,11 @@ class PeerServer:
             raise NotLeader(partition)
         return await handler(server, method, body)
 
-    def accept(self, words: list[bytes], stream: Stream, let_in: Callable[[StreamHandler], None]) -> StreamHandler:
-        """Take over a connection that began with `KVSTORE.PEER …`; `let_in` is called with its next handler once the
-        other side has proven itself (docs/protocol.md H8). Raises CommandError."""
+    def accept(self, words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
+        """The next handler of a connection that began with `KVSTORE.PEER …`; `leave` is called once the other side
+        has proven itself (docs/protocol.md H8), or is gone. Raises CommandError."""
         try:
-            return PeerDoor(self, words[1:], stream, let_in)
+            return PeerDoor(self, words[1:], stream, leave)
         except Refused as refused:
             self.note_refused(stream, refused)
             raise CommandError(f"ERR {refused.answer}") from None

@@ -38,12 +38,12 @@ SILENT_S = 10.0
 BROWSERS_S = 60.0
 """Between two lines in the log about those that speak HTTP."""
 
-LetIn = Callable[[StreamHandler], None]
-AcceptPeer = Callable[[list[bytes], Stream, LetIn], StreamHandler]
+Leave = Callable[[], None]
+AcceptPeer = Callable[[list[bytes], Stream, Leave], StreamHandler]
 
 
 class RespServer:
-    """Listens once `open` is called. `accept_peer` takes over connections of other servers."""
+    """Listens once `open` is called. `accept_peer` makes the next handler of another server's connection."""
 
     def __init__(
         self, env: Env, backend: Backend, limits: Limits, accept_peer: AcceptPeer, facts: Callable[[], Facts]
@@ -86,13 +86,13 @@ class RespServer:
         if self._listener is not None:
             self._listener.close()
         for connection in list(self._connections):
-            connection.close_soon()
+            connection.pipeline.close_soon()
         for _ in range(CLOSE_LOOKS):
             if all(connection.is_done() for connection in self._connections):
                 break
             await asyncio.sleep(CLOSE_S / CLOSE_LOOKS)
         for connection in list(self._connections):
-            connection.abort()
+            connection.replies.abort()
         if self._look is not None:
             self._look.cancel()
         await self._nursery.close()
@@ -143,7 +143,7 @@ class RespServer:
         if silent is None or self.now() - since < SILENT_S:
             return False
         self.forget(silent)
-        silent.abort()
+        silent.replies.abort()
         self.silent_closed += 1
         return True
 
@@ -162,8 +162,8 @@ class RespServer:
         self._connections.pop(connection, None)
         self._silent.pop(connection, None)
         self._tried.pop(connection, None)
-        self.room.forget(connection)
-        self.window.forget(connection)
+        self.room.forget(connection.replies)
+        self.window.forget(connection.pipeline)
         self._input_bytes -= self._input.pop(connection, 0)
 
     def note_input(self, connection: RespConnection, size: int) -> None:
@@ -218,9 +218,9 @@ class RespServer:
     def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]:
         return ask(self.backend, op, partition)
 
-    def accept_peer(self, words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
+    def accept_peer(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
         """Raises CommandError."""
-        return self._accept_peer(words, stream, let_in)
+        return self._accept_peer(words, stream, leave)
 
     def _describe_clients(self) -> bytes:
         return replies.bulk(b"".join(each.session.describe(each.address) for each in self._connections))

@@ -6,8 +6,10 @@ are forgotten and read again in their turn, and what cannot be read again begins
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
+from kvstore.env import Stream
 from kvstore.errors import Overloaded
 from kvstore.partition.state.commands import Code
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
@@ -15,13 +17,10 @@ from kvstore.server.redis import replies
 from kvstore.server.redis.commands import CommandError, Several, Single
 from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
 from kvstore.server.redis.replies import FORMATS, Fmt
-from kvstore.server.redis.reply_memory import SMALL_BYTES
+from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, Room
 from kvstore.server.redis.rereads import Again, bytes_of, transaction_bytes
 from kvstore.server.redis.session import Session
-
-if TYPE_CHECKING:
-    from kvstore.env import Stream
-    from kvstore.server.redis.door import RespServer
+from kvstore.server.routing.backend import Backend
 
 IN_FLIGHT_FIRST, IN_FLIGHT_MAX = 64, 1024
 """Commands of one connection that are not answered yet; what comes after them stays unread. A connection begins with
@@ -36,26 +35,44 @@ _GET = int(Code.GET)
 _NO_ROOM = Overloaded("other clients do not read their replies")
 
 
-class Outbox:
-    """Half of a connection: the Sink of its operations."""
+class Server(Protocol):
+    """What holds the replies of all connections: kvstore.server.redis.door.RespServer."""
 
-    def __init__(self, server: RespServer) -> None:
-        self.server: RespServer = server
+    backend: Backend
+    room: Room
+
+    def wait_for_room(self, connection: Holder, size: int) -> None:
+        """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""
+        ...
+
+
+class ReplyQueue:
+    """The replies of one connection: the Sink of its operations, and the Holder of what its client has not read.
+
+    `flush` is called when a group of results has come, `resume` when there may be room for what waits.
+    """
+
+    stream: Stream
+    """Set when the connection is made."""
+
+    def __init__(
+        self, server: Server, session: Session, *, flush: Callable[[], None], resume: Callable[[], None]
+    ) -> None:
+        self.flush, self.resume = flush, resume
         self.backend = server.backend
-        self.session: Session = Session(server.next_id())
         self.full_since: float | None = None
         """Since when the client has not read enough."""
-        self._stream: Stream
-        self._formats = FORMATS[2]
+        self._server, self._session = server, session
+        self._formats = FORMATS[session.protocol]
         self._out: list[bytes] = []
-        self._issued = 0
+        self.issued = 0
         """Commands begun."""
-        self._answered = 0
-        """Commands whose reply is in `_out` or sent; the reply of number `_answered` is the next one."""
+        self.answered = 0
+        """Commands whose reply is in `_out` or sent; the reply of number `answered` is the next one."""
         self._early: dict[int, bytes] = {}
         """Replies that came before their turn."""
-        self._again = Again()
-        self._in_flight_max = IN_FLIGHT_FIRST
+        self.again = Again()
+        self.in_flight_max = IN_FLIGHT_FIRST
         self._unchecked = SMALL_BYTES
         """Replies up to this size are kept without a look at what is held."""
         self._held = 0
@@ -66,9 +83,10 @@ class Outbox:
         """For the replies of what cannot be done again; counts until nothing is in flight."""
         self._is_refused = False
         """What waits for room is not going to get it."""
-        self._is_full = False
+        self.is_full = False
         """The client does not read its replies."""
-        self._is_lost = False
+        self.is_lost = False
+        """It is gone."""
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
@@ -80,9 +98,9 @@ class Outbox:
 
     def answer(self, number: int, reply: bytes) -> None:
         """The reply of a command whose result is not formatted by `complete`."""
-        if number == self._answered:
+        if number == self.answered:
             self._out.append(reply)
-            self._answered = number + 1
+            self.answered = number + 1
             if self._early:
                 self._release()
         else:
@@ -90,60 +108,79 @@ class Outbox:
 
     def reply(self, data: bytes) -> None:
         """Answer a command that has not begun."""
-        self.answer(self._next_number(), data)
+        self.answer(self.next_number(), data)
 
-    def _in_flight(self) -> int:
-        return self._issued - self._answered
+    def in_flight(self) -> int:
+        return self.issued - self.answered
 
-    def _next_number(self) -> int:
-        self._issued += 1
-        return self._issued - 1
+    def next_number(self) -> int:
+        self.issued += 1
+        return self.issued - 1
 
-    def _widen(self) -> None:
+    def widen(self) -> None:
         """All that was begun fitted: more may be in flight, cautiously if there was once too much."""
-        now = self._in_flight_max
-        self._in_flight_max = min(now + (now if not self._again.below else now // 4 + 1), IN_FLIGHT_MAX)
+        now = self.in_flight_max
+        self.in_flight_max = min(now + (now if not self.again.below else now // 4 + 1), IN_FLIGHT_MAX)
 
     def _release(self) -> None:
-        while (reply := self._early.pop(self._answered, None)) is not None:
+        while (reply := self._early.pop(self.answered, None)) is not None:
             self._out.append(reply)
-            self._answered += 1
+            self.answered += 1
+
+    def use_protocol(self, version: int) -> None:
+        """Later replies are in this version of the protocol."""
+        self._formats = FORMATS[version]
+
+    def write(self) -> bool:
+        """Send what is due. False if there was nothing."""
+        if self.issued == self.answered:
+            self._reserved = self._held = 0
+        if not self._out or self.is_lost:
+            self._out.clear()
+            return False
+        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
+        self._out.clear()
+        self.stream.write(data)
+        if self.is_full:
+            self._server.room.add(self, len(data))
+        self.again.answered(self.issued, self.answered)
+        return True
 
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
 
     def admit(self, number: int, size: int) -> bool:
         """Whether a reply may be kept. If not, its command is done again when its turn comes."""
-        again = self._again
-        if number == again.current or number not in again.reads or self._is_lost:
+        again = self.again
+        if number == again.current or number not in again.reads or self.is_lost:
             return True  # room is reserved for it, or it is small
         is_new = number >= again.below
         if is_new:
             self._unchecked = SMALL_BYTES
-        if (is_new or number == self._answered) and self.fits(size):
+        if (is_new or number == self.answered) and self.fits(size):
             return True
         self.put_off(number, size)
         return False
 
     def put_off(self, number: int, size: int) -> None:
         """Do a read again when its turn comes: its reply of `size` bytes did not fit."""
-        if self._is_lost:
+        if self.is_lost:
             return self.answer(number, b"")
-        if number >= self._again.below:
-            self._in_flight_max = max(1, min(self._in_flight_max, HELD_BYTES_MAX // max(1, size)))
+        if number >= self.again.below:
+            self.in_flight_max = max(1, min(self.in_flight_max, HELD_BYTES_MAX // max(1, size)))
             self._unchecked = -1
-            self.server.room.put_off += 1
-        self._again.put_off(number, self._issued, self._early)
+            self._server.room.put_off += 1
+        self.again.put_off(number, self.issued, self._early)
 
     def fits(self, size: int) -> bool:
         """Count in so many bytes of a reply, if there is room."""
         self._held += size
         if self._held > HELD_BYTES_MAX:
             self._held = self._unsent_bytes()
-            held = self._held + self._stream.get_write_buffer_size()
+            held = self._held + self.stream.get_write_buffer_size()
             if held and held + size > HELD_BYTES_MAX:
                 return False
             self._held += size
-        return self.server.room.take(self, size)
+        return self._server.room.take(self, size)
 
     def gather(self, size: int) -> bool:
         """The same for a value that waits for others of its reply."""
@@ -158,23 +195,23 @@ class Outbox:
     @property
     def held_bytes(self) -> int:
         """Replies that the socket has not taken, and what is reserved for others."""
-        if self._is_lost:
+        if self.is_lost:
             return 0
-        again = self._again.size if self._again.current >= self._answered else 0
-        return self._unsent_bytes() + self._reserved + again + self._stream.get_write_buffer_size()
+        again = self.again.size if self.again.current >= self.answered else 0
+        return self._unsent_bytes() + self._reserved + again + self.stream.get_write_buffer_size()
 
     def _unsent_bytes(self) -> int:
         return self._gathered + sum(map(len, self._early.values())) + sum(map(len, self._out))
 
     def read_again(self) -> None:
         """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""
-        again, number = self._again, self._answered
-        if number not in again.numbers or self._is_full or self._is_lost:
+        again, number = self.again, self.answered
+        if number not in again.numbers or self.is_full or self.is_lost:
             return
         read = again.reads[number]
         size = bytes_of(read, REPLY_BYTES_MAX)
-        if not (self._is_refused or self.server.room.take(self, size)):
-            return self.server.wait_for_room(self, size)
+        if not (self._is_refused or self._server.room.take(self, size)):
+            return self._server.wait_for_room(self, size)
         again.numbers.discard(number)
         again.current, again.size = number, size
         if self._is_refused:
@@ -185,7 +222,7 @@ class Outbox:
         if isinstance(read, Several):
             Gather(self, number, read, is_reserved=True).submit()
         else:
-            op, format_ = ((_GET, read, self.session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
+            op, format_ = ((_GET, read, self._session.level, 0), Fmt.VALUE) if isinstance(read, bytes) else read
             self.backend.submit(op, self, number << FORMAT_BITS | format_)
 
     def may_answer(self, found: Single) -> bool:
@@ -198,20 +235,29 @@ class Outbox:
             return True
         if self._is_refused:
             self._is_refused = False
-            self.session.queued = None
+            self._session.queued = None
             raise CommandError(f"TRYAGAIN overloaded: {_NO_ROOM}")
         if self._reserved and self._reserved + size > RESERVED_BYTES_MAX:
             return False
-        if not self.server.room.take(self, size):
-            self.server.wait_for_room(self, size)
+        if not self._server.room.take(self, size):
+            self._server.wait_for_room(self, size)
             return False
         self._reserved += size
         return True
 
-    def _let_go(self) -> None:
+    def hold_back(self, since: float) -> None:
+        """The client does not read what it was sent."""
+        self.is_full, self.full_since = True, since
+
+    def let_out(self) -> None:
+        """It reads again."""
+        self.is_full, self.full_since = False, None
+
+    def lose(self) -> None:
         """The client is gone: nothing is read again for it."""
-        self._early.update(dict.fromkeys(self._again.numbers, b""))
-        self._again.numbers.clear()
+        self.is_lost = True
+        self._early.update(dict.fromkeys(self.again.numbers, b""))
+        self.again.numbers.clear()
         self._release()
 
     def refuse(self) -> None:
@@ -223,10 +269,4 @@ class Outbox:
     def abort(self) -> None:
         """Close at once: the client does not read what it asked for, or the server stops."""
         self.full_since = None
-        self._stream.abort()
-
-    def flush(self) -> None:
-        raise NotImplementedError
-
-    def resume(self) -> None:
-        raise NotImplementedError
+        self.stream.abort()

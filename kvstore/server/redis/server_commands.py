@@ -1,27 +1,27 @@
-"""The Redis commands about more than keys: what each does with its connection. Nothing else of the connection is in
+"""The Redis commands about more than keys: what each does with its connection. Nothing else of that is in
 flight."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from kvstore.errors import StoreError, Unavailable
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Level, Op
 from kvstore.partition.state.operations import BATCH_RESULT_BYTES_MAX
 from kvstore.ring.hashing import TOKENS
+from kvstore.ring.ring import Ring
 from kvstore.server.redis import replies, session
-from kvstore.server.redis.commands import FROM_BROWSERS, CommandError, check_pattern, integer
+from kvstore.server.redis.commands import FROM_BROWSERS, CommandError, Plan, check_pattern, integer
+from kvstore.server.redis.fresh import Fresh
 from kvstore.server.redis.gather import REPLY_BYTES_MAX
+from kvstore.server.redis.reply_queue import ReplyQueue
 from kvstore.server.redis.rereads import transaction_bytes
 from kvstore.server.routing import keys
-
-if TYPE_CHECKING:
-    from kvstore.server.redis.connection import RespConnection
-    from kvstore.types import PartitionId
+from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
@@ -35,11 +35,56 @@ _CURSOR_MAX = (1 << 64) - 1
 Words = list[bytes]
 
 
-def reply_bytes(connection: RespConnection, name: str, words: Words) -> int:
+class Server(Protocol):
+    """What the commands ask about and of the server: kvstore.server.redis.door.RespServer."""
+
+    clients: Fresh[bytes]
+    info: Fresh[session.Facts]
+
+    @property
+    def ring(self) -> Ring: ...
+    def owner_of(self, key: bytes) -> PartitionId: ...
+    def ask(self, op: Op, partition: PartitionId) -> Awaitable[Any]: ...
+    def note_browser(self, address: str) -> None: ...
+
+
+class Client(Protocol):
+    """The connection that they came on: kvstore.server.redis.connection.RespConnection."""
+
+    @property
+    def address(self) -> str: ...
+
+    def become_peer(self, words: Words) -> None:
+        """Give the connection to another server's link. Raises CommandError."""
+        ...
+
+
+class Performer(Protocol):
+    """What carries out a client's commands, one after the other: kvstore.server.redis.pipeline.Pipeline."""
+
+    session: session.Session
+    replies: ReplyQueue
+
+    @property
+    def server(self) -> Server: ...
+    @property
+    def client(self) -> Client: ...
+    def perform(self, found: Plan) -> bool: ...
+
+    def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Answer with what `work` returns; nothing else is begun meanwhile."""
+        ...
+
+    def quit(self, farewell: bytes = ...) -> None:
+        """Say goodbye; what came after is not read."""
+        ...
+
+
+def reply_bytes(pipeline: Performer, name: str, words: Words) -> int:
     """What a Special may take for its reply, keys or values and what is made of them. Raises CommandError."""
     match name:
         case "EXEC":
-            return transaction_bytes(connection.session.queued or (), BATCH_RESULT_BYTES_MAX)
+            return transaction_bytes(pipeline.session.queued or (), BATCH_RESULT_BYTES_MAX)
         case "KEYS":
             return 2 * REPLY_BYTES_MAX
         case "SCAN":
@@ -49,9 +94,9 @@ def reply_bytes(connection: RespConnection, name: str, words: Words) -> int:
             return 0
 
 
-def do(connection: RespConnection, name: str, words: Words) -> None:
+def do(pipeline: Performer, name: str, words: Words) -> None:
     """Carry out a Special. Raises CommandError."""
-    _SPECIALS[name](connection, words)
+    _SPECIALS[name](pipeline, words)
 
 
 async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
@@ -67,109 +112,109 @@ async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
         return replies.error("ERR internal error; see the server's log")
 
 
-def _replying(make: Callable[[RespConnection, Words], bytes]) -> Callable[[RespConnection, Words], None]:
-    return lambda connection, words: connection.reply(make(connection, words))
+def _replying(make: Callable[[Performer, Words], bytes]) -> Callable[[Performer, Words], None]:
+    return lambda pipeline, words: pipeline.replies.reply(make(pipeline, words))
 
 
-def _hello(connection: RespConnection, words: Words) -> None:
-    reply = connection.session.hello(words)
-    connection.use_protocol()
-    connection.reply(reply)
+def _hello(pipeline: Performer, words: Words) -> None:
+    reply = pipeline.session.hello(words)
+    pipeline.replies.use_protocol(pipeline.session.protocol)
+    pipeline.replies.reply(reply)
 
 
-def _reset(connection: RespConnection, words: Words) -> None:
-    connection.session.reset()
-    connection.use_protocol()
-    connection.reply(replies.status("RESET"))
+def _reset(pipeline: Performer, words: Words) -> None:
+    pipeline.session.reset()
+    pipeline.replies.use_protocol(pipeline.session.protocol)
+    pipeline.replies.reply(replies.status("RESET"))
 
 
-def _client(connection: RespConnection, words: Words) -> None:
+def _client(pipeline: Performer, words: Words) -> None:
     if words[1].upper() == b"LIST" and len(words) == 2:
-        connection.run_alone(connection.server.clients.take())
+        pipeline.run_alone(pipeline.server.clients.take())
     else:
-        connection.reply(connection.session.client(words, connection.address))
+        pipeline.replies.reply(pipeline.session.client(words, pipeline.client.address))
 
 
-def _info(connection: RespConnection, words: Words) -> None:
+def _info(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
-        return session.info(words, await connection.server.info.take())
+        return session.info(words, await pipeline.server.info.take())
 
-    connection.run_alone(work())
+    pipeline.run_alone(work())
 
 
-def _in_turn(make: Callable[[RespConnection, Words], bytes]) -> Callable[[RespConnection, Words], None]:
-    """A reply so much larger than its command that one turn of the event loop makes only one for a connection."""
+def _in_turn(make: Callable[[Performer, Words], bytes]) -> Callable[[Performer, Words], None]:
+    """A reply so much larger than its command that one turn of the event loop makes only one for a pipeline."""
 
-    def do(connection: RespConnection, words: Words) -> None:
+    def do(pipeline: Performer, words: Words) -> None:
         async def work() -> bytes:
-            return make(connection, words)
+            return make(pipeline, words)
 
-        connection.run_alone(work())
+        pipeline.run_alone(work())
 
     return do
 
 
-def _exec(connection: RespConnection, words: Words) -> None:
-    connection.perform(connection.session.execute(connection.server.owner_of))
+def _exec(pipeline: Performer, words: Words) -> None:
+    pipeline.perform(pipeline.session.execute(pipeline.server.owner_of))
 
 
-def _readonly(level: Level) -> Callable[[RespConnection, Words], bytes]:
-    def make(connection: RespConnection, words: Words) -> bytes:
-        connection.session.level = int(level)
+def _readonly(level: Level) -> Callable[[Performer, Words], bytes]:
+    def make(pipeline: Performer, words: Words) -> bytes:
+        pipeline.session.level = int(level)
         return replies.OK
 
     return make
 
 
-def _asking(connection: RespConnection) -> keys.Ask:
+def _asking(pipeline: Performer) -> keys.Ask:
     """Asks on behalf of a client for as long as that is there: a walk is long, and what it holds is no more counted
     when the client is gone."""
 
     async def ask(op: Op, partition: PartitionId) -> Any:
-        if connection.is_gone:
+        if pipeline.replies.is_lost:
             raise Unavailable("the client is gone")
-        return await connection.server.ask(op, partition)
+        return await pipeline.server.ask(op, partition)
 
     return ask
 
 
-def _dbsize(connection: RespConnection, words: Words) -> None:
+def _dbsize(pipeline: Performer, words: Words) -> None:
     async def work() -> bytes:
-        server = connection.server
-        return replies.number(await keys.count_keys(server.ask, lambda: server.ring, connection.session.level))
+        server = pipeline.server
+        return replies.number(await keys.count_keys(server.ask, lambda: server.ring, pipeline.session.level))
 
-    connection.run_alone(work())
+    pipeline.run_alone(work())
 
 
-def _keys(connection: RespConnection, words: Words) -> None:
+def _keys(pipeline: Performer, words: Words) -> None:
     pattern = check_pattern(words[1])
 
     async def work() -> bytes:
-        server, level = connection.server, connection.session.level
+        server, level = pipeline.server, pipeline.session.level
         there = await keys.count_keys(server.ask, lambda: server.ring, level)
         if there > KEYS_MAX:
             raise CommandError(f"ERR KEYS is refused with {there} keys (at most {KEYS_MAX}): use SCAN")
         matches = keys.matcher(pattern)
-        ask = _asking(connection)
+        ask = _asking(pipeline)
         found = await keys.all_keys(ask, lambda: server.ring, level, matches=matches, bytes_max=REPLY_BYTES_MAX)
         return replies.bulks(found)
 
-    connection.run_alone(work())
+    pipeline.run_alone(work())
 
 
-def _scan(connection: RespConnection, words: Words) -> None:
+def _scan(pipeline: Performer, words: Words) -> None:
     cursor = _cursor(words)
     count, pattern, wants_strings = _scan_options(words[2:])
 
     async def work() -> bytes:
-        server, matches = connection.server, keys.matcher(pattern)
-        ask, after, found = _asking(connection), 0, list[bytes]()
+        server, matches = pipeline.server, keys.matcher(pattern)
+        ask, after, found = _asking(pipeline), 0, list[bytes]()
         if cursor < TOKENS and wants_strings:
-            after, found = await keys.scan(ask, lambda: server.ring, cursor, count, connection.session.level)
+            after, found = await keys.scan(ask, lambda: server.ring, cursor, count, pipeline.session.level)
         matching = await keys.matching(found, matches)
         return replies.array([replies.bulk(b"%d" % after), replies.bulks(matching)])
 
-    connection.run_alone(work())
+    pipeline.run_alone(work())
 
 
 def _cursor(words: Words) -> int:
@@ -195,29 +240,29 @@ def _scan_options(words: Words) -> tuple[int, bytes, bool]:
     return count, pattern, wants_strings
 
 
-def _hang_up(connection: RespConnection, words: Words) -> None:
-    connection.server.note_browser(connection.address)
-    connection.quit(b"")
+def _hang_up(pipeline: Performer, words: Words) -> None:
+    pipeline.server.note_browser(pipeline.client.address)
+    pipeline.quit(b"")
 
 
-_SPECIALS: dict[str, Callable[[RespConnection, Words], None]] = {
+_SPECIALS: dict[str, Callable[[Performer, Words], None]] = {
     "HELLO": _hello,
     "RESET": _reset,
-    "QUIT": lambda connection, words: connection.quit(),
+    "QUIT": lambda pipeline, words: pipeline.quit(),
     **dict.fromkeys((name.decode() for name in FROM_BROWSERS), _hang_up),
-    "AUTH": _replying(lambda connection, words: session.auth(words)),
+    "AUTH": _replying(lambda pipeline, words: session.auth(words)),
     "CLIENT": _client,
-    "COMMAND": _in_turn(lambda connection, words: session.command(words, connection.session.protocol)),
-    "CONFIG": _in_turn(lambda connection, words: session.config(words, connection.session.protocol)),
+    "COMMAND": _in_turn(lambda pipeline, words: session.command(words, pipeline.session.protocol)),
+    "CONFIG": _in_turn(lambda pipeline, words: session.config(words, pipeline.session.protocol)),
     "INFO": _info,
-    "WAIT": _replying(lambda connection, words: session.wait(words)),
-    "MULTI": _replying(lambda connection, words: connection.session.multi()),
-    "DISCARD": _replying(lambda connection, words: connection.session.discard()),
+    "WAIT": _replying(lambda pipeline, words: session.wait(words)),
+    "MULTI": _replying(lambda pipeline, words: pipeline.session.multi()),
+    "DISCARD": _replying(lambda pipeline, words: pipeline.session.discard()),
     "READONLY": _replying(_readonly(Level.STALE)),
     "READWRITE": _replying(_readonly(Level.LINEARIZABLE)),
     "EXEC": _exec,
     "DBSIZE": _dbsize,
     "KEYS": _keys,
     "SCAN": _scan,
-    "KVSTORE.PEER": lambda connection, words: connection.become_peer(words),
+    "KVSTORE.PEER": lambda pipeline, words: pipeline.client.become_peer(words),
 }

@@ -11,8 +11,8 @@ import pytest
 
 from kvstore.errors import InvalidRequest, NotLeader, OutcomeUnknown, Overloaded, PeerRefused, Unavailable
 from kvstore.partition.election.peer_replicas import HOLD
+from kvstore.server.peer import calls as peer_calls
 from kvstore.server.peer import frames
-from kvstore.server.peer import link as peer_link
 from kvstore.server.peer import server as peer_server
 from kvstore.server.peer.frames import Call, Operations, Results
 from kvstore.types import PartitionId, ServerId
@@ -173,7 +173,7 @@ async def test_no_answer_in_time_is_an_unknown_outcome(cluster: Servers) -> None
 
 
 async def test_calls_under_way_are_bounded(cluster: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(peer_link, "CALLS_MAX", 2)
+    monkeypatch.setattr(peer_calls, "CALLS_MAX", 2)
     await link(cluster)
     cluster["n2"].peers.serve(P1, forever)
     calls = [cluster["n1"].links.call(N2, P1, "ask", b"", 0.3) for _ in range(3)]
@@ -185,7 +185,7 @@ async def test_questions_that_leaders_hold_keep_no_other_call_waiting(
     cluster: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A server has one open at another for each partition that it follows and that one leads: hundreds of them."""
-    monkeypatch.setattr(peer_link, "CALLS_MAX", 2)
+    monkeypatch.setattr(peer_calls, "CALLS_MAX", 2)
     monkeypatch.setattr(peer_server, "CALLS_MAX", 2)
     await link(cluster)
     links, peers = cluster["n1"].links, cluster["n2"].peers
@@ -196,7 +196,7 @@ async def test_questions_that_leaders_hold_keep_no_other_call_waiting(
     await asyncio.sleep(0)
     assert await links.call(N2, P1, "ask", b"date", PATIENCE_S) == b"n1 ask date"
     assert not any(each.done() for each in holding)
-    monkeypatch.setattr(peer_link, "HOLDS_MAX", len(holding))
+    monkeypatch.setattr(peer_calls, "HOLDS_MAX", len(holding))
     with pytest.raises(Overloaded):
         await links.call(N2, P1, HOLD, b"", PATIENCE_S)
     for each in holding:

@@ -10,7 +10,7 @@ from pathlib import Path
 from kvstore.env.ports import Stream, StreamHandler
 from kvstore.server.config import Limits
 from kvstore.server.redis.commands import CommandError
-from kvstore.server.redis.door import LetIn, RespServer
+from kvstore.server.redis.door import Leave, RespServer
 from tests.server.backends import OneServer, one_server
 from tests.waiting import PATIENCE_S
 
@@ -65,7 +65,7 @@ class Door:
             connection.close()
 
 
-def refuse_peers(words: list[bytes], stream: Stream, let_in: LetIn) -> StreamHandler:
+def refuse_peers(words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
     raise CommandError("ERR no peers here")
 
 

@@ -33,7 +33,7 @@ async def test_who_reads_nothing_has_nothing_more_begun(door: Door, command: str
             return door.server.commands == 101
 
         await wait_until(has_come, what="the commands have come")
-        assert connection._issued == 1
+        assert connection.replies.issued == 1
         connection.resume_writing()
         await wait_until(lambda: is_answered(door, 101), what="they are answered when it reads again")
 
@@ -45,13 +45,13 @@ async def test_a_large_reply_to_few_bytes_is_made_one_in_a_turn(door: Door, comm
         await raw.ask(packed(b"PING"), b"+PONG\r\n")
         (connection,) = door.server._connections
         connection.data_received(f"{command}\r\n".encode() * 50)
-        assert connection._answered == 1
+        assert connection.replies.answered == 1
         await wait_until(lambda: is_answered(door, 51), what="all are answered")
 
 
 async def is_answered(door: Door, count: int) -> bool:
     (connection,) = door.server._connections
-    return connection._answered == count
+    return connection.replies.answered == count
 
 
 @pytest.mark.parametrize("command", [[b"KEYS"], [b"SCAN", b"0", b"MATCH"], [b"CONFIG", b"GET"]])

@@ -152,7 +152,7 @@ def go_on_reading(raw: Raw) -> None:
 
 
 def held(door: Door) -> int:
-    return sum(connection.held_bytes for connection in door.server._connections)
+    return sum(connection.replies.held_bytes for connection in door.server._connections)
 
 
 async def is_put_off(door: Door) -> bool:
@@ -290,9 +290,9 @@ async def test_a_walk_over_keys_for_which_no_room_comes_is_refused(
 
 async def test_nothing_more_is_gathered_for_a_client_that_is_gone(door: Door) -> None:
     connection = RespConnection(door.server)
-    connection._is_lost = True
+    connection.replies.is_lost = True
     with pytest.raises(Unavailable):
-        await _asking(connection)((Code.COUNT, b"", 0), PartitionId("p1"))
+        await _asking(connection.pipeline)((Code.COUNT, b"", 0), PartitionId("p1"))
     assert door.backend.submitted == []
 
 

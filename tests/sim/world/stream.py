@@ -94,6 +94,9 @@ class SimStream:
     def is_closing(self) -> bool:
         return self._closing
 
+    def set_protocol(self, protocol: StreamHandler) -> None:
+        self.handler = protocol
+
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         return self._names.get(name, default)
 

@@ -1,0 +1,320 @@
+"""What one Redis client has asked for: which of its commands may be under way together, and which wait.
+
+Commands are submitted as they arrive, many at once; reply_queue.py puts their replies in order. The token of a request
+holds its place in that order and, in its low bits, the format of its reply. What a client may rely on from a server
+that does one thing after the other is kept: an operation on a key that another one of this connection is changing, and
+a command about more than keys, wait until all before are answered.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Coroutine, Iterable, Iterator
+from typing import Any, Protocol
+
+from kvstore.env import Stream
+from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
+from kvstore.partition.state.commands import Code
+from kvstore.server.redis import replies, reply_queue
+from kvstore.server.redis import server_commands as specials
+from kvstore.server.redis.commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
+from kvstore.server.redis.gather import Gather
+from kvstore.server.redis.inflight_limit import Window
+from kvstore.server.redis.key_hazards import Hazards
+from kvstore.server.redis.latency import Rounds, Timed
+from kvstore.server.redis.parser import Command, Unfit
+from kvstore.server.redis.replies import Fmt
+from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
+from kvstore.server.redis.session import Session
+
+_GET, _PUT = int(Code.GET), int(Code.PUT)
+_VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
+
+
+class Server(reply_queue.Server, specials.Server, Protocol):
+    """What bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
+
+    window: Window
+    rounds: Rounds
+
+    def now_ms(self) -> int: ...
+    def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
+
+
+class Client(specials.Client, Protocol):
+    """Whose commands they are: kvstore.server.redis.connection.RespConnection."""
+
+    def caught_up(self) -> None:
+        """All that waited has begun."""
+        ...
+
+
+class Pipeline:
+    """The commands of one connection, from when they are read until they are answered."""
+
+    stream: Stream
+    """Set when the connection is made."""
+
+    def __init__(self, server: Server, session: Session, client: Client) -> None:
+        self.server, self.session, self.client = server, session, client
+        self.replies = ReplyQueue(server, session, flush=self.flush, resume=self.resume)
+        self.waiting: deque[Command] = deque()
+        """Read but not begun."""
+        self.is_closing = False
+        """No more commands are begun."""
+        self.is_handed_over = False
+        """The connection is another server's: nothing is meant to come after the command that said so."""
+        self._backend = server.backend
+        self._accounted = 0
+        """Commands that the window counts as answered."""
+        self._value_bytes = 0
+        self._window = server.window
+        self._rounds = server.rounds
+        self._timed: Timed | None = None
+        self._hazards = Hazards()
+        self._resume_below: int | None = None
+        """While commands wait: they go on when fewer than so many are in flight."""
+        self._is_busy = False
+        """A Special is being done."""
+        self._is_ended = False
+        """The client sends no more."""
+
+    # ── commands ──────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def take(self, commands: list[Command]) -> None:
+        """Begin what has been read, or keep it for later."""
+        if self._resume_below is not None:
+            self.waiting.extend(commands)
+        else:
+            self._run(commands)
+            self.close_when_done()
+
+    def _run(self, commands: Iterable[Command]) -> None:
+        """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
+        replies, values, rounds = self.replies, self._value_bytes, self._rounds
+        before = replies.issued
+        rounds.left -= 1
+        if rounds.left <= 0 and self._timed is None:
+            self._timed = rounds.begin(commands, before)
+        self._begin_all(iter(commands))
+        self._window.begin(replies.issued - before, self._value_bytes - values)
+        self.send()
+
+    def _begin_all(self, waiting: Iterator[Command]) -> None:
+        submit, sink = self._backend.submit, self.replies
+        writes, reads, session = self._hazards.writes, self._hazards.reads, self.session
+        again = sink.again.reads
+        for words in waiting:
+            name, count = words[0], len(words)
+            key: bytes = words[1] if count > 1 else b""
+            if count == 2 and name == b"GET" and session.queued is None and 0 < len(key) <= KEY_BYTES_MAX:
+                if (writes and writes.get(key, -1) >= sink.answered) or self._is_crowded():
+                    return self._stall(words, waiting)
+                number = sink.issued
+                sink.issued = number + 1
+                reads[key] = number
+                again[number] = key
+                submit((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)
+            elif (
+                count == 3
+                and name == b"SET"
+                and session.queued is None
+                and 0 < len(key) <= KEY_BYTES_MAX
+                and len(words[2]) <= VALUE_BYTES_MAX
+            ):
+                if (reads and reads.get(key, -1) >= sink.answered) or self._is_crowded():
+                    return self._stall(words, waiting)
+                number = sink.issued
+                sink.issued = number + 1
+                writes[key] = number
+                self._value_bytes += len(words[2])
+                submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+            elif not self._begin(words):
+                return self._stall(words, waiting)
+            elif self._is_busy:
+                return self._stall(None, waiting)
+            elif self.is_closing or self.is_handed_over:
+                return None  # nothing is meant to come after
+
+    def _begin(self, words: Command) -> bool:
+        """Begin any command. False if it has to wait, as also one that only has a reply does while nobody reads."""
+        if self.replies.is_full:
+            return False
+        if isinstance(words, Unfit):
+            self.replies.reply(replies.error(f"ERR {words.reason}"))
+            return True
+        try:
+            found = self._plan(words)
+            return found is None or self.perform(found)
+        except CommandError as error:
+            self.replies.reply(replies.error(str(error)))
+            return True
+
+    def _plan(self, words: Command) -> Plan | None:
+        """What to do; None if it was done. Raises CommandError."""
+        session = self.session
+        now_ms = self.server.now_ms()
+        if session.queued is not None:
+            if words[0].upper() not in specials.WITHIN_MULTI:
+                self.replies.reply(session.queue(words, now_ms))
+                return None
+            session.check(words)
+        return plan(words, Context(session.protocol, session.level, now_ms))
+
+    def perform(self, found: Plan) -> bool:
+        match found:
+            case Reply(data):
+                self.replies.reply(data)
+            case Single(op, format_):
+                if (
+                    self._is_crowded()
+                    or self._hazards.block((op,), self.replies.answered)
+                    or not self.replies.may_answer(found)
+                ):
+                    return False
+                self._hazards.note((op,), self.replies.issued)
+                self.replies.again.note(found, self.replies.issued)
+                self._value_bytes += len(op[2]) if op[0] == _PUT else 0
+                number = self.replies.next_number()
+                self._backend.submit(op, self.replies, number << FORMAT_BITS | format_)
+            case Several(ops, _):
+                if self._is_crowded() or self._hazards.block(ops, self.replies.answered):
+                    return False
+                self._hazards.note(ops, self.replies.issued)
+                self.replies.again.note(found, self.replies.issued)
+                self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
+                Gather(self.replies, self.replies.next_number(), found).submit()
+            case Special(name, words):
+                if self.replies.in_flight() or not self.replies.reserve(specials.reply_bytes(self, name, words)):
+                    return False
+                specials.do(self, name, words)
+        return True
+
+    def _is_crowded(self) -> bool:
+        replies = self.replies
+        in_flight = replies.issued - replies.answered
+        return (
+            replies.is_full
+            or self._window.is_full
+            or in_flight >= replies.in_flight_max
+            or replies.answered < replies.again.below
+        )
+
+    # ── waiting and going on ──────────────────────────────────────────────────────────────────────────────────────────
+
+    def _stall(self, words: Command | None, rest: Iterable[Command]) -> None:
+        """Keep commands for later: until all are answered, or half if there were too many."""
+        if words is not None:
+            self.waiting.append(words)
+        self.waiting.extend(rest)
+        crowded = self.replies.in_flight() >= self.replies.in_flight_max
+        self._resume_below = (self.replies.in_flight_max + 1) // 2 if crowded else 1
+        if self._window.is_full:
+            self._window.wait(self)
+        self.stream.pause_reading()
+
+    def resume(self) -> None:
+        """Go on with what waits, if it may."""
+        if self.replies.again.numbers:
+            self.replies.read_again()
+        if (
+            self.replies.is_full
+            or self._is_busy
+            or self._resume_below is None
+            or self.replies.in_flight() >= self._resume_below
+        ):
+            return
+        if self._window.is_full:
+            return self._window.wait(self)
+        if self.replies.answered < self.replies.again.below:
+            return
+        self._hazards.answered(self.replies.issued, self.replies.answered)
+        self.replies.widen()
+        self._resume_below = None
+        queue, self.waiting = self.waiting, deque()
+        self._run(queue)
+        if self._resume_below is None and not self.replies.is_lost:
+            self.client.caught_up()
+
+    def go_on(self) -> None:
+        """All that waited has begun, and more may be read."""
+        if self.is_closing or self._is_ended:
+            self.close_when_done()
+        else:
+            self.stream.resume_reading()
+
+    def flush(self) -> None:
+        """Send the replies that are due, and go on with what waited for them."""
+        self.send()
+        if self._resume_below is not None or self.replies.again.numbers:
+            self.resume()
+        elif self.is_closing or self._is_ended:
+            self.close_when_done()
+
+    def send(self) -> None:
+        """Send what is due, and tell the window what is answered; values count until all commands are."""
+        replies, size = self.replies, 0
+        answered = replies.answered
+        if self._timed is not None and answered > self._timed[0]:
+            self._rounds.end(self._timed)
+            self._timed = None
+        if replies.write():
+            self._hazards.answered(replies.issued, answered)
+        if replies.issued == answered:
+            size, self._value_bytes = self._value_bytes, 0
+        newly, self._accounted = answered - self._accounted, answered
+        if newly or size:
+            self._window.end(newly, size)
+
+    # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────
+
+    def close_soon(self) -> None:
+        """Begin no more commands; close when those in flight are answered."""
+        self.is_closing = True
+        self.waiting.clear()
+        self.close_when_done()
+
+    def end_input(self) -> bool:
+        """The client sends no more. Whether it still waits for something."""
+        self._is_ended = True
+        return self.replies.in_flight() > 0 or bool(self.waiting)
+
+    def lose(self) -> None:
+        """The client is gone."""
+        self.is_closing = True
+        self.waiting.clear()
+        self.replies.lose()
+        self.send()
+
+    def end(self, text: str) -> None:
+        """A last reply `-text`, after those that are due before it, then the end."""
+        if not self.is_closing:
+            self._window.begin(1, 0)
+            self.replies.reply(replies.error(text))
+            self.is_closing = True
+        self.send()
+        self.close_when_done()
+
+    def close_when_done(self) -> None:
+        is_over = self.is_closing or self._is_ended
+        if is_over and not self.replies.in_flight() and not self.waiting and not self.replies.is_lost:
+            self.stream.close()
+
+    # ── for the commands about more than keys ─────────────────────────────────────────────────────────────────────────
+
+    def run_alone(self, work: Coroutine[Any, Any, bytes]) -> None:
+        """Answer with what `work` returns; nothing else is begun meanwhile."""
+        number = self.replies.next_number()
+        self._is_busy = True
+        self.server.spawn(self._finish(number, work))
+
+    async def _finish(self, number: int, work: Coroutine[Any, Any, bytes]) -> None:
+        reply = await specials.reply_of(work, self.client.address)
+        self._is_busy = False
+        self.replies.answer(number, reply)
+        self.flush()
+
+    def quit(self, farewell: bytes = replies.OK) -> None:
+        """Say goodbye; what came after is not read."""
+        self.replies.reply(farewell)
+        self.is_closing = True
