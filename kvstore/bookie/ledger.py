@@ -59,7 +59,8 @@ class Ledger:
         if lac <= self.lac:
             return
         self.lac = lac
-        self.wake()
+        if self.waiters:
+            self.wake()
 
     def wake(self) -> None:
         """Let everyone who waits look again."""

@@ -8,11 +8,11 @@ from typing import Any
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.identity import establish
-from kvstore.bookie.limbo import watch
-from kvstore.bookie.reclaim import Reclaimer
-from kvstore.bookie.scrub import Scrubber
 from kvstore.bookie.service import BookieService
 from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.upkeep.limbo import watch
+from kvstore.bookie.upkeep.reclaim import Reclaimer
+from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.env.histogram import Histogram
 from kvstore.env.ports import Env, Listener, Nursery
 from kvstore.errors import MetadataError

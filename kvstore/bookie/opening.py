@@ -30,7 +30,7 @@ def make_directory(disk: Disk, path: str) -> None:
 
 
 def write_again(
-    found: Replayed, config: BookieConfig, journal: Journal, append_copy: Callable[[Ledger, int, bytes], None]
+    found: Replayed, config: BookieConfig, journal: Journal, store_copy: Callable[[Ledger, int, bytes], None]
 ) -> None:
     """Open the journal with what may not be synced, in one group: until that is on the disk as a whole, the former
     segments hold what they held. Raises OSError."""
@@ -39,7 +39,7 @@ def write_again(
     for record in found.again:
         head = record.head
         if head.kind == Kind.ADD:
-            append_copy(inventory.known(head.ledger), head.entry, record.body)
+            store_copy(inventory.known(head.ledger), head.entry, record.body)
         else:
             journal.append(head.kind, head.flags, head.ledger, head.entry, record.body, use=Use.FACT)
             inventory.apply(journal.open_group.segment, head, record.body)

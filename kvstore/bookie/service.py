@@ -183,7 +183,7 @@ class BookieConnection:
         """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
         if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
             return True  # goes on in _added
-        if self._storage.is_busy:
+        if self._storage.adds.is_busy:
             self._storage.door.wait(self._serve)
             return True
         if self._storage.admission.is_busy and self._may_ask(payload):

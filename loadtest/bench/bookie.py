@@ -21,9 +21,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from kvstore.bookie.adds import Done
 from kvstore.bookie.config import BookieConfig
 from kvstore.bookie.service import BookieService
-from kvstore.bookie.storage import BookieStorage, Done
+from kvstore.bookie.storage import BookieStorage
 from kvstore.env.real import real_env, run
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Status

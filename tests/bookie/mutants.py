@@ -12,14 +12,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, reader, reclaim, replay, turns
+from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, keys, reader, replay, turns
 from kvstore.bookie import service as service_module
 from kvstore.bookie import storage as storage_module
+from kvstore.bookie.adds import Adds
+from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.journal import journal, scan, segment
 from kvstore.bookie.journal.record import Kind
 from kvstore.bookie.journal.room import Use
 from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.upkeep import reclaim
 from kvstore.proto.bookkeeper import Status
 
 VARIABLE = "BOOKIE_MUTANT"
@@ -60,7 +63,7 @@ def _early_ack() -> None:
 
         return store
 
-    replace(BookieStorage, "_store", make)
+    replace(Adds, "_store", make)
 
 
 @mutant("answers a fencing read before the fence is synced")
@@ -92,14 +95,14 @@ def _volatile_fence() -> None:
 
         return note
 
-    replace(BookieStorage, "note", make)
+    replace(Facts, "note", make)
 
 
 @mutant("takes again an entry that it holds although it is fenced")
 def _fenced_repeat() -> None:
     def make(original: Any) -> Any:
         def add(self: Any, ledger: int, entry: int, body: bytes, key: bytes, *, recovery: bool, done: Any) -> None:
-            found = self._ledgers.get(ledger)
+            found = self.inventory.ledgers.get(ledger)
             held = found is not None and found.index.get(entry)[0] > 0
             original(self, ledger, entry, body, key, recovery=recovery or held, done=done)
 
@@ -197,7 +200,7 @@ def _unasked() -> None:
 
         return judge
 
-    replace(storage_module, "judge_add", make)
+    replace(keys, "judge_add", make)
 
 
 @mutant("accepts adds to a ledger in recovery")
@@ -224,7 +227,7 @@ def _stale_verdict() -> None:
     def make(original: Any) -> Any:
         def ask(self: Any, ledger: int, key: bytes, size: int, judged: Any) -> bool:
             def resume(*verdicts: Verdict) -> None:
-                with patched(BookieStorage, "_judge", lambda *_: Verdict.ASK):
+                with patched(keys.Keys, "judge_add", lambda *_, **_how: Verdict.ASK):
                     judged(*verdicts)
 
             return bool(original(self, ledger, key, size, resume))
@@ -412,14 +415,12 @@ def _copies_first() -> None:
 @mutant("notes the key of an add that it refuses for want of room")
 def _keys_of_refused() -> None:
     def make(original: Any) -> Any:
-        def first_contact(
-            self: Any, ledger: int, key: bytes, done: Any, flags: int = 0, use: Any = 0, size: int = 0
-        ) -> Any:
-            return original(self, ledger, key, done, flags, Use.FACT)
+        def first_contact(self: Any, ledger: int, key: bytes, *, flags: int = 0, **_: Any) -> Any:
+            return original(self, ledger, key, flags=flags, use=Use.FACT)
 
         return first_contact
 
-    replace(BookieStorage, "_first_contact", make)
+    replace(Facts, "first_contact", make)
 
 
 @mutant("goes on as if the disk were not full")

@@ -51,7 +51,7 @@ def test_bytes_under_way_of_a_connection_are_limited_too(world: SimWorld) -> Non
         world.node("b1").disk.slow_syncs((1, 1))
         peer.send(*adds(range(1, 41), size=10_000))
         await pause(0.5)
-        assert 40_000 < served.shelf.storage._pending_bytes <= 60_000
+        assert 40_000 < served.shelf.storage.adds.pending_bytes <= 60_000
         assert await statuses(peer, 40) == [Status.OK] * 40
 
     serve(world, scenario, connection_bytes_max=50_000)
@@ -67,7 +67,7 @@ def test_all_connections_together_leave_no_more_than_the_limit_waiting_for_a_syn
             each.send(*adds(range(1 + 20 * number, 21 + 20 * number), size=10_000))
         for _ in range(5):
             await pause(0.5)
-            assert served.shelf.storage._pending_bytes <= 70_000
+            assert served.shelf.storage.adds.pending_bytes <= 70_000
         for each in peers:
             assert await statuses(each, 20) == [Status.OK] * 20
         assert served.shelf.storage.statistics.refused_overload == 0

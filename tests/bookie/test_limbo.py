@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.bookie.limbo import is_complete, settle
-from kvstore.bookie.reclaim import Reclaimer
+from kvstore.bookie.upkeep.limbo import is_complete, settle
+from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum
 from tests.bookie.support import ME, OTHERS, Metadata, Shelf, crash, metadata, run, tiny
@@ -20,7 +20,7 @@ async def doubting(world: SimWorld, meta: Metadata, *entries: int) -> Shelf:
     shelf = await Shelf(world.env("b1"), tiny(), meta).start()
     for entry in entries:
         assert await shelf.add(L, entry) is Status.OK
-    shelf.storage.set_limbo(shelf.storage.inventory.ledgers[L], True)
+    shelf.storage.facts.set_limbo(shelf.storage.inventory.ledgers[L], True)
     await shelf.storage.synced()
     return shelf
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvstore.bookie.limbo import survey
+from kvstore.bookie.upkeep.limbo import survey
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
 from tests.bookie.support import OTHERS, Metadata, Shelf, crash, metadata, run, segments, tiny

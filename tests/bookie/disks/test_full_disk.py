@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from kvstore.bookie.journal.room import KEPT_MAX, Use, kept_bytes, leaves, start_bytes
-from kvstore.bookie.reclaim import Reclaimer
+from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.proto.bookkeeper import Status
 from tests.bookie.support import Metadata, Shelf, metadata, run, segments, tiny
 from tests.sim.world.env import SimWorld

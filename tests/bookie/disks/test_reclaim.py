@@ -8,8 +8,8 @@ import pytest
 
 from kvstore.bookie.journal.record import RECORD_HEADER_SIZE, Kind
 from kvstore.bookie.journal.room import JournalFull
-from kvstore.bookie.reclaim import Reclaimer
-from kvstore.bookie.scrub import Scrubber
+from kvstore.bookie.upkeep.reclaim import Reclaimer
+from kvstore.bookie.upkeep.scrub import Scrubber
 from kvstore.errors import MetadataUnavailable
 from kvstore.proto.bookkeeper import Status
 from kvstore.types import LedgerState
@@ -285,7 +285,7 @@ def test_a_crash_before_the_checkpoint_of_a_removed_segment_went_leaves_it_to_th
         assert indexed <= there
 
     with monkeypatch.context() as patch:
-        patch.setattr("kvstore.bookie.reclaim.remove_checkpoint", lambda *_: None)
+        patch.setattr("kvstore.bookie.upkeep.reclaim.remove_checkpoint", lambda *_: None)
         run(world, reclaim())
     for _ in range(2):
         crash(world)

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from kvstore.bookie import fencing, identity, storage
+from kvstore.bookie.adds import Adds
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.opening import make_directory
-from kvstore.bookie.storage import BookieStorage
 from kvstore.meta.cookies import encode_cookie
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.retention import Retention
@@ -74,13 +74,13 @@ ELEVEN = (
 
 @mutant("ack before sync", story=power_fails_before_the_sync)
 def _ack_before_sync(patch: pytest.MonkeyPatch) -> None:
-    store = BookieStorage._store
+    store = Adds._store
 
     def store_and_ack(self: Any, ledger: Any, entry: int, body: bytes, recovery: bool, lac: int, done: Any) -> None:
         store(self, ledger, entry, body, recovery, lac, lambda _status: None)
         done(Status.OK)
 
-    patch.setattr(BookieStorage, "_store", store_and_ack)
+    patch.setattr(Adds, "_store", store_and_ack)
 
 
 @mutant("empty directory accepted under the old id", story=wiped_bookie_answers)

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.facts import Facts
+from kvstore.bookie.refusals import Refusals
 from kvstore.errors import RequestExpired
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.leading.leader import Leader
@@ -87,8 +88,8 @@ ROADS: dict[str, Road] = {
     "an orphan is swept": Road(
         Trimmer, "_sweep", _is_true, ("kill_leader", "kill"), {"log.orphan_age_s": 1.0, "log.roll_entries": 2}
     ),
-    "a bookie is full": Road(BookieStorage, "_refuse_for_now", faults=("full_disk",), hints={"segment_bytes": 8192}),
-    "a bookie doubts a ledger": Road(BookieStorage, "set_limbo", faults=("flip_bits", "kill")),
+    "a bookie is full": Road(Refusals, "no_room", faults=("full_disk",), hints={"segment_bytes": 8192}),
+    "a bookie doubts a ledger": Road(Facts, "set_limbo", faults=("flip_bits", "kill")),
     "the lead is handed back": Road(Replica, "yield_lead", faults=("kill_leader",), hints=RARELY),
     "a replica answers by itself": Road(Partition, "_answer_here", faults=("cut_a_link",), hints={"load.readers": 2}),
 }

@@ -43,7 +43,7 @@ async def _survey(storage: BookieStorage, authority: Authority) -> None:
         if is_unknown and await _may_name(authority, LedgerId(ledger), storage):
             inventory.known(ledger)
     for _, found in sorted(inventory.ledgers.items()):
-        storage.set_limbo(found, True)
+        storage.facts.set_limbo(found, True)
     storage.journal.append(Kind.LIMBO, CLEARED, -1, -1, b"", use=Use.FACT)
     await storage.synced()
     inventory.set_limbo(False)
@@ -90,7 +90,7 @@ async def settle(storage: BookieStorage, authority: Authority) -> list[LedgerId]
         if metadata is None or found is None or inventory.is_limbo:
             continue
         if is_complete(metadata, storage.bookie, inventory.runs(found)):
-            storage.set_limbo(found, False)
+            storage.facts.set_limbo(found, False)
             settled.append(LedgerId(ledger))
             log.info("ledger=%d lacks nothing here any more", ledger)
     if settled:

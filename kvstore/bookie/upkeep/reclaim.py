@@ -162,7 +162,7 @@ class Reclaimer:
                 return False
             if not self._journal.has_room(Use.REWRITE, RECORD_HEADER_SIZE + size):
                 raise JournalFull
-            self._storage.append_copy(found, entry, body)
+            self._storage.adds.store_copy(found, entry, body)
             written += size + RECORD_HEADER_SIZE
             if written >= STEP_BYTES:
                 await self._pause(written)
@@ -179,13 +179,13 @@ class Reclaimer:
         """Write again what is known of a ledger with records in `segment`, wherever else it may stand."""
         found = self._inventory.ledgers.get(ledger)
         if found is not None:
-            self._storage.note(Kind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
+            self._storage.facts.note(Kind.KEY, ADMITTED * found.is_admitted, found, -1, found.key)
             if found.is_fenced:
-                self._storage.note(Kind.FENCE, 0, found, -1, found.key)
+                self._storage.facts.note(Kind.FENCE, 0, found, -1, found.key)
             if found.explicit_lac:
-                self._storage.note(Kind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
+                self._storage.facts.note(Kind.LAC, 0, found, lac_of(found.explicit_lac), found.explicit_lac)
             if found.is_limbo:
-                self._storage.note(Kind.LIMBO, 0, found, -1, b"")
+                self._storage.facts.note(Kind.LIMBO, 0, found, -1, b"")
         elif ledger in self._inventory.tombstones:
             self._fact(Kind.TOMBSTONE, 0, ledger, b"")
         elif any(ledger in each.touched for each in self._inventory.segments.values() if each.file < segment.file):

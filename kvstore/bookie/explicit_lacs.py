@@ -1,0 +1,80 @@
+"""Explicit last-add-confirmed packets: a writer tells by them what is confirmed while it adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from kvstore.bookie.admission import Admission
+from kvstore.bookie.facts import Facts
+from kvstore.bookie.fencing import Verdict
+from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.journal.journal import Journal
+from kvstore.bookie.journal.record import ADMITTED, Kind
+from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.keys import KEY_MAX, Keys
+from kvstore.bookie.ledger import lac_of
+from kvstore.bookie.refusals import Refusals
+from kvstore.proto.bookkeeper import Status
+
+Done = Callable[[Status], Any]
+
+
+class ExplicitLacs:
+    """Keeps the packets whose digest is right, the last one of each ledger."""
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        journal: Journal,
+        *,
+        facts: Facts,
+        keys: Keys,
+        admission: Admission,
+        refusals: Refusals,
+    ) -> None:
+        self._inventory = inventory
+        self._journal = journal
+        self._facts = facts
+        self._keys = keys
+        self._admission = admission
+        self._refusals = refusals
+
+    def keep(self, ledger: int, body: bytes, key: bytes, done: Done) -> None:
+        """Show the packet to readers if its sender's key is right, and call `done` when it is on the disk."""
+        if ledger in self._inventory.tombstones or not 0 < len(key) <= KEY_MAX:
+            done(Status.FENCED if key else Status.BAD_REQUEST)
+        else:
+            self._keys.when_right(ledger, key, partial(self._note, ledger, body, key, done))
+
+    def _note(self, ledger: int, body: bytes, key: bytes, done: Done, status: Status, may_add: bool) -> None:
+        if status is not Status.OK or ledger in self._inventory.tombstones:
+            done(Status.FENCED if status is Status.OK else status)
+            return
+        if self._journal.is_full:
+            done(self._refusals.no_room())
+            return
+        is_new = may_add and self._keys.judge_add(ledger, key, recovery=False) is Verdict.ASK
+        try:
+            found = self._facts.first_contact(ledger, key, flags=ADMITTED if is_new else 0)
+            self._facts.note(Kind.LAC, 0, found, lac_of(body), body, urgent=False, use=Use.ADD)
+        except JournalFull:
+            done(self._refusals.no_room())
+            return
+        found.set_explicit_lac(body)
+        self._journal.after(found.last_group, lambda: done(Status.OK), urgent=False)
+        if not (found.is_admitted or found.is_fenced):
+            self._admit_ahead(ledger, key)
+
+    def _admit_ahead(self, ledger: int, key: bytes) -> None:
+        """A writer speaks of its ledger before its first add: that add need not wait for the metadata store then."""
+
+        def resume(_: Verdict, of_add: Verdict) -> None:
+            if of_add is Verdict.ADMIT and self._keys.judge_add(ledger, key, recovery=False) is Verdict.ASK:
+                try:
+                    self._facts.first_contact(ledger, key, flags=ADMITTED)
+                except JournalFull:
+                    self._refusals.no_room()
+
+        self._admission.ask(ledger, key, len(key), resume)

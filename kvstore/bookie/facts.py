@@ -1,0 +1,73 @@
+"""What a bookie knows of ledgers besides their entries, keys, fences and doubts: in the journal and in the inventory at
+once."""
+
+from __future__ import annotations
+
+from kvstore.bookie.inventory import Inventory
+from kvstore.bookie.journal.journal import Journal
+from kvstore.bookie.journal.record import ADMITTED, CLEARED, RECORD_HEADER_SIZE, Kind
+from kvstore.bookie.journal.room import JournalFull, Use
+from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.statistics import Statistics
+from kvstore.proto.bookkeeper import Status
+
+
+class Facts:
+    """Writes facts about ledgers down. A fact is on the disk once the ledger's `last_group` is."""
+
+    def __init__(self, inventory: Inventory, journal: Journal, statistics: Statistics) -> None:
+        self._inventory = inventory
+        self._ledgers = inventory.ledgers
+        self._journal = journal
+        self._statistics = statistics
+
+    def note(
+        self, kind: Kind, flags: int, ledger: Ledger, entry: int, body: bytes, *, urgent: bool = True,
+        use: Use = Use.FACT,
+    ) -> None:  # fmt: skip
+        """Append a record about a ledger. Raises JournalFull."""
+        self._journal.append(kind, flags, ledger.id, entry, body, urgent=urgent, use=use)
+        group = self._journal.open_group
+        group.segment.touched.add(ledger.id)
+        ledger.last_group = group.number
+
+    def first_contact(self, ledger: int, key: bytes, *, flags: int = 0, use: Use = Use.ADD, size: int = 0) -> Ledger:
+        """The ledger in the books, its key noted in the journal. Raises JournalFull if there is no room for that and
+        for the `size` bytes that are to follow."""
+        found = self._ledgers.get(ledger)
+        if found is not None and found.key and found.is_admitted >= bool(flags):
+            return found
+        if not self._journal.has_room(use, 2 * RECORD_HEADER_SIZE + len(key) + size):
+            raise JournalFull
+        found = self._known(ledger, key)
+        self.note(Kind.KEY, flags | ADMITTED * found.is_admitted, found, -1, key, use=use)
+        found.is_admitted |= bool(flags)
+        return found
+
+    def _known(self, ledger: int, key: bytes) -> Ledger:
+        """The ledger in the books. A new one is in limbo while records of any ledger may be missing."""
+        is_new = ledger not in self._ledgers
+        found = self._inventory.known(ledger, key)
+        if is_new and self._inventory.is_limbo:
+            self.set_limbo(found, True)
+        return found
+
+    def fence(self, ledger: int, key: bytes) -> Status:
+        """Let no ordinary add in any more; IO_ERROR if that cannot be written down."""
+        found = self._ledgers.get(ledger)
+        if found is not None and found.is_fenced:
+            return Status.OK
+        try:
+            found = self._known(ledger, key)
+            self.note(Kind.FENCE, 0, found, -1, key)
+        except JournalFull:
+            return Status.IO_ERROR
+        found.is_fenced = True
+        self._statistics.fences += 1
+        return Status.OK
+
+    def set_limbo(self, ledger: Ledger, is_limbo: bool) -> None:
+        """Mark that records of `ledger` may be missing, or that they are complete again. Raises JournalFull."""
+        ledger.is_limbo = is_limbo
+        ledger.is_admitted &= not is_limbo
+        self.note(Kind.LIMBO, 0 if is_limbo else CLEARED, ledger, -1, b"")
