@@ -16,12 +16,13 @@ from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.election.peer_replicas import HOLD
 from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.traits import READS
 from kvstore.server.peer import frames
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import READS, written_bytes
+from kvstore.server.routing.pending import written_bytes
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
