@@ -28,12 +28,13 @@ from kvstore.partition.moves.mover import Mover
 from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.commands import LEVEL_AT, SEQ_AT, Level, Op, Sink
+from kvstore.partition.state.commands import Level, Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.move_records import Founded
-from kvstore.partition.state.scope import ELSEWHERE, KEYLESS, bound, scope
+from kvstore.partition.state.scope import ELSEWHERE, bound, scope
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import NOTHING, Tokens, spans_of
+from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, SEQ_AT
 from kvstore.ring import Rings
 from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.lists import LedgerLists
@@ -219,7 +220,7 @@ class Partition:
         """Carry `op` out, or refuse it: NotLeader unless this replica leads, or the operation is a read that any
         replica may answer. The sink gets the result later, never from inside this call."""
         leader = self._replica.leader
-        if op[0] >= KEYLESS and (assigned := self._assigned) is not None:
+        if op[0] in KEYLESS and (assigned := self._assigned) is not None:
             op = bound(op, assigned)
         if leader is not None and leader.serving:
             leader.submit(op, sink, token)

@@ -26,7 +26,7 @@ from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, Turn
 from kvstore.partition.leading.batch_delay import Rest
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.flight import Flight, check_room
-from kvstore.partition.leading.leader_reads import READS, LeaderReads
+from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
 from kvstore.partition.leading.read_lease import ReadGate
 from kvstore.partition.leading.record_time import LeadClock
@@ -37,15 +37,14 @@ from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.engine import BEHIND_S
 from kvstore.partition.state.entry import Kind, Requests
 from kvstore.partition.state.move_records import Founded, MoveRecord, Release
-from kvstore.partition.state.operations import MUTATIONS
 from kvstore.partition.state.state import State
+from kvstore.partition.state.traits import READS, WRITES
 from kvstore.types import Position, Seq
 from kvstore.wal.ports import LeaderLog
 
 log = logging.getLogger(__name__)
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
-_MUTATIONS = frozenset(MUTATIONS) | {int(Code.DELETE_RANGE)}
 
 
 class Leader:
@@ -227,7 +226,7 @@ class Leader:
         elif code == _GET or code in READS:
             if not self._reads.arrive((op, sink, token)):
                 self._answers.refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
-        elif code == _PUT or code in _MUTATIONS:
+        elif code == _PUT or code in WRITES:
             if not self._queue.offer((op, sink, token)):
                 error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
                 self._answers.refuse(sink, token, error)

@@ -18,9 +18,10 @@ from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.leading.read_lease import ReadGate
 from kvstore.partition.leading.serving_ranges import Custody
-from kvstore.partition.state.commands import LEVEL_AT, SEQ_AT, Code, Level, Op, Record, Result, Sink
+from kvstore.partition.state.commands import Level, Op, Record, Result, Sink
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
+from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
 
 Read = tuple[Op, Sink, int]
 
@@ -30,8 +31,6 @@ STEPPING_MAX = 8
 """Reads of several turns that go on beside each other: each takes a step of every turn. The others wait for them."""
 TURN_BYTES = 4 << 20
 """What is read in one turn of the event loop, once it has been seen that values are large."""
-_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
-READS = frozenset((_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT))
 _LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
 
 
@@ -106,7 +105,7 @@ class LeaderReads:
             try:
                 level = op[LEVEL_AT[code]]
                 seq = op[SEQ_AT[code]] if code in SEQ_AT else 0
-                malformed = (code <= _META and op[1].__class__ is not bytes) or seq < 0 or level < 0
+                malformed = (code in POINT_READS and op[1].__class__ is not bytes) or seq < 0 or level < 0
             except (LookupError, TypeError):
                 malformed = True
             if malformed:
@@ -193,7 +192,7 @@ class LeaderReads:
         """Read the state as it is now."""
         if not reads:
             return
-        points = [read for read in reads if read[0][0] <= _META]
+        points = [read for read in reads if read[0][0] in POINT_READS]
         readable = self._custody.readable
         at = size = 0
         while at < len(points):
@@ -207,7 +206,7 @@ class LeaderReads:
                 self._wake()
                 break
         self._at_once = AT_ONCE_LARGE if size > TURN_BYTES else min(2 * self._at_once, AT_ONCE)
-        self._later.extend((read, now_ms) for read in reads if read[0][0] > _META)
+        self._later.extend((read, now_ms) for read in reads if read[0][0] not in POINT_READS)
         if not self._is_begin_due:
             self._begin()
 

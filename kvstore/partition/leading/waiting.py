@@ -10,8 +10,9 @@ from kvstore.partition.leading.queue import Arrived, Queue, Shelf
 from kvstore.partition.leading.serving_ranges import Custody
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.rows import data_key
+from kvstore.partition.state.traits import KEYLESS
 
-_KEYLESS = frozenset({REAP, int(Code.DELETE_RANGE)})
+_KEYLESS = KEYLESS | {REAP}
 
 
 class Waiting:

@@ -2,8 +2,8 @@
 call.
 
 An operation is `(code, key, ...)` with the fields that its constructor here names; every front door (RESP, gRPC, peer
-links) builds these, and `Partition.submit` takes them. A result is a plain value (documented per operation) or a
-StoreError instance.
+links) builds these, and `Partition.submit` takes them; traits.py says what holds of each code. A result is a plain
+value (documented per operation) or a StoreError instance.
 """
 
 from __future__ import annotations
@@ -163,13 +163,6 @@ def scan_tokens(token: int, limit: int, level: Level = Level.LINEARIZABLE, flags
 def count(level: Level = Level.LINEARIZABLE) -> Op:
     """How many live keys the partition has (expired ones count until their delete is logged)."""
     return (Code.COUNT, b"", level)
-
-
-_GET, _META, _SCAN, _SCAN_TOKENS, _COUNT = map(int, (Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT))
-LEVEL_AT = {_GET: 2, _META: 2, _SCAN: 5, _SCAN_TOKENS: 3, _COUNT: 2}
-"""Where a read's level stands in its tuple."""
-SEQ_AT = {_GET: 3, _META: 3, _SCAN: 6}
-"""Where the sequence that a read wants applied stands in its tuple, if it may name one."""
 
 
 class Sink(Protocol):

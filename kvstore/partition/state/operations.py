@@ -14,6 +14,7 @@ from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_B
 from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Result
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import Row
+from kvstore.partition.state.traits import IN_BATCH, WITH_VALUE, WRITES
 
 # Plain integers: `&` on an IntFlag costs ten times as much.
 _IF_ABSENT, _IF_PRESENT, _IF_VERSION = int(Flag.IF_ABSENT), int(Flag.IF_PRESENT), int(Flag.IF_VERSION)
@@ -194,7 +195,7 @@ def _batch(d: Deciding, op: Op) -> Result:
     mark = d.draft.begin()
     for each in ops:
         try:
-            results.append(_IN_BATCH[each[0]](d, each))
+            results.append(_RULES[each[0]](d, each))
         except StoreError as error:
             if not flags & _INDEPENDENT:
                 d.draft.undo(mark)
@@ -227,7 +228,7 @@ def _check_batch(ops: tuple[Op, ...]) -> None:
     if not 0 < len(ops) <= BATCH_OPS_MAX:
         raise InvalidRequest(f"want 1 to {BATCH_OPS_MAX} operations in a batch, got {len(ops)}")
     for op in ops:
-        if op[0] not in _IN_BATCH:
+        if op[0] not in IN_BATCH:
             raise InvalidRequest(f"operation {op[0]} cannot stand in a batch")
     size = sum(map(size_of, ops))
     # One value may fill a batch; its key may come on top.
@@ -235,19 +236,18 @@ def _check_batch(ops: tuple[Op, ...]) -> None:
         raise InvalidRequest(f"want at most {BATCH_BYTES_MAX} bytes of keys and values in a batch, got {size}")
 
 
-_WITH_VALUE = frozenset((int(Code.PUT), int(Code.APPEND)))
 _BATCH = int(Code.BATCH)
 
 
 def size_of(op: Op) -> int:
     """Bytes of keys and values that the operation brings."""
     code = op[0]
-    if code in _WITH_VALUE:
+    if code in WITH_VALUE:
         return len(op[1]) + len(op[2])
     return sum(map(size_of, op[2])) if code == _BATCH else len(op[1])
 
 
-_IN_BATCH: dict[int, Callable[[Deciding, Op], Result]] = {
+_RULES: dict[int, Callable[[Deciding, Op], Result]] = {
     Code.GET: _get,
     Code.META: _meta,
     Code.PUT: _put,
@@ -255,9 +255,7 @@ _IN_BATCH: dict[int, Callable[[Deciding, Op], Result]] = {
     Code.INCREMENT: _increment,
     Code.APPEND: _append,
     Code.EXPIRE: _expire,
-}
-MUTATIONS: dict[int, Callable[[Deciding, Op], Result]] = {
-    **{code: each for code, each in _IN_BATCH.items() if code >= Code.PUT},
     Code.BATCH: _batch,
 }
+MUTATIONS = {code: rule for code, rule in _RULES.items() if code in WRITES}
 """By code: what a leader's queue takes, but for DELETE_RANGE."""

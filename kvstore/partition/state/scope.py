@@ -13,8 +13,6 @@ from kvstore.errors import Moved
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.tokens import Tokens
 
-KEYLESS = int(Code.DELETE_RANGE)
-"""The first of the codes of such operations."""
 _COUNT = int(Code.COUNT)
 ELSEWHERE = Moved("", 0)
 

@@ -15,6 +15,7 @@ import msgspec
 from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.control.load import Heat, Load, decode, encode
 from kvstore.server.routing.pending import written_bytes
 from kvstore.server.routing.ports import LocalReplica
@@ -31,7 +32,6 @@ BURST = 32
 COUNT_S = 1.0
 _KEYED_MAX = int(Code.BATCH)
 """Codes up to this one are for one key."""
-_GET, _META = int(Code.GET), int(Code.META)
 
 
 class Tap:
@@ -54,7 +54,7 @@ class Tap:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         code = op[0]
         if code <= _KEYED_MAX:
-            written = 0 if code in (_GET, _META) else len(op[1]) + written_bytes(op)
+            written = 0 if code in POINT_READS else len(op[1]) + written_bytes(op)
             self.seen.append((op[1], written))
             if len(self.seen) >= BURST:
                 self._taps.remove(self)

@@ -8,6 +8,7 @@ from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
 from kvstore.partition.state.operations import size_of
+from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 from kvstore.proto import kv_pb2
 from kvstore.ring.hashing import TOKENS
 
@@ -23,8 +24,6 @@ _GET, _PUT, _DELETE = int(Code.GET), int(Code.PUT), int(Code.DELETE)
 _NO_OPTIONS = kv_pb2.Options()
 _LEVELS = frozenset(int(level) for level in Level)
 _FLAGS = int(sum(Flag))  # `&` on a Flag costs ten times as much
-_KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
-"""What may come without a key: it goes to the partition that its lane names."""
 
 
 def ops_of(lane: kv_pb2.Lane) -> list[Op | StoreError]:
@@ -107,7 +106,7 @@ def op_or_error(
 
 def check_sizes(code: int, key: bytes, value: bytes) -> None:
     """Raises InvalidRequest."""
-    if not key and code not in _KEYLESS:
+    if not key and code not in KEYLESS:
         raise InvalidRequest("want a key of at least one byte")
     if len(key) > KEY_BYTES_MAX + (code == Code.SCAN):  # from behind a key on: that with a zero byte
         raise InvalidRequest(f"want a key of at most {KEY_BYTES_MAX} bytes, got {len(key)}")
@@ -129,7 +128,7 @@ def batch_op(operations: Sequence[kv_pb2.Operation], flags: int, request: Reques
 def _op_in_batch(part: kv_pb2.Operation) -> Op:
     code, key, value = part.code, part.key, part.value
     check_sizes(code, key, value)
-    if code not in _IN_BATCH:
+    if code not in IN_BATCH:
         raise InvalidRequest(f"operation {_name(code)} cannot stand in a batch")
     if part.HasField("options"):
         return _op(code, key, value, part.options, None, 0, 0)
@@ -193,9 +192,6 @@ _BUILD: dict[int, _Build] = {
     Code.SCAN_TOKENS: lambda key, value, o, request, level, token: (Code.SCAN_TOKENS, o.token, _limit(o), level),
     Code.COUNT: lambda key, value, o, request, level, token: (Code.COUNT, b"", level),
 }
-_IN_BATCH: frozenset[int] = frozenset(
-    {Code.GET, Code.META, Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE}
-)
 
 
 def _name(code: int) -> str:

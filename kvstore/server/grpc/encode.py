@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
+from kvstore.partition.state.traits import VERSIONED
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.status import describe
@@ -17,8 +18,6 @@ RESULT_BYTES_MAX = 5 << 19
 """Of one operation. Only a batch of many large reads can have more."""
 
 _GET = int(Code.GET)
-_VERSIONED = frozenset({int(Code.PUT), int(Code.DELETE)})
-"""What is answered with a version, and nothing else if no record is asked for."""
 
 
 class Columns:
@@ -140,7 +139,7 @@ def record_message(record: tuple[bytes, int, int, int, int]) -> kv_pb2.Record:
 
 def result_message(op: Op, result: Result | StoreError) -> kv_pb2.Result:
     """The result of one operation in full, as batches and rare operations carry it."""
-    if result.__class__ is int and op[0] in _VERSIONED:
+    if result.__class__ is int and op[0] in VERSIONED:
         return kv_pb2.Result(version=result)
     if isinstance(result, StoreError):
         return kv_pb2.Result(failure=failure(result, []))

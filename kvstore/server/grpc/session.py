@@ -13,6 +13,7 @@ from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.state.commands import Code, Op, Result
+from kvstore.partition.state.traits import KEYLESS, READS
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.grpc.batch_budget import BatchRoom, read_bytes
@@ -36,9 +37,6 @@ UNARY_BYTES_MAX = 2 << 20
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
 _BATCH = int(Code.BATCH)
-_KEYLESS = frozenset({Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE})
-"""What goes to the partition that its lane names."""
-_READS = frozenset({Code.GET, Code.META, Code.SCAN, Code.SCAN_TOKENS, Code.COUNT})
 
 
 class Unsent:
@@ -119,7 +117,7 @@ class Session:
             elif op[0] == _BATCH:
                 self._submit_batch(op, sink, token, ring_version)
             else:
-                submit(op, sink, token, ring_version, partition if op[0] in _KEYLESS else None)
+                submit(op, sink, token, ring_version, partition if op[0] in KEYLESS else None)
         sink.flush()
 
     def _submit_batch(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
@@ -150,11 +148,11 @@ class Session:
             self._count()
         self._partitions.add(partition)
         ring = self._backend.topology.ring
-        if ring.routed != ring_version and isinstance(op, tuple) and op[0] not in _KEYLESS:
+        if ring.routed != ring_version and isinstance(op, tuple) and op[0] not in KEYLESS:
             self._partitions.add(ring.partition_of(op[1]))
 
     def _is_read(self, op: Op | StoreError) -> bool:
-        return isinstance(op, tuple) and op[0] in _READS
+        return isinstance(op, tuple) and op[0] in READS
 
     def _count(self) -> None:
         self._unsent.bytes += self._outbox.bytes - self._counted
@@ -281,7 +279,7 @@ class _Lane:
 
 
 def _late(op: Op | StoreError) -> StoreError:
-    if isinstance(op, tuple) and op[0] not in _READS:
+    if isinstance(op, tuple) and op[0] not in READS:
         return OutcomeUnknown("no outcome within the frame's time")
     return Unavailable("no answer within the frame's time")
 

@@ -24,6 +24,7 @@ from kvstore import errors
 from kvstore.errors import InvalidRequest, OutcomeUnknown, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op, RequestId
+from kvstore.partition.state.traits import IN_BATCH, KEYLESS
 
 VERSION = 2
 """Of the link. A server refuses another one by number. In 1 nobody had to prove anything."""
@@ -190,8 +191,6 @@ _SHAPES: dict[int, tuple[type, ...]] = {
     Code.SCAN_TOKENS: (_INT, _INT, _INT, _INT, _INT),
     Code.COUNT: (_INT, _BYTES, _INT),
 }
-_KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
-_IN_BATCH = frozenset({Code.GET, Code.META, Code.PUT, Code.DELETE, Code.INCREMENT, Code.APPEND, Code.EXPIRE})
 _WITH_REQUEST = frozenset(code for code, shape in _SHAPES.items() if object in shape)
 
 
@@ -205,7 +204,7 @@ def restored(op: tuple[Any, ...]) -> Op:
         op = (*op[:-1], _request(op[-1]))
     if code == Code.BATCH and len(op) > 2 and isinstance(op[2], list):
         ops = tuple(restored(tuple(each)) for each in op[2] if isinstance(each, list))
-        if len(ops) != len(op[2]) or any(each[0] not in _IN_BATCH for each in ops):
+        if len(ops) != len(op[2]) or any(each[0] not in IN_BATCH for each in ops):
             raise FrameError("a batch with what cannot stand in one")
         op = (*op[:2], ops, *op[3:])
     check_op(op)
@@ -225,7 +224,7 @@ def check_op(op: tuple[Any, ...]) -> None:
             raise FrameError(f"operation {op[0]}: want {kind.__name__}, got {type(value).__name__}")
     if op[0] == Code.SCAN_TOKENS:
         return
-    if not (0 if op[0] in _KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] == Code.SCAN):
+    if not (0 if op[0] in KEYLESS else 1) <= len(op[1]) <= KEY_BYTES_MAX + (op[0] == Code.SCAN):
         raise FrameError(f"operation {op[0]}: a key of {len(op[1])} bytes")
     if len(op) > 2 and type(op[2]) is bytes and len(op[2]) > VALUE_BYTES_MAX:
         raise FrameError(f"operation {op[0]}: a value of {len(op[2])} bytes")

@@ -15,13 +15,14 @@ from typing import Any, Protocol
 from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.traits import READS
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import Calls
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
 from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import READS, written_bytes
+from kvstore.server.routing.pending import written_bytes
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)

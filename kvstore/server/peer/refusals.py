@@ -11,7 +11,8 @@ from typing import Generic, TypeVar
 
 from kvstore.errors import Moved, NotLeader
 from kvstore.partition.state.commands import Op
-from kvstore.server.routing.pending import UNORDERED, keys_of
+from kvstore.partition.state.traits import UNORDERED
+from kvstore.server.routing.pending import keys_of
 from kvstore.types import PartitionId
 
 _NOT_SAID = 1 << 62

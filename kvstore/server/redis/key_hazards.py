@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.traits import POINT_READS
 
 KEPT_MAX = 4096
 """Keys remembered before those of answered commands are looked for and dropped."""
-READS = frozenset({int(Code.GET), int(Code.META)})
 _BATCH = int(Code.BATCH)
 
 
@@ -27,12 +27,14 @@ class Hazards:
 
     def block(self, ops: Iterable[Op], answered: int) -> bool:
         """Whether one of `ops` has to wait until what is in flight is answered."""
-        return any((self.writes if op[0] in READS else self.reads).get(op[1], -1) >= answered for op in _parts(ops))
+        return any(
+            (self.writes if op[0] in POINT_READS else self.reads).get(op[1], -1) >= answered for op in _parts(ops)
+        )
 
     def note(self, ops: Iterable[Op], number: int) -> None:
         """Command `number` does `ops`."""
         for op in _parts(ops):
-            (self.reads if op[0] in READS else self.writes)[op[1]] = number
+            (self.reads if op[0] in POINT_READS else self.writes)[op[1]] = number
 
     def answered(self, issued: int, answered: int) -> None:
         """Forget what needs no watching any more."""

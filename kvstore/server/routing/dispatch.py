@@ -11,7 +11,8 @@ from typing import assert_never
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
 from kvstore.partition.leading.answers import Soon
-from kvstore.partition.state.commands import LEVEL_AT, Op, Sink
+from kvstore.partition.state.commands import Op, Sink
+from kvstore.partition.state.traits import LEVEL_AT
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight

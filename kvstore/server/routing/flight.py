@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from itertools import takewhile
 
-from kvstore.server.routing.pending import KEYLESS, UNORDERED, Pending, keys_of, written_bytes
+from kvstore.partition.state.traits import KEYLESS, UNORDERED
+from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.types import PartitionId, ServerId
 
 BYTES_IN_FLIGHT_MAX = 64 << 20

@@ -7,16 +7,11 @@ from collections.abc import Callable
 from kvstore.errors import InvalidRequest, Moved, NotLeader
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.operations import size_of
+from kvstore.partition.state.traits import WITH_VALUE
 from kvstore.types import PartitionId
 
-KEYLESS = frozenset({int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT), int(Code.DELETE_RANGE)})
-"""Codes of operations that go to a partition, and not to the owner of a key."""
-UNORDERED = KEYLESS | {int(Code.GET), int(Code.META)}
-"""Codes of operations that need not be done in the order in which they came (docs/protocol.md M15)."""
-READS = frozenset({int(Code.GET), int(Code.META), int(Code.SCAN), int(Code.SCAN_TOKENS), int(Code.COUNT)})
-"""Codes of operations that may be asked again elsewhere, whatever became of them."""
 _PUT, _BATCH = int(Code.PUT), int(Code.BATCH)
-_LARGE = frozenset({int(Code.APPEND), _BATCH})
+_LARGE = WITH_VALUE | {_BATCH}
 
 
 class Pending:

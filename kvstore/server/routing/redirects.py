@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable
 
 from kvstore.errors import Overloaded, StoreError, Unavailable
 from kvstore.partition.state.commands import Op, Result, Sink
+from kvstore.partition.state.traits import UNORDERED
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import UNORDERED, Pending, keys_of, written_bytes
+from kvstore.server.routing.pending import Pending, keys_of, written_bytes
 from kvstore.server.routing.waiting_lines import by_order
 
 WAIT_S = 2.0

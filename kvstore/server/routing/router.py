@@ -37,7 +37,8 @@ from functools import partial
 from typing import assert_never
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.state.commands import LEVEL_AT, Code, Level, Op, Sink
+from kvstore.partition.state.commands import Code, Level, Op, Sink
+from kvstore.partition.state.traits import KEYLESS, LEVEL_AT, POINT_READS, READS, UNORDERED
 from kvstore.server.routing.events import (
     Closing,
     Command,
@@ -62,7 +63,7 @@ from kvstore.server.routing.events import (
     TurnPeerAway,
 )
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import KEYLESS, READS, UNORDERED, PeerSink, Pending, check_one_partition, keys_of
+from kvstore.server.routing.pending import PeerSink, Pending, check_one_partition, keys_of
 from kvstore.server.routing.redirects import WAIT_S, Redirected, Redirects
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.server.routing.waiting_lines import WaitingLines
@@ -74,11 +75,9 @@ SUSPECT_AGAIN_S = 0.25
 _ARRIVED = 1 << 60
 """What was turned away here has smaller places than what has only arrived: it was here before."""
 
-_GET, _META = int(Code.GET), int(Code.META)
 _LINEARIZABLE, _SESSION = int(Level.LINEARIZABLE), int(Level.SESSION)
 FOLLOWER_LEVELS = frozenset({_SESSION, int(Level.STALE)})
 """Levels of reads that any replica may answer."""
-_SEQUENCED = frozenset({_GET, _META})
 
 
 class Router:
@@ -170,7 +169,7 @@ class Router:
         if level_at is not None and op[level_at] in FOLLOWER_LEVELS:
             if (
                 op[level_at] == _SESSION
-                and op[0] in _SEQUENCED
+                and op[0] in POINT_READS
                 and _may_mean_another(op, ring_version, self.ring_version)
             ):
                 op = (op[0], op[1], _LINEARIZABLE, 0)

@@ -1,0 +1,60 @@
+"""What is to be known of operations by their codes: one table, and the sets that are made of it. Decides only.
+
+Who asks "is it one of those that …" takes a set from here; a new operation says all of it in its row of TRAITS.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvstore.partition.state.commands import Code
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Traits:
+    """What holds of all operations of one code."""
+
+    level_at: int | None = None
+    """Where a read's level stands in its tuple. What has none is a write: done once, in order, by the leader. A read
+    may be asked again elsewhere, whatever became of it."""
+    seq_at: int | None = None
+    """Where the sequence that a read wants applied stands in its tuple, if it may name one."""
+    is_keyless: bool = False
+    """It goes to a partition, and not to the owner of a key. Its key may be empty, and the partition answers for the
+    tokens that the ring gave it when the operation came."""
+    is_in_batch: bool = False
+    """It may stand in a batch."""
+    has_value: bool = False
+    """Its third field is a value: its size counts."""
+    is_versioned: bool = False
+    """Answered with a version, and nothing else if no record is asked for."""
+
+
+TRAITS: dict[Code, Traits] = {
+    Code.GET: Traits(level_at=2, seq_at=3, is_in_batch=True),
+    Code.META: Traits(level_at=2, seq_at=3, is_in_batch=True),
+    Code.PUT: Traits(is_in_batch=True, has_value=True, is_versioned=True),
+    Code.DELETE: Traits(is_in_batch=True, is_versioned=True),
+    Code.INCREMENT: Traits(is_in_batch=True),
+    Code.APPEND: Traits(is_in_batch=True, has_value=True),
+    Code.EXPIRE: Traits(is_in_batch=True),
+    Code.BATCH: Traits(),
+    Code.DELETE_RANGE: Traits(is_keyless=True),
+    Code.SCAN: Traits(level_at=5, seq_at=6, is_keyless=True),
+    Code.SCAN_TOKENS: Traits(level_at=3, is_keyless=True),
+    Code.COUNT: Traits(level_at=2, is_keyless=True),
+}
+
+# Plain integers: what comes off a wire is one.
+LEVEL_AT = {int(code): each.level_at for code, each in TRAITS.items() if each.level_at is not None}
+SEQ_AT = {int(code): each.seq_at for code, each in TRAITS.items() if each.seq_at is not None}
+READS = frozenset(LEVEL_AT)
+WRITES = frozenset(map(int, TRAITS)) - READS
+KEYLESS = frozenset(int(code) for code, each in TRAITS.items() if each.is_keyless)
+POINT_READS = READS - KEYLESS
+"""Reads of one key."""
+UNORDERED = KEYLESS | POINT_READS
+"""They need not be done in the order in which they came (docs/protocol.md M15)."""
+IN_BATCH = frozenset(int(code) for code, each in TRAITS.items() if each.is_in_batch)
+WITH_VALUE = frozenset(int(code) for code, each in TRAITS.items() if each.has_value)
+VERSIONED = frozenset(int(code) for code, each in TRAITS.items() if each.is_versioned)

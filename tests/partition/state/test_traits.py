@@ -1,0 +1,27 @@
+"""The table of traits names every operation, and places what the constructors place."""
+
+from kvstore.partition.state import commands, traits
+from kvstore.partition.state.commands import Code, Level, Op
+from kvstore.partition.state.operations import MUTATIONS
+
+
+def test_every_code_has_its_traits() -> None:
+    assert list(traits.TRAITS) == list(Code)
+
+
+def test_levels_and_sequences_stand_where_the_constructors_put_them() -> None:
+    level, seq = Level.SESSION, 77
+    reads: list[Op] = [
+        commands.get(b"k", level, seq),
+        commands.meta(b"k", level, seq),
+        commands.scan(b"a", b"z", 5, 0, level, seq),
+        commands.scan_tokens(1, 5, level),
+        commands.count(level),
+    ]
+    assert {op[0] for op in reads} == traits.READS
+    assert [op[traits.LEVEL_AT[op[0]]] for op in reads] == [level] * len(reads)
+    assert [op[traits.SEQ_AT[op[0]]] for op in reads if op[0] in traits.SEQ_AT] == [seq] * 3
+
+
+def test_every_write_but_the_delete_of_a_range_has_its_rule() -> None:
+    assert set(MUTATIONS) == traits.WRITES - {Code.DELETE_RANGE}
