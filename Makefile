@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench loadtest snapshot-demo proto lock format
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench hops loadtest snapshot-demo proto lock format
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
@@ -45,6 +45,9 @@ drill-counts: setup ## counted kills, stops and outages, and changes of the ring
 
 bench: setup ## the benchmark suite
 	@$(BIN)/kvstore bench suite
+
+hops: setup ## how many calls from file to file a SET and a GET make on their way
+	@PYTHONPATH=. $(BIN)/python scripts/hops.py
 
 loadtest: setup ## two minutes of load with Locust, and a report in reports/loadtest.html
 	@$(BIN)/python -m loadtest.run

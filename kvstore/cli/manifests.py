@@ -11,7 +11,6 @@ until the new manifest is there.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass
 
 import orjson
@@ -88,10 +87,6 @@ def decode(value: bytes) -> Entry:
     if found.chunk_bytes <= 0 or found.size < 0:
         raise Corrupted(f"not a file manifest: {found}")
     return found
-
-
-def sha256_of(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
 
 
 def first_difference(one: bytes, other: bytes) -> int:

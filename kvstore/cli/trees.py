@@ -24,7 +24,7 @@ from rich.progress import (
     TransferSpeedColumn,
 )
 
-from kvstore.cli.manifests import Chunked, Link, decode, encode, first_difference, is_plain, sha256_of
+from kvstore.cli.manifests import Chunked, Link, decode, encode, first_difference, is_plain
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.errors import Corrupted, InvalidRequest, OutcomeUnknown, StoreError
 from kvstore.limits import VALUE_BYTES_MAX
@@ -182,8 +182,6 @@ def _count(job: Job, size: int) -> None:
 
 
 def _difference(local: bytes, stored: bytes, offset: int) -> str:
-    if sha256_of(local) == sha256_of(stored):
-        return "differs in length only"
     at = offset + first_difference(local, stored)
     return f"differs from byte {at} on ({offset + len(local)} bytes here, {offset + len(stored)} stored)"
 

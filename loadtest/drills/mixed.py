@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Any
 
+import hiredis
+
 from tests.sim.judges.history import History, Kind, Pending
 
 CALLERS = 4
@@ -55,7 +57,7 @@ class Door:
         assert self._writer is not None
         try:
             async with asyncio.timeout(timeout_s):
-                self._writer.write(b"".join(map(_encoded, commands)))
+                self._writer.write(b"".join(hiredis.pack_command(tuple(words)) for words in commands))
                 return [await self._reply() for _ in commands]
         except (OSError, EOFError, TimeoutError) as error:
             self.close()
@@ -209,7 +211,3 @@ def _counted(pending: Pending, reply: Any) -> None:
 def _both(pending: Pending, reply: Any) -> None:
     one, other = reply
     pending.ok(one if one == other else TORN)
-
-
-def _encoded(words: Sequence[bytes]) -> bytes:
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)

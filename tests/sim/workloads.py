@@ -15,7 +15,7 @@ from typing import Any
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Flag, Level
 from tests.sim.clients import Identity, Population, Worker
-from tests.sim.judges.operations import Operation, Status
+from tests.sim.judges.operations import Status
 
 ACCOUNTS = 4
 DEPOSIT = 100
@@ -178,9 +178,3 @@ class Workload:
             await worker.do(commands.put(mine, self._value(worker)))
             partition = self._cluster.ring.partition_of(mine)
             await worker.do(commands.get(mine, Level.SESSION, worker.tokens.get(partition, 0)))
-
-
-def bank_total(operation: Operation) -> int | None:
-    """The money that a scan of a bank saw; None if it was not opened yet."""
-    pairs = operation.result[0]
-    return sum(int(record[0]) for _, record in pairs) if pairs else None

@@ -166,7 +166,7 @@ class Conveyor:
             if error is LATE or left <= 0:
                 raise too_late(operation, last if error is LATE else error, timeout_s)
             last = error
-            self._learn_from(operation, error)
+            self._learn_from(error)
             await self._wait_change(0.0 if is_hint(error) else min(next(waits), left))
             operation.attempts += 1
             self._counts["retries"] += 1
@@ -176,7 +176,7 @@ class Conveyor:
                 return answer
             error = answer
 
-    def _learn_from(self, operation: Operation, error: StoreError) -> None:
+    def _learn_from(self, error: StoreError) -> None:
         if self.routing.learn_from(error):
             self.links.forget_routes()
         if isinstance(error, NotLeader | Moved):

@@ -67,8 +67,6 @@ class Verdict(NamedTuple):
 
 
 asked_of = msgspec.msgpack.Decoder(Asked).decode
-verdict_of = msgspec.msgpack.Decoder(Verdict).decode
-position_of = msgspec.msgpack.Decoder(Position).decode
 _encode = msgspec.msgpack.Encoder().encode
 
 

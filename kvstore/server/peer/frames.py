@@ -34,7 +34,6 @@ BODY_BYTES_MAX = 8 << 20
 """Of a call between replicas, and of its answer."""
 
 _Key = Annotated[bytes, Meta(min_length=1, max_length=KEY_BYTES_MAX)]
-_AnyKey = Annotated[bytes, Meta(max_length=KEY_BYTES_MAX)]
 _Value = Annotated[bytes, Meta(max_length=VALUE_BYTES_MAX)]
 _Id = Annotated[int, Meta(ge=0)]
 _Name = Annotated[str, Meta(min_length=1, max_length=128)]

@@ -52,7 +52,7 @@ def folded(
 ) -> DataFrame:
     """The records at the cut; `later` are changes behind the chain. Raises Corrupted for files that are not there."""
     tables = [_table(session, store, manifest) for manifest in chain]
-    tables[1:] = [table.where(_within(manifest, cut)) for table, manifest in zip(tables[1:], chain[1:], strict=True)]
+    tables[1:] = [table.where(_within(cut)) for table in tables[1:]]
     if later is not None:
         tables.append(later)
     if len(tables) == 1:
@@ -73,7 +73,7 @@ def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> D
     return session.read.schema(COLUMNS).parquet(*paths)
 
 
-def _within(manifest: Manifest, cut: Cut) -> Column:
+def _within(cut: Cut) -> Column:
     """Which rows of an incremental lie before the cut."""
     within = F.lit(True)
     if cut.time_ms is not None:
