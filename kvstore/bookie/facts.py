@@ -1,5 +1,5 @@
-"""What a bookie knows of ledgers besides their entries, keys, fences and doubts: in the journal and in the inventory at
-once."""
+"""Notes a ledger's key, fence and doubts, all that a bookie knows of it beside its entries: in the journal and in the
+inventory at once."""
 
 from __future__ import annotations
 

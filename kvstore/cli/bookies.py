@@ -19,7 +19,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId
 
 if TYPE_CHECKING:
-    from kvstore.server.control.rereplicate import Moved, Recopier
+    from kvstore.server.control.rereplicate import Moved, Rereplicator
 
 T = TypeVar("T")
 BookieName = Annotated[str, typer.Argument(help="The bookie's id, for example n1-0123456789ab.")]
@@ -109,7 +109,7 @@ def scrub(
     Bookies scrub their own disks too, slowly and all the time: see kvstore_bookie_damaged_records_total.
     """
 
-    async def work(recopier: Recopier) -> list[dict[str, Any]]:
+    async def work(recopier: Rereplicator) -> list[dict[str, Any]]:
         if not recopier.is_up(BookieId(bookie)):
             raise InvalidRequest(f"bookie {bookie!r} is not up; see `kvstore bookie list`")
         recopier.bytes_per_s = int(bytes_per_s)
@@ -136,10 +136,10 @@ def decommission(
     It can be called again until nothing blocks it. Exit code 1, and the reasons, while something does.
     """
 
-    async def check(recopier: Recopier) -> None:
+    async def check(recopier: Rereplicator) -> None:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
 
-    async def work(recopier: Recopier) -> list[Moved]:
+    async def work(recopier: Rereplicator) -> list[Moved]:
         await check(recopier)
         recopier.bytes_per_s = int(bytes_per_s)
         moved = await recopier.replace(BookieId(bookie))
@@ -159,7 +159,7 @@ def status(
 ) -> None:
     """Show the bookies that are away, and how many ledgers lack a copy for that. Exit code 1 if any ledger does."""
 
-    async def work(recopier: Recopier) -> list[dict[str, Any]]:
+    async def work(recopier: Rereplicator) -> list[dict[str, Any]]:
         lacking: dict[BookieId, list[str]] = {}
         for _, metadata in sorted((await recopier.named()).items()):
             for name in sorted({each for fragment in metadata.fragments for each in fragment.ensemble}):
@@ -195,7 +195,7 @@ def recover_copies(
     Exit code 1, and the reasons, while a ledger still needs it.
     """
 
-    async def work(recopier: Recopier) -> list[Moved]:
+    async def work(recopier: Rereplicator) -> list[Moved]:
         await _refuse_if_up_or_unknown(recopier, BookieId(bookie))
         recopier.bytes_per_s = int(bytes_per_s)
         return await recopier.replace(BookieId(bookie))
@@ -203,7 +203,7 @@ def recover_copies(
     _show_moved(bookie, _with_recopier(data_dir, zookeeper, server, work), "is needed by no ledger", json=json)
 
 
-async def _refuse_if_up_or_unknown(recopier: Recopier, bookie: BookieId) -> None:
+async def _refuse_if_up_or_unknown(recopier: Rereplicator, bookie: BookieId) -> None:
     if recopier.is_up(bookie):
         raise InvalidRequest(f"bookie {bookie} is up and takes entries: stop its node first (`kvstore node drain`)")
     if not await recopier.is_known(bookie):
@@ -222,7 +222,7 @@ def _show_moved(bookie: str, moved: list[Moved], done: str, *, json: bool) -> No
 
 
 def _with_recopier(
-    data_dir: Path, zookeeper: str | None, server: str | None, work: Callable[[Recopier], Awaitable[T]]
+    data_dir: Path, zookeeper: str | None, server: str | None, work: Callable[[Rereplicator], Awaitable[T]]
 ) -> T:
     """Run `work` with a progress bar on standard error, if that is a terminal."""
     from rich.console import Console

@@ -16,12 +16,12 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import NamedTuple, Self
 
-from kvstore.client.aio.engine import Conveyor
+from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import DELETE, PUT, Operation
 from kvstore.client.core.operations import check
 from kvstore.env import Task
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.errors import ConditionFailed, InvalidRequest, OutcomeUnknown
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.proto import kv_pb2
@@ -97,8 +97,8 @@ class Loader:
         batch_bytes: int = BATCH_BYTES,
     ) -> None:
         """`if_absent`: rows whose key is there already are counted and left out."""
-        self._env, self._config = caller_env("kvstore load"), config
-        self._conveyor = Conveyor(self._env, config)
+        self._env, self._config = library_env("kvstore load"), config
+        self._engine = AsyncEngine(self._env, config)
         self._if_absent, self._batch_rows, self._batch_bytes = if_absent, batch_rows, batch_bytes
         self._lanes: dict[str, _Lane] = {}
         self._ring_version = 0
@@ -115,9 +115,9 @@ class Loader:
     async def __aenter__(self) -> Self:
         """Raises Unavailable if no endpoint answers in time."""
         try:
-            await self._conveyor.open()
+            await self._engine.open()
         except BaseException:
-            await self._conveyor.close()
+            await self._engine.close()
             raise
         return self
 
@@ -129,11 +129,11 @@ class Loader:
             if error is None:
                 await self._wait_backlog(0)
         finally:
-            await self._conveyor.close()
+            await self._engine.close()
 
     async def add(self, rows: Iterable[_Row]) -> None:
         """Take rows in; waits while too many are under way. Raises StoreError, also for rows added earlier."""
-        routing = self._conveyor.routing
+        routing = self._engine.routing
         if routing.ring_version != self._ring_version:
             await self._wait_backlog(0)  # a key's earlier rows may be on their way to where it was
             self._ring_version = routing.ring_version
@@ -187,12 +187,12 @@ class Loader:
 
     async def _write(self, rows: Sequence[_Row]) -> None:
         """Write rows of one lane, in order; those of several partitions, by what is known now, in several batches."""
-        if self._conveyor.routing.ring_version == self._ring_version:
+        if self._engine.routing.ring_version == self._ring_version:
             await self._write_or_halve(rows)
             return
         parts: dict[str, list[_Row]] = {}
         for row in rows:
-            parts.setdefault(self._conveyor.routing.partition_of(row[0]), []).append(row)
+            parts.setdefault(self._engine.routing.partition_of(row[0]), []).append(row)
         for part in parts.values():
             await self._write_or_halve(part)
 
@@ -230,13 +230,13 @@ class Loader:
             return await self._run_alone(options.operations[0])
         whole = Operation(kv_pb2.BATCH, rows[0][0], options=options)
         whole.size = options.ByteSize()
-        answer = await self._conveyor.run(whole, None)
+        answer = await self._engine.run(whole, None)
         return sum(map(_is_kept, answer.results)) if self._if_absent else 0
 
     async def _run_alone(self, part: kv_pb2.Operation) -> int:
         options = part.options if part.HasField("options") else None
         try:
-            await self._conveyor.run(Operation(part.code, part.key, part.value, options), None)
+            await self._engine.run(Operation(part.code, part.key, part.value, options), None)
         except ConditionFailed:
             return 1
         return 0

@@ -17,7 +17,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.watching import POSITION_MAX, checked_positions, is_count
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import feed_pb2, feed_pb2_grpc
 from kvstore.rpc.channels import open_channel
@@ -51,7 +51,7 @@ class FeedReader:
 
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
-        self._env = caller_env("kvstore feed")
+        self._env = library_env("kvstore feed")
         self._lock = threading.Lock()
         self._open: dict[str, tuple[grpc.Channel, feed_pb2_grpc.FeedStub]] = {}
         """By address. Made together: gRPC crashes the process when a stub is made of a channel that is closed."""

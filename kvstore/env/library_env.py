@@ -11,13 +11,13 @@ from kvstore.env.ports import Clock, Nursery
 
 
 @dataclass(frozen=True, slots=True)
-class CallerEnv:
+class LibraryEnv:
     clock: Clock
     random: Random
     """Its bytes make client ids: two processes must never draw the same, after a fork either."""
     nursery: Nursery
 
 
-def caller_env(name: str) -> CallerEnv:
+def library_env(name: str) -> LibraryEnv:
     """The real ones."""
-    return CallerEnv(SystemClock(), SystemRandom(), TaskNursery(name))
+    return LibraryEnv(SystemClock(), SystemRandom(), TaskNursery(name))

@@ -199,7 +199,7 @@ class Partition:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""
         if self._is_ahead_of_ring():
             raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
-        if self._rings is None or self.state.territory.is_founded:
+        if self._rings is None or self.state.ownership.is_founded:
             return await leader.start(None, self._turn_away)
         ring = self._rings.ring
         if self.id not in ring.partitions:
@@ -258,7 +258,7 @@ class Partition:
             "pins_taken": self._pinning.taken,
             "ledgers_trimmed": self._upkeep.trimmed,
             "flushes": self._upkeep.flushes,
-            "owns": len(state.territory.owned.spans) if state.territory.is_founded else None,
+            "owns": len(state.ownership.owned.spans) if state.ownership.is_founded else None,
             "move_counts_corrected": self._source.counts.corrected,
             "move_copies_wrong": self._source.counts.copies_wrong,
             "moves_stuck": len(self._source.counts.stuck),
@@ -286,7 +286,7 @@ class Partition:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
         if _level_of(op) == Level.SESSION and state.seq < self._owned_seq():
             return NotCaughtUp(f"partition {self.id}: something that came to it since is not here yet")
-        tokens = scope(op, state.territory.owned)
+        tokens = scope(op, state.ownership.owned)
         if tokens is None or self._is_ahead_of_ring():
             return ELSEWHERE
         try:
@@ -316,7 +316,7 @@ class Partition:
     def _is_ahead_of_ring(self) -> bool:
         """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by
         such a ring might be sent elsewhere by the next one (docs/protocol.md M16)."""
-        return self._rings is not None and self._rings.ring.next_move <= self.state.territory.newest
+        return self._rings is not None and self._rings.ring.next_move <= self.state.ownership.newest
 
     def _owned_seq(self) -> int:
         member = self._rings.ring.partitions.get(self.id) if self._rings is not None else None

@@ -28,7 +28,7 @@ from kvstore.ring import PartitionState
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.control.dating import DATES, Dating, JudgedClock
 from kvstore.server.control.load import Load
-from kvstore.server.control.load_sampler import LOADS, Taps, loads_of_cluster
+from kvstore.server.control.load_sampler import LOADS, LoadSampler, loads_of_cluster
 from kvstore.server.control.progress import MOVES, Copied, Progress
 from kvstore.server.control.steward import Steward
 from kvstore.server.feed.end import latest_of
@@ -78,7 +78,7 @@ class Node:
         self.hosting: Hosting
         self.rings: RingStore
         self.steward: Steward
-        self.taps: Taps
+        self.load_sampler: LoadSampler
         self.progress: Progress
         self.feeds: Feeds
         self.dating: Dating
@@ -136,7 +136,7 @@ class Node:
                 "ring_hints_false_total": self.membership.false_hints,
                 **self.dating.statistics(),
             }
-            heat = self.taps.numbers()
+            heat = self.load_sampler.numbers()
             found["partitions"] = {
                 str(each): {**table, "load": heat.get(each)} if each in heat else table
                 for each, table in self.hosting.statistics().items()
@@ -175,7 +175,7 @@ class Node:
 
     async def loads(self) -> dict[PartitionId, Load]:
         """What every partition has to do, as far as its leader answers."""
-        return await loads_of_cluster(self.links, self.taps, self.id, sorted(self.topology.servers))
+        return await loads_of_cluster(self.links, self.load_sampler, self.id, sorted(self.topology.servers))
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
         """What each replica here says of itself."""
@@ -392,12 +392,12 @@ async def _host(
     )
     await node.hosting.start()
     stack.push_async_callback(node.hosting.stop)
-    node.taps = Taps(node.env, node.hosting, node.dispatcher)
-    node.taps.start()
-    node.peers.serve(LOADS, node.taps.answer)
+    node.load_sampler = LoadSampler(node.env, node.hosting, node.dispatcher)
+    node.load_sampler.start()
+    node.peers.serve(LOADS, node.load_sampler.answer)
     node.progress = Progress(node.hosting.leading)
     node.peers.serve(MOVES, node.progress.answer)
-    stack.push_async_callback(node.taps.close)
+    stack.push_async_callback(node.load_sampler.close)
     repair_after_s = node.config.repair_after_s
     keep_ms = node.config.partition.retention_ms
     node.steward = Steward(

@@ -28,6 +28,7 @@ from kvstore.errors import (
 )
 from kvstore.meta.store import MetadataStore
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
+from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.creator import LedgerCreator
@@ -289,17 +290,9 @@ class OpenLog:
             return "its ensemble has changed too often"
         if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, len(self._ports.choice.spares())):
             return "there are more bookies now"
-        if self._has_lost_a_bookie():
+        if _has_lost_a_bookie(self._ports.choice, writer.metadata):
             return "one of its bookies is gone and another can take its place"
         return ""
-
-    def _has_lost_a_bookie(self) -> bool:
-        """A bookie that the open ledger names, be it for entries long written, is not registered, and there are enough
-        others for a new one: closed, its copies can be made again elsewhere. None while the metadata store is away."""
-        choice, metadata = self._ports.choice, self._handle.writer.metadata
-        if len(choice.spares()) < metadata.quorum.ensemble:
-            return False
-        return not all(map(choice.is_registered, bookies_of(metadata)))
 
     async def _sweep_now_and_then(self) -> None:
         age_s = self._config.orphan_age_s
@@ -373,3 +366,11 @@ class OpenLog:
             except MetadataError as error:
                 log.info("ledger=%d not closed yet: %r", old.ledger, error)
                 await asyncio.sleep(CLOSE_RETRY_S)
+
+
+def _has_lost_a_bookie(choice: BookieChoice, metadata: LedgerMetadata) -> bool:
+    """A bookie that the open ledger names, be it for entries long written, is not registered, and there are enough
+    others for a new one: closed, its copies can be made again elsewhere. None while the metadata store is away."""
+    if len(choice.spares()) < metadata.quorum.ensemble:
+        return False
+    return not all(map(choice.is_registered, bookies_of(metadata)))

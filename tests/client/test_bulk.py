@@ -120,7 +120,7 @@ async def test_what_a_batch_wrote_whose_outcome_stayed_unknown_counts_as_kept_an
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     load = loader(servers, if_absent=True)
-    run, lost = load._conveyor.run, 0
+    run, lost = load._engine.run, 0
 
     async def losing(operation: Any, timeout_s: float | None) -> Any:
         nonlocal lost
@@ -130,7 +130,7 @@ async def test_what_a_batch_wrote_whose_outcome_stayed_unknown_counts_as_kept_an
             raise OutcomeUnknown("no outcome in time")
         return answer
 
-    monkeypatch.setattr(load._conveyor, "run", losing)
+    monkeypatch.setattr(load._engine, "run", losing)
     async with load:
         await load.add(rows(50))
     assert stored(servers) == {row.key: row.value for row in rows(50)}

@@ -1,14 +1,14 @@
 """An address rests for longer with each connection that breaks, and not at all once there is one."""
 
-from kvstore.client.core.address_backoff import MAX_S, MIN_S, Rests
+from kvstore.client.core.address_backoff import MAX_S, MIN_S, AddressBackoff
 
 
 def test_an_unknown_address_does_not_rest() -> None:
-    assert not Rests().is_left_alone("a:1", 100.0)
+    assert not AddressBackoff().is_left_alone("a:1", 100.0)
 
 
 def test_rests_double_up_to_a_bound() -> None:
-    rests, now, lengths = Rests(), 100.0, []
+    rests, now, lengths = AddressBackoff(), 100.0, []
     for _ in range(8):
         rests.broke("a:1", now)
         length_s = MIN_S
@@ -24,7 +24,7 @@ def test_rests_double_up_to_a_bound() -> None:
 
 
 def test_after_a_connection_the_first_rest_is_short_again() -> None:
-    rests = Rests()
+    rests = AddressBackoff()
     for _ in range(5):
         rests.broke("a:1", 100.0)
     rests.held("a:1")

@@ -9,7 +9,7 @@ import pytest
 from sortedcontainers import SortedDict
 
 from kvstore.client import AsyncClient, Level
-from kvstore.client.aio.engine import Conveyor
+from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.core.config import parse_url
 from kvstore.client.core.values import RING
 from kvstore.errors import (
@@ -313,7 +313,7 @@ async def _sent_by_others(client: Face, servers: Servers, timeout_s: float) -> l
     first = asyncio.ensure_future(client.call("put", key, b"1"))
     await wait_until(lambda: _is(len(held) == 1), what="the first has arrived")
     others = [asyncio.ensure_future(client.call("put", key, b"2", timeout_s=timeout_s)) for _ in range(2)]
-    (link,) = [each for each in client.client._messenger._links.values() if each._pending or each._is_busy]
+    (link,) = [each for each in client.client._engine._links.values() if each._pending or each._is_busy]
     await wait_until(lambda: _is(len(link._pending) == 2 or any(map(asyncio.Future.done, others))), what="they wait")
     held[0](2)
     assert await first == 2
@@ -376,14 +376,14 @@ async def test_a_scan_goes_on_without_a_partition_that_left(client: Face, server
 async def test_a_client_that_is_opened_twice_at_once_finds_the_cluster_once(
     servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[Conveyor] = []
-    whole = Conveyor.open
+    opened: list[AsyncEngine] = []
+    whole = AsyncEngine.open
 
-    async def open_(self: Conveyor) -> None:
+    async def open_(self: AsyncEngine) -> None:
         opened.append(self)
         await whole(self)
 
-    monkeypatch.setattr(Conveyor, "open", open_)
+    monkeypatch.setattr(AsyncEngine, "open", open_)
     client = AsyncClient(servers.patient_url)
     assert await asyncio.gather(client.open(), client.open()) == [client, client]
     assert len(opened) == 1

@@ -17,7 +17,7 @@ from kvstore.client.blocking.watch import Watch
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.watching import Reading, Watched
 from kvstore.env.clock import Unjudged
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from tests.waiting import PATIENCE_S
 
@@ -85,7 +85,7 @@ async def serving() -> AsyncIterator[Server]:
 
 def watching(address: str) -> AsyncWatch:
     config = ClientConfig(endpoints=(address,), timeout_s=PATIENCE_S)
-    return AsyncWatch(caller_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [address])
+    return AsyncWatch(library_env("watch"), config, Reading(EVERYTHING, None, {}), lambda: [address])
 
 
 async def test_a_reader_who_stopped_waiting_goes_on_where_it_was() -> None:
@@ -108,7 +108,7 @@ async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_on
     """The time for which one is looked for begins when the watch has none, not with the calm before."""
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        ports = replace(caller_env("watch"), clock=Leaping())
+        ports = replace(library_env("watch"), clock=Leaping())
         async with AsyncWatch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address]) as watch:
             await server.end_all()
             await server.put()
@@ -119,7 +119,7 @@ async def test_a_watch_whose_server_ends_after_a_long_calm_goes_on_at_another_on
 async def test_a_blocking_watch_goes_on_as_well() -> None:
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        ports = replace(caller_env("watch"), clock=Leaping())
+        ports = replace(library_env("watch"), clock=Leaping())
         watch = Watch(ports, config, Reading(EVERYTHING, None, {}), lambda: [server.address])
         await asyncio.to_thread(watch.ready)
         await server.end_all()
@@ -143,6 +143,6 @@ async def test_a_blocking_watch_that_is_closed_while_it_dials_keeps_no_connectio
 
     async with serving() as server:
         config = ClientConfig(endpoints=(server.address,), timeout_s=PATIENCE_S)
-        watch = Watch(caller_env("watch"), config, Reading(EVERYTHING, None, {}), addresses)
+        watch = Watch(library_env("watch"), config, Reading(EVERYTHING, None, {}), addresses)
         assert await asyncio.to_thread(list, watch) == []
         assert watch._channel is None

@@ -135,7 +135,7 @@ class Reader:
                 if at <= position:
                     state.apply(LogEntry(at, noted.payload))
             assert state.position == position, f"{partition} was pinned at {position}, where its log has nothing"
-            owned = state.territory.owned
+            owned = state.ownership.owned
             found = [pair for pair in state.engine.iterate(*rows.ALL_DATA) if owned.holds_row(pair[0])]
             self._expected[partition, position] = found
         return self._expected[partition, position]

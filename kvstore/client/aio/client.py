@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore.client.aio.engine import Conveyor
+from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.aio.watch import AsyncWatch
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
@@ -17,7 +17,7 @@ from kvstore.client.core.known import Known
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 
 
@@ -31,27 +31,27 @@ class AsyncClient:
 
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
-        self._conveyor: Conveyor | None = None
+        self._engine: AsyncEngine | None = None
         self._opening = asyncio.Lock()
 
     async def open(self) -> Self:
         """Find the cluster. Raises Unavailable if no endpoint answers in time."""
         async with self._opening:
-            if self._conveyor is None:
-                conveyor = Conveyor(caller_env("kvstore client"), self._config)
+            if self._engine is None:
+                engine = AsyncEngine(library_env("kvstore client"), self._config)
                 try:
-                    await conveyor.open()
+                    await engine.open()
                 except BaseException:
-                    await conveyor.close()
+                    await engine.close()
                     raise
-                self._conveyor = conveyor
+                self._engine = engine
         return self
 
     async def close(self) -> None:
         """End the connections. Calls under way end with an error."""
-        conveyor, self._conveyor = self._conveyor, None
-        if conveyor is not None:
-            await conveyor.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.close()
 
     async def __aenter__(self) -> Self:
         return await self.open()
@@ -67,14 +67,14 @@ class AsyncClient:
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> Item | None:
         """The key's value and version; None if it is absent."""
-        found: Item | None = await self._open_conveyor.run(operations.get(key, level), timeout_s)
+        found: Item | None = await self._open_engine.run(operations.get(key, level), timeout_s)
         return found
 
     async def meta(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = await self._open_conveyor.run(operations.meta(key, level), timeout_s)
+        found: Meta | None = await self._open_engine.run(operations.meta(key, level), timeout_s)
         return found
 
     async def get_many(
@@ -82,7 +82,7 @@ class AsyncClient:
     ) -> dict[bytes, Item]:
         """Those of `keys` that are there. Each is read by itself: not one point in time."""
         wanted = list(dict.fromkeys(keys))
-        found = await self._open_conveyor.run_all([operations.get(key, level) for key in wanted], timeout_s)
+        found = await self._open_engine.run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
     async def scan(
@@ -100,16 +100,16 @@ class AsyncClient:
         No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
         given once."""
         start, end = scan_bounds(start, end, prefix)
-        scan = Scan(self._open_conveyor.routing, start, end, limit=limit, keys_only=keys_only, level=level)
+        scan = Scan(self._open_engine.routing, start, end, limit=limit, keys_only=keys_only, level=level)
         while not scan.is_done:
-            for found in scan.take(await self._open_conveyor.run_whole(scan.wanted(), timeout_s)):
+            for found in scan.take(await self._open_engine.run_whole(scan.wanted(), timeout_s)):
                 yield found
 
     async def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
-        count = Count(self._open_conveyor.routing, level)
+        count = Count(self._open_engine.routing, level)
         while count.total is None:
-            count.take(await self._open_conveyor.run_whole(count.wanted(), timeout_s))
+            count.take(await self._open_engine.run_whole(count.wanted(), timeout_s))
         return count.total
 
     def watch(
@@ -129,13 +129,13 @@ class AsyncClient:
         an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
-        conveyor = self._open_conveyor
-        reading = Reading(watched, after, conveyor.seen.tokens)
+        engine = self._open_engine
+        reading = Reading(watched, after, engine.seen.tokens)
         return AsyncWatch(
-            conveyor.env,
+            engine.env,
             self._config,
             reading,
-            lambda: conveyor.routing.watchers_of(watched.key, conveyor.env.random, self._config.endpoints),
+            lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
         )
 
     # ── writes ──
@@ -154,7 +154,7 @@ class AsyncClient:
     ) -> int:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = await self._open_conveyor.run(
+        version: int = await self._open_engine.run(
             operations.put(
                 key,
                 value,
@@ -189,69 +189,69 @@ class AsyncClient:
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = await self._open_conveyor.run(operation, timeout_s)
+        replaced: Replaced = await self._open_engine.run(operation, timeout_s)
         return replaced
 
     async def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
         puts = [operations.put(key, value) for key, value in items.items()]
-        return dict(zip(items, await self._open_conveyor.run_all(puts, timeout_s), strict=True))
+        return dict(zip(items, await self._open_engine.run_all(puts, timeout_s), strict=True))
 
     async def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = await self._open_conveyor.run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = await self._open_engine.run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
     async def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = await self._open_conveyor.run(operation, timeout_s)
+        old: Item | None = await self._open_engine.run(operation, timeout_s)
         return old
 
     async def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = await self._open_conveyor.run(operations.increment(key, delta), timeout_s)
+        value: int = await self._open_engine.run(operations.increment(key, delta), timeout_s)
         return value
 
     async def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = await self._open_conveyor.run(operations.append(key, suffix), timeout_s)
+        length: int = await self._open_engine.run(operations.append(key, suffix), timeout_s)
         return length
 
     async def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = await self._open_conveyor.run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = await self._open_engine.run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     async def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, await self._open_conveyor.run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, await self._open_engine.run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        return self._open_conveyor.seen.token
+        return self._open_engine.seen.token
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
-        self._open_conveyor.seen.absorb(token)
+        self._open_engine.seen.absorb(token)
 
     @property
     def cluster(self) -> Known:
         """What this client knows of its cluster: partitions, their leaders, the date."""
-        return Known(self._open_conveyor)
+        return Known(self._open_engine)
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
-        return self._open_conveyor.statistics()
+        return self._open_engine.statistics()
 
     @property
-    def _open_conveyor(self) -> Conveyor:
-        if self._conveyor is None:
+    def _open_engine(self) -> AsyncEngine:
+        if self._engine is None:
             raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
-        return self._conveyor
+        return self._engine

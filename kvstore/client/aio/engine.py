@@ -17,7 +17,7 @@ from kvstore.client.core.operations import decode
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.env.events import wait_within
-from kvstore.env.library_env import CallerEnv
+from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
@@ -29,10 +29,10 @@ MANY_MAX = 512
 """How many operations of one get_many or put_many are under way at a time."""
 
 
-class Conveyor:
+class AsyncEngine:
     """One client's state. Everything happens on the event loop on which it was opened."""
 
-    def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
+    def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
         self._config = config
         self.seen = Seen(env.random)

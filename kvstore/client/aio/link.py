@@ -16,7 +16,7 @@ from kvstore.client.core.operation import Operation
 from kvstore.client.core.retries import lost
 from kvstore.client.core.routing import Routing
 from kvstore.env.events import is_cancelled
-from kvstore.env.library_env import CallerEnv
+from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
@@ -46,7 +46,7 @@ class Link:
     def __init__(
         self,
         address: str,
-        env: CallerEnv,
+        env: LibraryEnv,
         config: ClientConfig,
         routing: Routing,
         tokens: Mapping[str, int],

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvstore.client.aio.link import Link, State
-from kvstore.client.core.address_backoff import Rests
+from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import Level
-from kvstore.env.library_env import CallerEnv
+from kvstore.env.library_env import LibraryEnv
 from kvstore.proto import kv_pb2
 
 
@@ -19,7 +19,7 @@ class Links:
 
     def __init__(
         self,
-        env: CallerEnv,
+        env: LibraryEnv,
         config: ClientConfig,
         routing: Routing,
         *,
@@ -30,7 +30,7 @@ class Links:
         self._env, self._config, self._routing = env, config, routing
         self._changed, self._heard, self._tokens = changed, heard, tokens
         self._links: dict[str, Link] = {}
-        self._rests = Rests()
+        self._rests = AddressBackoff()
         self._direct: dict[str, Link] = {}
         """Partition → the link to its leader, while that is up."""
         self._favourite = env.random.randrange(1 << 16)

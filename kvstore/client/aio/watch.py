@@ -13,7 +13,7 @@ from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.watching import Change, Reading, is_final
 from kvstore.env.events import is_cancelled
-from kvstore.env.library_env import CallerEnv
+from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import open_aio_channel
@@ -27,7 +27,7 @@ class AsyncWatch:
     `timeout_s` (of the client); it can be iterated again after that."""
 
     def __init__(
-        self, env: CallerEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
+        self, env: LibraryEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
     ) -> None:
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._channel: grpc.aio.Channel | None = None

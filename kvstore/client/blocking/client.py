@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from kvstore.client.blocking.engine import Messenger
+from kvstore.client.blocking.engine import BlockingEngine
 from kvstore.client.blocking.watch import Watch
 from kvstore.client.core import operations
 from kvstore.client.core.batch import Batch
@@ -19,7 +19,7 @@ from kvstore.client.core.known import Known
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
 
 
@@ -33,25 +33,25 @@ class Client:
 
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
-        self._messenger: Messenger | None = None
+        self._engine: BlockingEngine | None = None
 
     def open(self) -> Self:
         """Find the cluster. Raises Unavailable if no endpoint answers in time."""
-        if self._messenger is None:
-            messenger = Messenger(caller_env("kvstore client"), self._config)
+        if self._engine is None:
+            engine = BlockingEngine(library_env("kvstore client"), self._config)
             try:
-                messenger.open()
+                engine.open()
             except BaseException:
-                messenger.close()
+                engine.close()
                 raise
-            self._messenger = messenger
+            self._engine = engine
         return self
 
     def close(self) -> None:
         """End the connections. Calls under way end with an error."""
-        messenger, self._messenger = self._messenger, None
-        if messenger is not None:
-            messenger.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
     def __enter__(self) -> Self:
         return self.open()
@@ -65,12 +65,12 @@ class Client:
 
     def get(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Item | None:
         """The key's value and version; None if it is absent."""
-        found: Item | None = self._open_messenger.run(operations.get(key, level), timeout_s)
+        found: Item | None = self._open_engine.run(operations.get(key, level), timeout_s)
         return found
 
     def meta(self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = self._open_messenger.run(operations.meta(key, level), timeout_s)
+        found: Meta | None = self._open_engine.run(operations.meta(key, level), timeout_s)
         return found
 
     def get_many(
@@ -78,7 +78,7 @@ class Client:
     ) -> dict[bytes, Item]:
         """Those of `keys` that are there. Each is read by itself: not one point in time."""
         wanted = list(dict.fromkeys(keys))
-        found = self._open_messenger.run_all([operations.get(key, level) for key in wanted], timeout_s)
+        found = self._open_engine.run_all([operations.get(key, level) for key in wanted], timeout_s)
         return {key: item for key, item in zip(wanted, found, strict=True) if item is not None}
 
     def scan(
@@ -96,15 +96,15 @@ class Client:
         No `end`: to the last. No `limit`: all. `keys_only`: the values are empty. A key that is there all the time is
         given once."""
         start, end = scan_bounds(start, end, prefix)
-        scan = Scan(self._open_messenger.routing, start, end, limit=limit, keys_only=keys_only, level=level)
+        scan = Scan(self._open_engine.routing, start, end, limit=limit, keys_only=keys_only, level=level)
         while not scan.is_done:
-            yield from scan.take(self._open_messenger.run_whole(scan.wanted(), timeout_s))
+            yield from scan.take(self._open_engine.run_whole(scan.wanted(), timeout_s))
 
     def count(self, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None) -> int:
         """How many keys there are, counted partition by partition."""
-        count = Count(self._open_messenger.routing, level)
+        count = Count(self._open_engine.routing, level)
         while count.total is None:
-            count.take(self._open_messenger.run_whole(count.wanted(), timeout_s))
+            count.take(self._open_engine.run_whole(count.wanted(), timeout_s))
         return count.total
 
     def watch(
@@ -124,13 +124,13 @@ class Client:
         an idle watch hears of its server. Raises InvalidRequest here, other errors when iterated: PositionTrimmed if
         the log does not reach back to `after` any more."""
         watched = Watched.of(key, prefix, start, end, keys_only=keys_only, heartbeat_s=heartbeat_s)
-        messenger = self._open_messenger
-        reading = Reading(watched, after, messenger.seen.tokens)
+        engine = self._open_engine
+        reading = Reading(watched, after, engine.seen.tokens)
         return Watch(
-            messenger.env,
+            engine.env,
             self._config,
             reading,
-            lambda: messenger.routing.watchers_of(watched.key, messenger.env.random, self._config.endpoints),
+            lambda: engine.routing.watchers_of(watched.key, engine.env.random, self._config.endpoints),
         )
 
     # ── writes ──
@@ -149,7 +149,7 @@ class Client:
     ) -> int:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = self._open_messenger.run(
+        version: int = self._open_engine.run(
             operations.put(
                 key,
                 value,
@@ -184,69 +184,69 @@ class Client:
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = self._open_messenger.run(operation, timeout_s)
+        replaced: Replaced = self._open_engine.run(operation, timeout_s)
         return replaced
 
     def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
         """Write each by itself and return the versions. Not atomic: an error is raised after all have ended."""
         puts = [operations.put(key, value) for key, value in items.items()]
-        return dict(zip(items, self._open_messenger.run_all(puts, timeout_s), strict=True))
+        return dict(zip(items, self._open_engine.run_all(puts, timeout_s), strict=True))
 
     def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = self._open_messenger.run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = self._open_engine.run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
     def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = self._open_messenger.run(operation, timeout_s)
+        old: Item | None = self._open_engine.run(operation, timeout_s)
         return old
 
     def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = self._open_messenger.run(operations.increment(key, delta), timeout_s)
+        value: int = self._open_engine.run(operations.increment(key, delta), timeout_s)
         return value
 
     def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = self._open_messenger.run(operations.append(key, suffix), timeout_s)
+        length: int = self._open_engine.run(operations.append(key, suffix), timeout_s)
         return length
 
     def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = self._open_messenger.run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = self._open_engine.run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, self._open_messenger.run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, self._open_engine.run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
     @property
     def token(self) -> Token:
         """How far this client has seen each partition."""
-        return self._open_messenger.seen.token
+        return self._open_engine.seen.token
 
     def absorb(self, token: Token) -> None:
         """From now on read at least as far as `token` says (with Level.SESSION; other levels check it)."""
-        self._open_messenger.absorb(token)
+        self._open_engine.absorb(token)
 
     @property
     def cluster(self) -> Known:
         """What this client knows of its cluster: partitions, their leaders, the date."""
-        return Known(self._open_messenger)
+        return Known(self._open_engine)
 
     def statistics(self) -> dict[str, float]:
         """Counters since the client was opened, and gauges."""
-        return self._open_messenger.statistics()
+        return self._open_engine.statistics()
 
     @property
-    def _open_messenger(self) -> Messenger:
-        if self._messenger is None:
+    def _open_engine(self) -> BlockingEngine:
+        if self._engine is None:
             raise InvalidRequest("the client is not open; use `with Client(...)`")
-        return self._messenger
+        return self._engine

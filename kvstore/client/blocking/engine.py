@@ -9,7 +9,7 @@ from itertools import islice
 from typing import Any
 
 from kvstore.client.blocking.link import BlockingLink
-from kvstore.client.core.address_backoff import Rests
+from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.operation import Operation
@@ -17,7 +17,7 @@ from kvstore.client.core.operations import decode
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.core.session import Seen
 from kvstore.client.core.values import Level, Token
-from kvstore.env.library_env import CallerEnv
+from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import InvalidRequest, Moved, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
@@ -27,10 +27,10 @@ CHUNK = 500
 """Operations of one caller in one go."""
 
 
-class Messenger:
+class BlockingEngine:
     """One client's state, for any number of threads."""
 
-    def __init__(self, env: CallerEnv, config: ClientConfig) -> None:
+    def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
         self._config = config
         self.seen = Seen(env.random)
@@ -39,7 +39,7 @@ class Messenger:
         """Of everything here; never held while anything waits."""
         self._room = threading.Condition(self._lock)
         self._links: dict[str, BlockingLink] = {}
-        self._rests = Rests()
+        self._rests = AddressBackoff()
         self._counts: Counter[str] = Counter()
         self._read_at = 0.0
         self._is_reading = False

@@ -12,7 +12,7 @@ import grpc
 from kvstore.backoff import delays
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.watching import Change, Reading, is_final
-from kvstore.env.library_env import CallerEnv
+from kvstore.env.library_env import LibraryEnv
 from kvstore.errors import StoreError, Unavailable
 from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.channels import open_channel
@@ -24,7 +24,7 @@ class Watch:
     noticed by gRPC's keepalive, in 15 s."""
 
     def __init__(
-        self, env: CallerEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
+        self, env: LibraryEnv, config: ClientConfig, reading: Reading, addresses: Callable[[], list[str]]
     ) -> None:
         self._env, self._config, self._reading, self._addresses = env, config, reading, addresses
         self._channel: grpc.Channel | None = None

@@ -6,7 +6,7 @@ MIN_S, MAX_S = 0.05, 1.0
 """How long a rest is: doubles with each failure in a row."""
 
 
-class Rests:
+class AddressBackoff:
     """Of one client. Times are of the boot-time clock, in seconds."""
 
     def __init__(self) -> None:

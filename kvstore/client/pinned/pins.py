@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 import grpc
 
 from kvstore.client.core.config import ClientConfig, parse_url
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.env.tls import Tls
 from kvstore.errors import OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc
@@ -155,7 +155,7 @@ def pin_store(
     one. With `id` the call can be repeated: it pins anew, and the former positions are gone. Raises StoreError."""
     config = _config(cluster)
     # A name that the servers made up would be another one at the next server: a pin too many.
-    name = id or f"pin-{caller_env('kvstore pinned').random.randbytes(8).hex()}"
+    name = id or f"pin-{library_env('kvstore pinned').random.randbytes(8).hex()}"
     request = data_pb2.PinRequest(
         id=name, ttl_ms=round(ttl_s * 1000), partitions=partitions, split_bytes=max(0, split_bytes)
     )
@@ -202,7 +202,7 @@ def _config(cluster: str | ClientConfig) -> ClientConfig:
 
 def _ask(config: ClientConfig, timeout_s: float, call: Callable[[Any, float], T]) -> T:
     """The answer of the first server that gives one. Every call can be repeated. Raises StoreError."""
-    clock = caller_env("kvstore pinned").clock
+    clock = library_env("kvstore pinned").clock
     end = clock.now() + timeout_s
     failure: StoreError = Unavailable("no server can be reached")
     for place, address in enumerate(config.endpoints):

@@ -10,7 +10,7 @@ import grpc
 
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.pinned.pins import Split
-from kvstore.env.library_env import caller_env
+from kvstore.env.library_env import library_env
 from kvstore.errors import NoSuchPin, OutcomeUnknown, Retryable, StoreError, Unavailable
 from kvstore.proto import data_pb2, data_pb2_grpc, pinned_page
 from kvstore.proto.pinned_page import Columns, Row
@@ -79,7 +79,7 @@ def read_pinned(
 
 
 def _read(split: Split, request: data_pb2.ReadPinnedRequest, patience_s: float) -> Iterator[Page]:
-    clock = caller_env("kvstore pinned").clock
+    clock = library_env("kvstore pinned").clock
     attempts = _Attempts(split.replicas)
     failing_since: float | None = None
     while True:

@@ -31,7 +31,7 @@ class _Heard(Enum):
     SILENT = auto()
 
 
-class Others:
+class PeerReplicas:
     """Asks; every call raises StoreError (PeerRefused: that process is gone) unless it says otherwise."""
 
     def __init__(

@@ -16,7 +16,7 @@ from kvstore.partition.election import peer_replicas, role_events
 from kvstore.partition.election.election import RANK_DELAY_S, LeaderRecord, Published, furthest, rank_of
 from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.election.leader_znode import Claims
-from kvstore.partition.election.peer_replicas import HOLD_S, Others
+from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
 from kvstore.partition.election.role_events import Command, Event
 from kvstore.partition.election.role_machine import Owner, Role
 from kvstore.partition.election.standing import Standing
@@ -71,7 +71,7 @@ class Replica:
         self.elections = 0
         self._env, self._config, self._partition, self.server = env, config, partition, server
         self._claims, self._logs = claims, logs
-        self._others = Others(env, partition, server, peers, replicas)
+        self._peer_replicas = PeerReplicas(env, partition, server, peers, replicas)
         self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
         self._nonce = env.random.randbytes(8).hex()
         self._owner = Owner(server, self._nonce)
@@ -124,7 +124,7 @@ class Replica:
         spawn(self._perform_metadata(), name=f"{self._partition} election")
         spawn(self._publish(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
-        held = self._others.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
+        held = self._peer_replicas.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
         spawn(held, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
@@ -157,7 +157,7 @@ class Replica:
     async def hand_over(self, successor: ServerId, nonce: str, *, is_planned: bool) -> None:
         """Let the replica on `successor`, the process of this nonce, lead instead of this one. Raises StoreError if the
         lead was kept; what comes after it was released is the business of elections."""
-        await self._others.prepare(successor, Prepare(self.server, nonce, self.state.seq, is_planned))
+        await self._peer_replicas.prepare(successor, Prepare(self.server, nonce, self.state.seq, is_planned))
         log.info("partition=%s %s is ready to lead", self._partition, successor)
         await self.yield_lead(successor)
 
@@ -179,7 +179,7 @@ class Replica:
             self._drop_lead()
             self._feed(role_events.Yielded(successor))
             try:
-                await self._others.take(successor, take)
+                await self._peer_replicas.take(successor, take)
             except StoreError as error:
                 log.info("partition=%s not taken by %s, leading on: %r", self._partition, successor, error)
                 self._feed(role_events.NotTaken())
@@ -267,7 +267,7 @@ class Replica:
             case role_events.WakeAt(at):
                 self._wake_at(at)
             case role_events.Follow(server):
-                self._others.last_leader = server or self._others.last_leader
+                self._peer_replicas.last_leader = server or self._peer_replicas.last_leader
                 self._on_leader(server)
                 self._tell_role_change()
             case role_events.OpenLog():
@@ -363,13 +363,13 @@ class Replica:
         return Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce, doubt)
 
     async def _rank(self) -> None:
-        incumbent = self._env.nursery.spawn(self._others.incumbent(), name="ask serving")
+        incumbent = self._env.nursery.spawn(self._peer_replicas.incumbent(), name="ask serving")
         try:
             await self._claims.publish(self._progress, always=True)
             rank = rank_of(self.server, await self._claims.published(), self._replicas())
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
-            rank = len(self._others.servers)
+            rank = len(self._peer_replicas.servers)
         rank += min((1 << self._vain_leads) - 1, VAIN_RANK_MAX)
         self._feed(role_events.Ranked(rank, await incumbent))
 

@@ -25,7 +25,7 @@ SMOOTHING = 1 / 16
 """What one entry adds to the mean of what entries take."""
 
 
-class Rest:
+class BatchDelay:
     """One leader's. Times are seconds of one clock."""
 
     def __init__(self) -> None:

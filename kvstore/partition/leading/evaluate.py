@@ -15,7 +15,7 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.plain_puts import LOOKED_UP_MAX, put_all
 from kvstore.partition.leading.queries import keys_in
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX, RangeId, RangeSink, cut
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state import entry as entries
 from kvstore.partition.state.commands import Code, Op, RequestId, Result
 from kvstore.partition.state.draft import Draft
@@ -79,9 +79,9 @@ class Decided:
 class Evaluator:
     """Knows what the log will say after all entries in flight."""
 
-    def __init__(self, state: State, epoch: int, config: PartitionConfig, custody: Custody) -> None:
+    def __init__(self, state: State, epoch: int, config: PartitionConfig, serving_ranges: ServingRanges) -> None:
         self.draft: Draft
-        self._custody = custody
+        self._serving_ranges = serving_ranges
         self._frozen: list[Item] = []
         self._away: list[tuple[Item, Moved]] = []
         self._state, self._epoch, self._config = state, epoch, config
@@ -109,7 +109,7 @@ class Evaluator:
 
     def record(self, record: MoveRecord, date_ms: int, requests: Requests | None = None) -> NextEntry:
         """A record about a range of tokens, as the next entry. It counts as sent. Raises Unavailable."""
-        self._custody.send(record)
+        self._serving_ranges.send(record)
         kind = KIND_OF[type(record)]
         seq, time_ms = (record.seq, record.time_ms) if isinstance(record, Own) else (0, 0)
         self._time_ms = max(self._time_ms, date_ms, time_ms)
@@ -151,7 +151,9 @@ class Evaluator:
         touched = self._overlay.touched_of(keys)
         written = draft.layer.rows
         bytes_max = self._config.entry_bytes_max
-        writable = NOTHING if self._custody.held else self._custody.writable  # NOTHING: each is decided on by itself
+        writable = (
+            NOTHING if self._serving_ranges.held else self._serving_ranges.writable
+        )  # NOTHING: each is decided on by itself
         slices, holds_row = writable.slices, writable.holds_row
         decided = 0
         for item, key, row_key, row in zip(items, keys, data_keys, rows, strict=True):
@@ -175,7 +177,7 @@ class Evaluator:
             result = self._delete_range(op, item, rest) if op[0] == _DELETE_RANGE else self._decide(item, row_key)
             if result is not UNTOUCHED:
                 replies.append((sink, token, result))
-            elif self._custody.held:
+            elif self._serving_ranges.held:
                 slices = NOTHING.slices
             if draft.bytes >= bytes_max:
                 break
@@ -266,7 +268,7 @@ class Evaluator:
 
     def _reap(self, keys: list[bytes]) -> None:
         """Delete those past their expiry. Where nothing may be written the entry's record time says that they are."""
-        may_write = self._custody.may_write
+        may_write = self._serving_ranges.may_write
         for key in keys:
             if may_write(data_key(key)):
                 self.live(key)
@@ -275,16 +277,16 @@ class Evaluator:
 
     def _is_kept(self, item: Item, keys: list[bytes]) -> bool:
         """Whether the operation touches only records (`keys`) that are owned and take writes. Else it is put aside."""
-        op, custody = item[0], self._custody
-        if not (custody.is_freezing or custody.held) and all(map(custody.may_write, keys)):
+        op, serving_ranges = item[0], self._serving_ranges
+        if not (serving_ranges.is_freezing or serving_ranges.held) and all(map(serving_ranges.may_write, keys)):
             return True
         for each in keys:
-            if not custody.may_read(each):
-                self._away.append((item, custody.moved(each)))
+            if not serving_ranges.may_read(each):
+                self._away.append((item, serving_ranges.moved(each)))
                 return False
-        if not (custody.held.isdisjoint(keys) and all(map(custody.may_write, keys))):
+        if not (serving_ranges.held.isdisjoint(keys) and all(map(serving_ranges.may_write, keys))):
             if op[0] == _BATCH:  # what comes later on any of its keys waits behind it
-                custody.held.update(keys)
+                serving_ranges.held.update(keys)
             self._frozen.append(item)
             return False
         return True
@@ -354,16 +356,16 @@ class Evaluator:
             return error
         if known is not UNTOUCHED:
             return known if fits(op, known) else misused(request)
-        custody = self._custody
-        if custody.is_freezing:
+        serving_ranges = self._serving_ranges
+        if serving_ranges.is_freezing:
             self._frozen.append(item)
             return UNTOUCHED
-        if assigned is not None and not custody.readable.covers_all(assigned):
+        if assigned is not None and not serving_ranges.readable.covers_all(assigned):
             if so_far:
                 return ELSEWHERE
             self._away.append((item, ELSEWHERE))
             return UNTOUCHED
-        tokens = assigned or custody.writable
+        tokens = assigned or serving_ranges.writable
         keys, following = cut(*keys_in(self._state, start, end, RANGE_KEYS_MAX, tokens))
         self._look_up(keys)
         changed = self._changed_between(start, following or end or None)

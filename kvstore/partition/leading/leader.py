@@ -23,14 +23,14 @@ from kvstore.env.events import Alarm
 from kvstore.errors import NotEnoughBookies, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.answers import Answers, Logged, Once, Reply, TurnAway, lost, malformed, unknown_code
-from kvstore.partition.leading.batch_delay import Rest
+from kvstore.partition.leading.batch_delay import BatchDelay
 from kvstore.partition.leading.evaluate import REAP, Evaluator, NextEntry
 from kvstore.partition.leading.flight import Flight, check_room
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
-from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.record_time import LeadClock
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.sweeping import Sweeper
 from kvstore.partition.leading.waiting import Waiting
 from kvstore.partition.state.commands import Code, Op, Sink
@@ -64,17 +64,17 @@ class Leader:
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
         self._loop = asyncio.get_running_loop()
-        self._gate = ReadGate(config.lease_ms / 1000)
-        self._answers, self.custody = Answers(), Custody(state)
+        self._gate = ReadLease(config.lease_ms / 1000)
+        self._answers, self.serving_ranges = Answers(), ServingRanges(state)
         self._reads = LeaderReads(
-            state, self.custody, config, self._gate, env.clock, self._answers, self._reap, self._wake
+            state, self.serving_ranges, config, self._gate, env.clock, self._answers, self._reap, self._wake
         )
         self._waiting = Waiting(config)
         self._queue = self._waiting.queue
-        self._evaluator = Evaluator(state, log.epoch, config, self.custody)
-        self._sweeper = Sweeper(state, self.custody, config, env.clock, lambda: self.serving, self._reap)
+        self._evaluator = Evaluator(state, log.epoch, config, self.serving_ranges)
+        self._sweeper = Sweeper(state, self.serving_ranges, config, env.clock, lambda: self.serving, self._reap)
         self._flights: deque[Flight] = deque()
-        self._rest = Rest()
+        self._rest = BatchDelay()
         self._idle: asyncio.Future[None] | None = None
         self._stopped: StoreError | None = None
         self._turn_is_due = False
@@ -205,7 +205,7 @@ class Leader:
 
     def expel(self) -> None:
         """Turn away now what waits here and is another partition's."""
-        self._answers.turn_away_all(self._waiting.expel(self.custody, self._env.clock.now()))
+        self._answers.turn_away_all(self._waiting.expel(self.serving_ranges, self._env.clock.now()))
         self._answers.flush()
 
     async def _drained(self) -> None:
@@ -355,7 +355,7 @@ class Leader:
     def _answer(self, flight: Flight, sent_at: float) -> None:
         """It is applied. Raises OSError if what waited for it cannot be read."""
         self._evaluator.applied()
-        if flight.made.entry.control and self.custody.applied():
+        if flight.made.entry.control and self.serving_ranges.applied():
             self._thaw()
         self._gate.acknowledge(sent_at)
         self._rest.acknowledged(self._env.clock.now() - sent_at)

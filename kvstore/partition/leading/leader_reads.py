@@ -16,8 +16,8 @@ from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
-from kvstore.partition.leading.read_lease import ReadGate
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.read_lease import ReadLease
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Level, Op, Record, Result, Sink
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
@@ -50,16 +50,16 @@ class LeaderReads:
     def __init__(
         self,
         state: State,
-        custody: Custody,
+        serving_ranges: ServingRanges,
         config: PartitionConfig,
-        gate: ReadGate,
+        gate: ReadLease,
         clock: Clock,
         answers: Answers,
         reap: Callable[[list[bytes], Sink], None],
         wake: Callable[[], None],
     ) -> None:
         self.gate = gate
-        self._custody = custody
+        self._serving_ranges = serving_ranges
         self._most = config.queue_items_max
         self._state, self._clock, self._answers = state, clock, answers
         self._reap, self._wake = reap, wake
@@ -193,7 +193,7 @@ class LeaderReads:
         if not reads:
             return
         points = [read for read in reads if read[0][0] in POINT_READS]
-        readable = self._custody.readable
+        readable = self._serving_ranges.readable
         at = size = 0
         while at < len(points):
             some = points[at : at + self._at_once]
@@ -216,7 +216,7 @@ class LeaderReads:
         self._is_begin_due = True  # here and now: a read that ends in its first step asks for no other turn
         for _ in range(min(STEPPING_MAX - self._stepping, len(self._later))):
             read, now_ms = self._later.popleft()
-            tokens = scope(read[0], self._custody.readable)
+            tokens = scope(read[0], self._serving_ranges.readable)
             if tokens is None:
                 self._answers.turn_away(*read, ELSEWHERE)
                 self._wake()

@@ -64,7 +64,7 @@ def find(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Res
     for op, row_key, row in zip(ops, row_keys, state.engine.multi_get(row_keys), strict=True):
         slice_ = slices[row_key[1]]
         if slice_ != WHOLE and not (slice_ == PART and readable.holds_row(row_key)):
-            answers.append(moved(state.territory, row_key))
+            answers.append(moved(state.ownership, row_key))
             continue
         if row is None:
             answers.append(None)
@@ -111,7 +111,7 @@ def keys_in(state: State, start: bytes, end: bytes, limit: int, readable: Tokens
     keys = [key[1:] for key, _ in islice(state.engine.iterate(ORDER + start, last), limit + 1)]
     following = keys[limit] if len(keys) > limit else None
     keys = keys[:limit]
-    if readable.spans != state.territory.owned.spans or state.territory.has_strangers:
+    if readable.spans != state.ownership.owned.spans or state.ownership.has_strangers:
         keys = [key for key in keys if readable.holds(token_of(key))]
     return keys, following
 

@@ -18,7 +18,7 @@ RENEW_SHARE = 0.5
 """A lease is renewed when less than this share of it is left."""
 
 
-class ReadGate:
+class ReadLease:
     """Fed with what the leader sends and what is acknowledged, in order. Times are of the boot-time clock."""
 
     def __init__(self, lease_s: float) -> None:

@@ -12,14 +12,14 @@ from collections import deque
 
 from kvstore.errors import Corrupted, Moved, Unavailable
 from kvstore.partition.state.move_records import Freeze, MoveRecord, Own, Release
-from kvstore.partition.state.ownership import Frozen, Territory
+from kvstore.partition.state.ownership import Frozen, Ownership
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import PART, WHOLE, Span
 from kvstore.types import Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 
 
-class Custody:
+class ServingRanges:
     """Of one leadership."""
 
     def __init__(self, state: State) -> None:
@@ -30,9 +30,9 @@ class Custody:
         self._recompute()
 
     @property
-    def territory(self) -> Territory:
+    def ownership(self) -> Ownership:
         """What is applied."""
-        return self._state.territory
+        return self._state.ownership
 
     # ── what is asked per operation ───────────────────────────────────────────────────────────────────────────────────
 
@@ -47,7 +47,7 @@ class Custody:
 
     def moved(self, row_key: bytes) -> Moved:
         """Why nobody here answers for the key."""
-        return moved(self.territory, row_key)
+        return moved(self.ownership, row_key)
 
     # ── what is sent and applied ──────────────────────────────────────────────────────────────────────────────────────
 
@@ -61,10 +61,10 @@ class Custody:
             self.held.clear()
 
     def _foresee(self, record: MoveRecord) -> None:
-        territory = self.territory
+        ownership = self.ownership
         try:
             for each in (*self._sent, record):
-                territory = territory.after(each, NOWHERE, 0, 0)
+                ownership = ownership.after(each, NOWHERE, 0, 0)
         except (Corrupted, ValueError) as error:
             raise Unavailable(f"partition {self._state.partition}: not now: {error}") from error
 
@@ -80,13 +80,13 @@ class Custody:
         return is_changed
 
     def _recompute(self) -> None:
-        self.readable = self.territory.owned
-        self.writable = self.territory.writable
+        self.readable = self.ownership.owned
+        self.writable = self.ownership.writable
         for record in self._sent:
             if isinstance(record, Freeze):
                 self.writable = self.writable.without(record.span)
             elif isinstance(record, Release):
-                frozen = self.territory.frozen_by(record.move)
+                frozen = self.ownership.frozen_by(record.move)
                 if frozen is not None:
                     self.readable = self.readable.without(frozen.span)
         self.is_freezing = self.writable != self.readable
@@ -99,18 +99,18 @@ class Custody:
 
     def may_freeze(self, move: int, span: Span) -> bool:
         """The range is owned, takes writes, and has nothing under way."""
-        territory = self.territory
-        return territory.is_founded and self.writable.covers(span) and not self.is_pending(move)
+        ownership = self.ownership
+        return ownership.is_founded and self.writable.covers(span) and not self.is_pending(move)
 
     def in_force(self, move: int, freeze: Position) -> Frozen:
         """The freeze that was named. Raises Unavailable if it is not in force, or about to end."""
-        found = self.territory.frozen_by(move)
+        found = self.ownership.frozen_by(move)
         if found is None or found.position != freeze or self.is_pending(move):
             raise Unavailable(f"partition {self._state.partition}: no freeze at {tuple(freeze)} is in force")
         return found
 
 
-def moved(territory: Territory, row_key: bytes) -> Moved:
-    """Why a replica whose territory this is does not answer for a key."""
-    released = territory.released_at(int.from_bytes(row_key[1:5], "big"))
+def moved(ownership: Ownership, row_key: bytes) -> Moved:
+    """Why a replica whose ownership this is does not answer for a key."""
+    released = ownership.released_at(int.from_bytes(row_key[1:5], "big"))
     return Moved("" if released is None else released.target, 0)

@@ -9,7 +9,7 @@ from kvstore.env import Clock
 from kvstore.errors import StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.queries import overdue
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Result, Sink
 from kvstore.partition.state.state import State
 
@@ -27,13 +27,13 @@ class Sweeper:
     def __init__(
         self,
         state: State,
-        custody: Custody,
+        serving_ranges: ServingRanges,
         config: PartitionConfig,
         clock: Clock,
         serves: Callable[[], bool],
         reap: Callable[[list[bytes], Sink], None],
     ) -> None:
-        self._state, self._custody, self._config, self._clock = state, custody, config, clock
+        self._state, self._serving_ranges, self._config, self._clock = state, serving_ranges, config, clock
         self._serves, self._reap = serves, reap
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
@@ -54,7 +54,7 @@ class Sweeper:
             self._timer = self._loop.call_later(delay_s, self._sweep)
 
     def _sweep(self) -> None:
-        writable, now_ms = self._custody.writable, self._clock.date_ms()
+        writable, now_ms = self._serving_ranges.writable, self._clock.date_ms()
         keys: list[bytes] = []
         if self._serves():
             keys, self._next = overdue(self._state, now_ms, SWEEP_KEYS_MAX, writable, self._next)

@@ -7,7 +7,7 @@ from kvstore.errors import Moved
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import REAP, Item
 from kvstore.partition.leading.queue import Arrived, Queue, Shelf
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import Code, Op
 from kvstore.partition.state.rows import data_key
 from kvstore.partition.state.traits import KEYLESS
@@ -33,12 +33,12 @@ class Waiting:
         """What may be written has changed: what waits for a range comes first in the next entry."""
         self.queue.put_back(self.frozen.take_all())
 
-    def expel(self, custody: Custody, now: float) -> list[tuple[Item, Moved]]:
+    def expel(self, serving_ranges: ServingRanges, now: float) -> list[tuple[Item, Moved]]:
         """Take out, in order, what belongs to another partition by now. All that is left waits in the queue."""
         gone: list[tuple[Item, Moved]] = []
         left: list[Arrived] = []
         for arrived in [*self.frozen.take_all(), *self.queue.take_all(now)]:
-            moved = _moved(arrived[1][0], custody)
+            moved = _moved(arrived[1][0], serving_ranges)
             if moved is None:
                 left.append(arrived)
             else:
@@ -55,7 +55,7 @@ class Waiting:
         return [*self.queue.take_older(before), *self.frozen.take_older(before)]
 
 
-def _moved(op: Op, custody: Custody) -> Moved | None:
+def _moved(op: Op, serving_ranges: ServingRanges) -> Moved | None:
     """Why nobody here does the operation, if that is so already."""
     if op[0] in _KEYLESS:
         return None
@@ -63,4 +63,4 @@ def _moved(op: Op, custody: Custody) -> Moved | None:
         keys = [data_key(op[1])] if op[0] != Code.BATCH else [data_key(each[1]) for each in op[2]]
     except (TypeError, LookupError):
         return None  # malformed: refused when it is decided on
-    return next((custody.moved(key) for key in keys if not custody.may_read(key)), None)
+    return next((serving_ranges.moved(key) for key in keys if not serving_ranges.may_read(key)), None)

@@ -70,7 +70,7 @@ class Halted(Exception):
     """This replica leads no more, or the move is gone: whoever comes next goes on."""
 
 
-class Carried:
+class ImportDriver:
     """One move, as far as one leadership carries it."""
 
     def __init__(self, means: Means, move: MoveId) -> None:
@@ -110,7 +110,7 @@ class Carried:
             return True
         if move.source == self._m.partition:
             return await self._drop(leader, move)
-        step = self._step = import_steps.next_step(self._m.state.territory, move, is_paused=ring.pace.paused)
+        step = self._step = import_steps.next_step(self._m.state.ownership, move, is_paused=ring.pace.paused)
         if step is Step.DONE:
             return True
         if step is not Step.WAIT:
@@ -162,7 +162,7 @@ class Carried:
         return leader
 
     def _import(self) -> Import:
-        found = self._m.state.territory.import_of(self.move)
+        found = self._m.state.ownership.import_of(self.move)
         if found is None:
             raise Halted(f"move {self.move} is not known here any more")
         return found

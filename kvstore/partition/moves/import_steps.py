@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import ALL_RETRY
 from kvstore.partition.state.tokens import Span
 from kvstore.ring.moves import Move, MoveState
@@ -46,11 +46,11 @@ def span_of(move: Move) -> Span:
     return Span(move.first, move.end)
 
 
-def copied_part(territory: Territory, move: Move) -> float:
+def copied_part(ownership: Ownership, move: Move) -> float:
     """How much of the range has come, from 0 to 1: by the token where copying goes on."""
-    if move.state is MoveState.FLIPPED or (territory.is_founded and territory.owned.covers(span_of(move))):
+    if move.state is MoveState.FLIPPED or (ownership.is_founded and ownership.owned.covers(span_of(move))):
         return 1.0
-    found = territory.import_of(move.id)
+    found = ownership.import_of(move.id)
     if found is None or found.is_dropping:
         return 0.0
     if not found.cursor or found.cursor >= ALL_RETRY[0]:
@@ -59,14 +59,14 @@ def copied_part(territory: Territory, move: Move) -> float:
     return min(1.0, max(0.0, (token - move.first) / move.size))
 
 
-def next_step(territory: Territory, move: Move, *, is_paused: bool) -> Step:
-    """What to do about `move` as the target whose territory this is."""
+def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> Step:
+    """What to do about `move` as the target whose ownership this is."""
     if move.state is MoveState.FLIPPED:
         return Step.DONE
-    if territory.owned.covers(span_of(move)) and territory.is_founded:
+    if ownership.owned.covers(span_of(move)) and ownership.is_founded:
         return Step.FLIP
     cancelled = move.state is MoveState.CANCELLING
-    found = territory.import_of(move.id)
+    found = ownership.import_of(move.id)
     if found is None:
         return Step.FORGET if cancelled else Step.WAIT if is_paused else Step.BEGIN
     if found.is_dropping:

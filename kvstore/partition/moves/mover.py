@@ -13,7 +13,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.moves import import_steps
-from kvstore.partition.moves.import_driver import Carried, Halted, Means
+from kvstore.partition.moves.import_driver import Halted, ImportDriver, Means
 from kvstore.ring.moves import Move, MoveId, MoveState
 
 log = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Mover:
         self.means = means
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] = lambda: None
-        self._carried: dict[MoveId, Carried] = {}
+        self._carried: dict[MoveId, ImportDriver] = {}
         self._thawed: Leader | None = None
         self._rests_until = 0.0
 
@@ -58,9 +58,9 @@ class Mover:
     def copied(self) -> dict[MoveId, float]:
         """The moves that come here → which part of each is here."""
         moves = self.means.rings.ring.moves.values()
-        territory = self.means.state.territory
+        ownership = self.means.state.ownership
         return {
-            move.id: import_steps.copied_part(territory, move) for move in moves if move.target == self.means.partition
+            move.id: import_steps.copied_part(ownership, move) for move in moves if move.target == self.means.partition
         }
 
     async def _run(self) -> None:
@@ -79,8 +79,8 @@ class Mover:
         return min(rest_s + TICK_S, LOOK_AGAIN_S) if rest_s > 0 else LOOK_AGAIN_S
 
     def _is_busy(self) -> bool:
-        territory = self.means.state.territory
-        return bool(self.means.rings.ring.moves or territory.frozen or territory.imports or territory.released)
+        ownership = self.means.state.ownership
+        return bool(self.means.rings.ring.moves or ownership.frozen or ownership.imports or ownership.released)
 
     async def _tend(self, leader: Leader) -> None:
         ring = self.means.rings.ring
@@ -104,11 +104,11 @@ class Mover:
 
     def _begin(self, move: Move) -> None:
         if move.id not in self._carried:
-            carried = self._carried[move.id] = Carried(self.means, move.id)
+            carried = self._carried[move.id] = ImportDriver(self.means, move.id)
             work = self._carry(carried, rests=move.target == self.means.partition)
             self.means.env.nursery.spawn(work, name=f"{self.means.partition} move {move.id}")
 
-    async def _carry(self, carried: Carried, *, rests: bool) -> None:
+    async def _carry(self, carried: ImportDriver, *, rests: bool) -> None:
         """Carry one move as far as this leadership can; `rests`: then let the partition rest."""
         clock = self.means.env.clock
         begun = clock.now()
@@ -121,7 +121,7 @@ class Mover:
             self._changed.set()
             await carried.close()
 
-    async def _advance(self, carried: Carried) -> None:
+    async def _advance(self, carried: ImportDriver) -> None:
         pause_s = RETRY_S
         while True:
             try:

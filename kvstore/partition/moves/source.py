@@ -123,8 +123,8 @@ class Source:
         if (
             state.position is None
             or state.is_suspect
-            or not state.territory.is_founded
-            or not state.territory.owned.covers(asked.span)
+            or not state.ownership.is_founded
+            or not state.ownership.owned.covers(asked.span)
         ):
             raise Unavailable(f"partition {self._partition}: a replica that does not own {asked.span} where it stands")
         return state.position
@@ -150,11 +150,11 @@ class Source:
     async def _freeze(self, asked: Asked) -> Position:
         """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
         leader = self._lead()
-        found = leader.custody.territory.frozen_by(asked.move)
+        found = leader.serving_ranges.ownership.frozen_by(asked.move)
         is_counted = self.counts.find(asked.move) is not None
-        if found is not None and is_counted and not leader.custody.is_pending(asked.move):
+        if found is not None and is_counted and not leader.serving_ranges.is_pending(asked.move):
             return found.position
-        if not leader.custody.may_freeze(asked.move, asked.span):
+        if not leader.serving_ranges.may_freeze(asked.move, asked.span):
             raise Unavailable(f"partition {self._partition}: {asked.span} cannot be frozen now")
         self.counts.start(asked.move, asked.span)
         position = await leader.append_record(Freeze(asked.move, asked.target, asked.span))
@@ -168,10 +168,10 @@ class Source:
         if released is not None:
             return Verdict(released)
         leader = self._lead()
-        custody, move = leader.custody, asked.move
-        if custody.is_pending(move):
+        serving_ranges, move = leader.serving_ranges, asked.move
+        if serving_ranges.is_pending(move):
             raise Unavailable(f"partition {self._partition}: something about move {move} is under way")
-        found, digest = custody.territory.frozen_by(move), self.counts.find(move)
+        found, digest = serving_ranges.ownership.frozen_by(move), self.counts.find(move)
         if found is None or found.position != asked.position:
             await leader.prove()  # a leader that was deposed does not know what was released since
             return Verdict(None)
@@ -191,7 +191,7 @@ class Source:
 
     def _released(self, asked: Asked) -> Released | None:
         """Also a follower's state tells it. Raises InvalidRequest if it was released under another freeze."""
-        found = self._state.territory.released_by(asked.move)
+        found = self._state.ownership.released_by(asked.move)
         if found is not None and found.freeze != asked.position and asked.position != BEGINNING:
             raise InvalidRequest(f"move {asked.move} was released at freeze {found.freeze}, not {asked.position}")
         return found
@@ -199,12 +199,12 @@ class Source:
     async def _cancel(self, asked: Asked) -> Verdict:
         """Released, or kept for good: nothing that was asked before will be done."""
         leader = self._lead()
-        while leader.custody.is_pending(asked.move):
+        while leader.serving_ranges.is_pending(asked.move):
             await asyncio.sleep(LOOK_S)
             leader = self._lead()
         found = self._released(asked._replace(position=BEGINNING))
         if found is None:
-            if leader.custody.territory.frozen_by(asked.move) is not None:
+            if leader.serving_ranges.ownership.frozen_by(asked.move) is not None:
                 await self._unfreeze(leader, asked.move)
             self._forget(asked.move)
             await leader.prove()
@@ -222,10 +222,10 @@ class Source:
         """End a freeze when its time is up, unless it has ended or another leader has begun, which thaws it."""
         await asyncio.sleep(self._freeze_s * 2 ** min(self._lapses[move], FREEZE_DOUBLINGS))
         while self._leading() in (leader, None):  # None: also while a leader tries to let go, and goes on then
-            found = leader.custody.territory.frozen_by(move)
+            found = leader.serving_ranges.ownership.frozen_by(move)
             if found is None or found.position != freeze:
                 return
-            if self._leading() is leader and not leader.custody.is_pending(move):
+            if self._leading() is leader and not leader.serving_ranges.is_pending(move):
                 self._lapses[move] += 1
                 try:
                     return await self._unfreeze(leader, move)
@@ -238,15 +238,19 @@ class Source:
     async def thaw(self, leader: Leader) -> None:
         """What the former leader has frozen takes writes again: this one has not counted it."""
         self._lead()
-        custody = leader.custody
-        for move in [each.move for each in custody.territory.frozen]:
+        serving_ranges = leader.serving_ranges
+        for move in [each.move for each in serving_ranges.ownership.frozen]:
             # What was asked while another one was thawed may have ended this freeze.
-            if custody.territory.frozen_by(move) and self.counts.find(move) is None and not custody.is_pending(move):
+            if (
+                serving_ranges.ownership.frozen_by(move)
+                and self.counts.find(move) is None
+                and not serving_ranges.is_pending(move)
+            ):
                 await self._unfreeze(leader, move)
 
     async def drop_some(self, leader: Leader, move: int) -> bool:
         """Log that some rows of a range that is not owned (any more) go. True once that was the last of them."""
-        going = leader.custody.territory.droppable(move)
+        going = leader.serving_ranges.ownership.droppable(move)
         if going is None:
             return True
         until = drop_bound(self._state, *going)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from kvstore.errors import Corrupted
 from kvstore.partition.state.engine import Batch, Engine
 from kvstore.partition.state.move_records import Drop, ImportBegin, ImportRows, MoveRecord, Own, Release
-from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import ORDER, expiry_key, expiry_of, key_of_data, token_bound, token_of_data
 from kvstore.partition.state.tokens import Span
 
@@ -17,34 +17,34 @@ from kvstore.partition.state.tokens import Span
 class Effect(NamedTuple):
     """What a record changes beside rows."""
 
-    territory: Territory
+    ownership: Ownership
     seq: int
     keys: int
     """By how much the number of keys that are owned changes."""
 
 
 def apply_record(
-    engine: Engine, batch: Batch, territory: Territory, record: MoveRecord, changed: Territory, seq: int
+    engine: Engine, batch: Batch, ownership: Ownership, record: MoveRecord, changed: Ownership, seq: int
 ) -> Effect:
-    """Add the record's changes of rows to `batch`. `changed` is the territory after it, `seq` the sequence of the entry
+    """Add the record's changes of rows to `batch`. `changed` is the ownership after it, `seq` the sequence of the entry
     that holds it. Raises Corrupted."""
     count = 0
     match record:
         case ImportBegin(span=span):
             remove(engine, batch, *bounds(span))
         case ImportRows():
-            found = territory.import_of(record.move)
+            found = ownership.import_of(record.move)
             assert found is not None
             _replace(engine, batch, found.span, record)
         case Own():
-            found = territory.import_of(record.move)
+            found = ownership.import_of(record.move)
             assert found is not None
             assert found.end is not None
             seq, count = max(seq, record.seq), found.end.records
         case Release():
             count = -record.records
         case Drop(move, until):
-            going = territory.droppable(move)
+            going = ownership.droppable(move)
             assert going is not None
             first, end = going
             remove(engine, batch, first, min(until, end) if until else end)

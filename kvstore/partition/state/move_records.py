@@ -108,7 +108,7 @@ class Drop(NamedTuple):
 
 
 MoveRecord = Founded | ImportBegin | ImportRows | ImportEnd | Freeze | Unfreeze | Release | Own | Drop | Mark
-"""Marks are about no token: they change no territory."""
+"""Marks are about no token: they change no ownership."""
 
 KIND_OF: dict[type, Kind] = {
     Founded: Kind.EPOCH_START,

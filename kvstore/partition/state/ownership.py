@@ -89,7 +89,7 @@ def _find(parts: Iterable[_Part], move: int) -> _Part | None:
 
 # docs/protocol.md M2
 @dataclass(frozen=True)
-class Territory:
+class Ownership:
     """At one position of the log."""
 
     owned: Tokens = EVERYTHING
@@ -137,8 +137,8 @@ class Territory:
 
     # ── what records change ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def after(self, record: MoveRecord, position: Position, seq: int, time_ms: int) -> Territory:
-        """The territory after the record at `position`, written at sequence and time. Raises Corrupted for a record
+    def after(self, record: MoveRecord, position: Position, seq: int, time_ms: int) -> Ownership:
+        """The ownership after the record at `position`, written at sequence and time. Raises Corrupted for a record
         that no leader may have written: its rules are those of serving_ranges.py."""
         match record:
             case Founded(spans):
@@ -170,7 +170,7 @@ class Territory:
         if not is_right:
             raise Corrupted(f"{record!r:.200} does not fit what the log said before: {self}")
 
-    def _begin(self, record: ImportBegin) -> Territory:
+    def _begin(self, record: ImportBegin) -> Ownership:
         move, attempt, source, span, pin = record
         others = _without(self.imports, move)
         strangers = [each.span for each in others] + [each.span for each in self.released]
@@ -186,7 +186,7 @@ class Territory:
         end: ImportEnd | None,
         cursor: bytes | None = None,
         tail: Position | None = None,
-    ) -> Territory:
+    ) -> Ownership:
         found = self.import_of(move)
         self._want(found is not None and not found.is_dropping, record)
         assert found is not None
@@ -194,14 +194,14 @@ class Territory:
         changed = found._replace(cursor=cursor, tail=tail or found.tail, end=end)
         return replace(self, imports=(*_without(self.imports, move), changed))
 
-    def _own(self, record: Own) -> Territory:
+    def _own(self, record: Own) -> Ownership:
         found = self.import_of(record.move)
         self._want(found is not None and found.end is not None and found.end.freeze == record.freeze, record)
         assert found is not None
         owned, newest = self.owned.with_(found.span), max(self.newest, record.move)
         return replace(self, owned=owned, imports=_without(self.imports, record.move), newest=newest)
 
-    def _release(self, record: Release, position: Position, seq: int, time_ms: int) -> Territory:
+    def _release(self, record: Release, position: Position, seq: int, time_ms: int) -> Ownership:
         found = self.frozen_by(record.move)
         self._want(found is not None and found.position == record.freeze, record)
         assert found is not None
@@ -210,7 +210,7 @@ class Territory:
         owned, frozen = self.owned.without(span), _without(self.frozen, move)
         return replace(self, owned=owned, frozen=frozen, released=(*self.released, released))
 
-    def _drop(self, record: Drop) -> Territory:
+    def _drop(self, record: Drop) -> Ownership:
         move = record.move
         self._want(self.droppable(move) is not None, record)
         if not record.until:
@@ -228,17 +228,17 @@ class Territory:
     # ── its row ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def encode(self) -> bytes:
-        """The engine's row. A territory that was never founded has none."""
+        """The engine's row. An ownership that was never founded has none."""
         row = _Row(self.owned.spans, self.imports, self.frozen, self.released, self.newest)
         return _head.pack(FORMAT) + msgspec.msgpack.encode(row)
 
     @staticmethod
-    def decode(row: bytes) -> Territory:
+    def decode(row: bytes) -> Ownership:
         """Raises ConfigError for a format that this program does not know."""
         if row[0] != FORMAT:
             raise ConfigError(f"the row of what is owned has format {row[0]}, this program reads format {FORMAT}")
         owned, imports, frozen, released, newest = _decoder.decode(row[1:])
-        return Territory(Tokens(owned), True, imports, frozen, released, newest)
+        return Ownership(Tokens(owned), True, imports, frozen, released, newest)
 
 
 class _Row(NamedTuple):

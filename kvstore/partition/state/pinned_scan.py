@@ -1,4 +1,4 @@
-"""The records of a held state in the order of (token, key), step by step; and where it can be split. Decides only."""
+"""The records of a pinned view in the order of (token, key), step by step; and where it can be split. Decides only."""
 
 from __future__ import annotations
 

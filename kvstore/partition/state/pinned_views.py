@@ -39,7 +39,7 @@ class Held:
     """Whether any record is there that is absent."""
 
 
-class HeldStates:
+class PinnedViews:
     """Of one replica."""
 
     def __init__(self, partition: PartitionId, engine: Engine) -> None:

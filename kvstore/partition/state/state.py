@@ -34,8 +34,8 @@ from kvstore.partition.state.entry import CREATE, DELETE, NOTE, OVERWRITE, Entry
 from kvstore.partition.state.marks import Mark
 from kvstore.partition.state.move_effects import apply_record
 from kvstore.partition.state.move_records import ImportRows
-from kvstore.partition.state.ownership import Territory
-from kvstore.partition.state.pinned_views import HeldStates
+from kvstore.partition.state.ownership import Ownership
+from kvstore.partition.state.pinned_views import PinnedViews
 from kvstore.partition.state.retry_table import RetryTable, decode_row
 from kvstore.partition.state.rows import (
     AGED,
@@ -91,9 +91,9 @@ class State:
         """What another replica's state was heard to be, and is not settled: it outlives a restart."""
         self.replaced = 0
         """How often it has begun with nothing, as before another replica's state is taken over."""
-        self.territory = Territory()
+        self.ownership = Ownership()
         """What is owned."""
-        self.held = HeldStates(partition, engine)
+        self.held = PinnedViews(partition, engine)
         """As they were at pinned positions."""
         self._digests: list[RangeDigest] = []
         self.is_whole = True
@@ -114,14 +114,14 @@ class State:
         self._admit(position, entry)
         checked = self._crc_at(entry.check_seq) if entry.check_seq and entry.check_encoding == ENCODING else None
         batch = self.engine.batch()
-        count, crc, seq, territory = self.key_count, self.crc, entry.last_seq, self.territory
+        count, crc, seq, ownership = self.key_count, self.crc, entry.last_seq, self.ownership
         if entry.control:
             record = move_records.decode(entry.kinds[0], entry.control)
-            changed = territory.after(record, position, self.seq, entry.time_ms)
-            territory, last, more = apply_record(self.engine, batch, territory, record, changed, seq)
+            changed = ownership.after(record, position, self.seq, entry.time_ms)
+            ownership, last, more = apply_record(self.engine, batch, ownership, record, changed, seq)
             seq, count, data_keys = Seq(last), count + more, []
             if not isinstance(record, Mark):
-                batch.put(rows.TERRITORY_KEY, territory.encode())
+                batch.put(rows.TERRITORY_KEY, ownership.encode())
             if isinstance(record, ImportRows):  # the others take no sequence by which a check could name their CRC
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
@@ -142,7 +142,7 @@ class State:
             self._write_counting(batch, data_keys)
         else:
             self.engine.write(batch)
-        self.territory = territory
+        self.ownership = ownership
         self._stand_at(meta)
         self.is_whole = True
         if checked is not None and self.doubt is not None:
@@ -158,7 +158,7 @@ class State:
             position=position,
             seq=self.seq,
             time_ms=entry.time_ms,
-            owned=self.territory.owned,
+            owned=self.ownership.owned,
             records=self.key_count,
         )
 
@@ -279,10 +279,10 @@ class State:
                 self.engine.clear()
             self.replaced += 1
             self._stand_at(_EMPTY)
-            self.position, self.territory = None, Territory()
+            self.position, self.ownership = None, Ownership()
         else:
-            territory = self.engine.get(rows.TERRITORY_KEY)
-            self.territory = Territory() if territory is None else Territory.decode(territory)
+            ownership = self.engine.get(rows.TERRITORY_KEY)
+            self.ownership = Ownership() if ownership is None else Ownership.decode(ownership)
             self._stand_at(rows.meta_of(row))
             self._load_retries()
         self.doubt, self.checks = decode_checks(self.engine.get(rows.CHECKS_KEY))

@@ -1,6 +1,6 @@
-"""What is to be known of operations by their codes: one table, and the sets that are made of it. Decides only.
+"""The traits of operations, by their codes: one table, and the sets that are made of it. Decides only.
 
-Who asks "is it one of those that …" takes a set from here; a new operation says all of it in its row of TRAITS.
+A file that asks "is it one of those that …" takes a set from here; a new operation says all of it in its row of TRAITS.
 """
 
 from __future__ import annotations

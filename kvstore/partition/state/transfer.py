@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from kvstore.errors import Corrupted
 from kvstore.partition.state import rows
 from kvstore.partition.state.engine import Cursor
-from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.rows import (
     META_KEY,
     ORDER,
@@ -46,10 +46,10 @@ class Export:
         meta = engine.get(META_KEY)
         assert meta is not None
         self.meta: Meta = meta_of(meta)
-        territory = engine.get(TERRITORY_KEY)
+        ownership = engine.get(TERRITORY_KEY)
         self._view = engine.view((rows.ALL_DATA, rows.ALL_RETRY))
         self._rows: Iterator[tuple[bytes, bytes]] = chain(
-            [] if territory is None else [(TERRITORY_KEY, territory)],
+            [] if ownership is None else [(TERRITORY_KEY, ownership)],
             _taken(self._view.cursor(*rows.ALL_DATA)),
             _taken(self._view.cursor(*rows.ALL_RETRY)),
             [(META_KEY, meta)],
@@ -99,7 +99,7 @@ class Import:
         self._engine = state.engine
         self._crc = 0
         self._records = 0
-        self._owned = Territory().owned
+        self._owned = Ownership().owned
         self._engine.clear()
         state.load()
 
@@ -112,7 +112,7 @@ class Import:
             self._crc = crc32c(value, crc32c(key, self._crc))
             batch.put(key, value)
             if key == TERRITORY_KEY:
-                self._owned = Territory.decode(value).owned
+                self._owned = Ownership.decode(value).owned
             elif key.startswith(rows.ALL_DATA[0]):
                 self._records += self._owned.holds_row(key)
                 name, expires_ms = key_of_data(key), expiry_of(value)

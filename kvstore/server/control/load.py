@@ -98,7 +98,7 @@ class TopKeys:
         return tuple(HotKey(key, share) for share, key in hot[:most])
 
 
-class Heat:
+class PartitionLoad:
     """One partition's load, as its leader sees it."""
 
     def __init__(self, partition: PartitionId) -> None:

@@ -16,7 +16,7 @@ from kvstore.env import Env
 from kvstore.errors import StoreError
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
-from kvstore.server.control.load import Heat, Load, decode, encode
+from kvstore.server.control.load import Load, PartitionLoad, decode, encode
 from kvstore.server.routing.pending import written_bytes
 from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
@@ -37,10 +37,10 @@ _KEYED_MAX = int(Code.BATCH)
 class Tap:
     """Stands before a replica until a burst has passed."""
 
-    __slots__ = ("_replica", "_taps", "partition", "seen")
+    __slots__ = ("_load_sampler", "_replica", "partition", "seen")
 
-    def __init__(self, taps: Taps, partition: PartitionId, replica: LocalReplica) -> None:
-        self._taps, self.partition, self._replica = taps, partition, replica
+    def __init__(self, load_sampler: LoadSampler, partition: PartitionId, replica: LocalReplica) -> None:
+        self._load_sampler, self.partition, self._replica = load_sampler, partition, replica
         self.seen: list[tuple[bytes, int]] = []
 
     @property
@@ -57,7 +57,7 @@ class Tap:
             written = 0 if code in POINT_READS else len(op[1]) + written_bytes(op)
             self.seen.append((op[1], written))
             if len(self.seen) >= BURST:
-                self._taps.remove(self)
+                self._load_sampler.remove(self)
         self._replica.submit(op, sink, token)
 
     def expel(self) -> None:
@@ -82,13 +82,13 @@ class Swaps(Protocol):
     def swap(self, partition: PartitionId, old: LocalReplica, new: LocalReplica) -> bool: ...
 
 
-class Taps:
+class LoadSampler:
     """The load of what is led here."""
 
     def __init__(self, env: Env, hosted: Hosted, dispatcher: Swaps) -> None:
         self._env, self._hosted, self._dispatcher = env, hosted, dispatcher
         self._nursery = env.nursery.child("taps")
-        self._heats: dict[PartitionId, Heat] = {}
+        self._heats: dict[PartitionId, PartitionLoad] = {}
         self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
         self._counted_at = 0.0
 
@@ -128,7 +128,7 @@ class Taps:
             for tap, _ in list(self._open.values()):
                 self.remove(tap)
             leading = self._hosted.leading()
-            self._heats = {each: self._heats.get(each) or Heat(each) for each in sorted(leading)}
+            self._heats = {each: self._heats.get(each) or PartitionLoad(each) for each in sorted(leading)}
             now = self._env.clock.now()
             if now - self._counted_at >= COUNT_S:
                 self._counted_at = now
@@ -151,10 +151,10 @@ class Calls(Protocol):
 
 
 async def loads_of_cluster(
-    links: Calls, taps: Taps, own: ServerId, servers: Iterable[ServerId]
+    links: Calls, load_sampler: LoadSampler, own: ServerId, servers: Iterable[ServerId]
 ) -> dict[PartitionId, Load]:
     """The loads of all partitions whose leaders answer."""
-    found = {load.partition: load for load in taps.loads()}
+    found = {load.partition: load for load in load_sampler.loads()}
     for server in servers:
         if server == own:
             continue

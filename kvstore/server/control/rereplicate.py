@@ -50,7 +50,7 @@ class Moved:
     """Why it still names the bookie; empty if it does not."""
 
 
-class Recopier:
+class Rereplicator:
     """Made by `recopying`. Calls raise MetadataError if the metadata store cannot be read."""
 
     def __init__(
@@ -210,12 +210,14 @@ class Recopier:
 
 
 @asynccontextmanager
-async def recopying(env: Env, store: MetadataStore, progress: Progress = lambda *_: None) -> AsyncIterator[Recopier]:
+async def recopying(
+    env: Env, store: MetadataStore, progress: Progress = lambda *_: None
+) -> AsyncIterator[Rereplicator]:
     """A Recopier that knows the registered bookies. Raises MetadataError."""
     view = BookieView(store)
     await view.refresh()
     bookies = Bookies(env, view.address)
     try:
-        yield Recopier(env, store, view, bookies, progress)
+        yield Rereplicator(env, store, view, bookies, progress)
     finally:
         bookies.close()

@@ -15,7 +15,7 @@ BYTES_MAX = 512 << 20
 _RETURN_OLD = int(Flag.RETURN_OLD)
 
 
-class BatchRoom:
+class BatchBudget:
     """Of all callers of a server."""
 
     def __init__(self, bytes_max: int = BYTES_MAX) -> None:
@@ -38,7 +38,7 @@ class _Counted:
 
     __slots__ = ("_room", "_sink", "_size")
 
-    def __init__(self, room: BatchRoom, size: int, sink: Sink) -> None:
+    def __init__(self, room: BatchBudget, size: int, sink: Sink) -> None:
         self._room, self._size, self._sink = room, size, sink
 
     def complete(self, token: int, result: Result | StoreError) -> None:

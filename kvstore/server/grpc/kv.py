@@ -19,7 +19,7 @@ from kvstore.rpc.channels import TIMEOUT_DEFAULT_MS
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
 from kvstore.server.feed.watch import send_watch
-from kvstore.server.grpc.batch_budget import BatchRoom
+from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.grpc.decode import (
     batch_op,
     check_flags,
@@ -30,7 +30,7 @@ from kvstore.server.grpc.decode import (
 )
 from kvstore.server.grpc.encode import check_answer, record_message, result_message
 from kvstore.server.grpc.scan import scan_pages
-from kvstore.server.grpc.scan_slots import ScanPlaces
+from kvstore.server.grpc.scan_slots import ScanSlots
 from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Unsent, progress_of
 from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import Submits, ask
@@ -50,8 +50,8 @@ class KV(kv_pb2_grpc.KVServicer):
     def __init__(self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None) -> None:
         """Without `feeds` there is nothing to watch."""
         self._env, self._backend, self._feeds = env, backend, feeds
-        self._scans = ScanPlaces(env.clock.now)
-        self._unsent, self._batches = Unsent(), BatchRoom()
+        self._scans = ScanSlots(env.clock.now)
+        self._unsent, self._batches = Unsent(), BatchBudget()
         self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
         self._topologies = Topologies(backend, env.clock, server)
@@ -215,7 +215,7 @@ class KV(kv_pb2_grpc.KVServicer):
 class _Batches:
     """Stands before the backend where batches come one by one."""
 
-    def __init__(self, backend: Backend, room: BatchRoom) -> None:
+    def __init__(self, backend: Backend, room: BatchBudget) -> None:
         self._backend, self._room = backend, room
 
     def submit(

@@ -46,7 +46,7 @@ class Place:
             self._timeout.reschedule(asyncio.get_running_loop().time())
 
 
-class ScanPlaces:
+class ScanSlots:
     """All of a server's."""
 
     def __init__(self, now: Callable[[], float]) -> None:

@@ -16,7 +16,7 @@ from kvstore.partition.state.commands import Code, Op, Result
 from kvstore.partition.state.traits import KEYLESS, READS
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import timeout_s
-from kvstore.server.grpc.batch_budget import BatchRoom, read_bytes
+from kvstore.server.grpc.batch_budget import BatchBudget, read_bytes
 from kvstore.server.grpc.decode import OPERATIONS_MAX, check_numbers, ops_of
 from kvstore.server.grpc.encode import Outbox
 from kvstore.server.routing.backend import Backend
@@ -62,7 +62,7 @@ class Session:
         unsent_bytes_max: int = UNSENT_BYTES_MAX,
         *,
         unsent: Unsent | None = None,
-        batches: BatchRoom | None = None,
+        batches: BatchBudget | None = None,
         took: Histogram | None = None,
     ) -> None:
         """`took` gets the seconds from a lane's arrival to its last answer."""
@@ -70,7 +70,7 @@ class Session:
         self._took = took if took is not None else Histogram(1e-6)
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent = unsent if unsent is not None else Unsent()
-        self._batches = batches if batches is not None else BatchRoom()
+        self._batches = batches if batches is not None else BatchBudget()
         self._counted = 0
         """What `_unsent` counts of this one."""
         self._outbox = Outbox()

@@ -17,9 +17,9 @@ from kvstore.server.redis import replies
 from kvstore.server.redis.admission import SERVERS_MAX, Admission
 from kvstore.server.redis.connection import RespConnection
 from kvstore.server.redis.fresh import Fresh
-from kvstore.server.redis.inflight_limit import Window
-from kvstore.server.redis.latency import Rounds
-from kvstore.server.redis.reply_memory import LOOK_S, Holder, Room
+from kvstore.server.redis.inflight_limit import InflightLimit
+from kvstore.server.redis.latency import CommandLatency
+from kvstore.server.redis.reply_memory import LOOK_S, Holder, ReplyMemory
 from kvstore.server.redis.session import REDIS_VERSION, Facts
 from kvstore.server.routing.ask import ask
 from kvstore.server.routing.backend import Backend
@@ -51,12 +51,12 @@ class RespServer:
         self.backend = backend
         self.commands = 0
         """Received since the start."""
-        self.window = Window()
+        self.window = InflightLimit()
         self.clients = Fresh(self._describe_clients, env.clock.now)
         """What CLIENT LIST answers."""
         self.info = Fresh(self.facts, env.clock.now)
-        self.room = Room(env.clock.now, limits.output_bytes_max)
-        self.rounds = Rounds(env.clock.now)
+        self.room = ReplyMemory(env.clock.now, limits.output_bytes_max)
+        self.rounds = CommandLatency(env.clock.now)
         self.connections_accepted = 0
         self.connections_refused = 0
         self.silent_closed = 0

@@ -22,7 +22,7 @@ class Waiter(Protocol):
         ...
 
 
-class Window:
+class InflightLimit:
     """`is_full` is looked at before each command, so it is a plain attribute."""
 
     def __init__(self, commands_max: int = COMMANDS_MAX, bytes_max: int = BYTES_MAX) -> None:

@@ -16,7 +16,7 @@ KEPT_MAX = 4096
 _BATCH = int(Code.BATCH)
 
 
-class Hazards:
+class KeyHazards:
     """Keys with the number of the last command in flight that changes or reads them. May also hold answered ones."""
 
     __slots__ = ("reads", "writes")

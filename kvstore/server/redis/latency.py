@@ -16,7 +16,7 @@ Timed = tuple[int, Histogram, float]
 """The number of its first command on its connection, where its time goes, when it began."""
 
 
-class Rounds:
+class CommandLatency:
     """Of one server. A round that is timed counts once, under the name of its first command."""
 
     def __init__(self, now: Callable[[], float]) -> None:

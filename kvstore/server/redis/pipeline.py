@@ -1,4 +1,4 @@
-"""What one Redis client has asked for: which of its commands may be under way together, and which wait.
+"""The commands of one Redis client: those under way, as many as may be together, and those that wait.
 
 Commands are submitted as they arrive, many at once; reply_queue.py puts their replies in order. The token of a request
 holds its place in that order and, in its low bits, the format of its reply. What a client may rely on from a server
@@ -19,9 +19,9 @@ from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
 from kvstore.server.redis.commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
 from kvstore.server.redis.gather import Gather
-from kvstore.server.redis.inflight_limit import Window
-from kvstore.server.redis.key_hazards import Hazards
-from kvstore.server.redis.latency import Rounds, Timed
+from kvstore.server.redis.inflight_limit import InflightLimit
+from kvstore.server.redis.key_hazards import KeyHazards
+from kvstore.server.redis.latency import CommandLatency, Timed
 from kvstore.server.redis.parser import Command, Unfit
 from kvstore.server.redis.replies import Fmt
 from kvstore.server.redis.reply_queue import FORMAT_BITS, ReplyQueue
@@ -34,8 +34,8 @@ _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 class Server(reply_queue.Server, specials.Server, Protocol):
     """What bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
 
-    window: Window
-    rounds: Rounds
+    window: InflightLimit
+    rounds: CommandLatency
 
     def now_ms(self) -> int: ...
     def spawn(self, work: Coroutine[Any, Any, None]) -> None: ...
@@ -71,7 +71,7 @@ class Pipeline:
         self._window = server.window
         self._rounds = server.rounds
         self._timed: Timed | None = None
-        self._hazards = Hazards()
+        self._key_hazards = KeyHazards()
         self._resume_below: int | None = None
         """While commands wait: they go on when fewer than so many are in flight."""
         self._is_busy = False
@@ -102,7 +102,7 @@ class Pipeline:
 
     def _begin_all(self, waiting: Iterator[Command]) -> None:
         submit, sink = self._backend.submit, self.replies
-        writes, reads, session = self._hazards.writes, self._hazards.reads, self.session
+        writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
         again = sink.again.reads
         for words in waiting:
             name, count = words[0], len(words)
@@ -168,19 +168,19 @@ class Pipeline:
             case Single(op, format_):
                 if (
                     self._is_crowded()
-                    or self._hazards.block((op,), self.replies.answered)
+                    or self._key_hazards.block((op,), self.replies.answered)
                     or not self.replies.may_answer(found)
                 ):
                     return False
-                self._hazards.note((op,), self.replies.issued)
+                self._key_hazards.note((op,), self.replies.issued)
                 self.replies.again.note(found, self.replies.issued)
                 self._value_bytes += len(op[2]) if op[0] == _PUT else 0
                 number = self.replies.next_number()
                 self._backend.submit(op, self.replies, number << FORMAT_BITS | format_)
             case Several(ops, _):
-                if self._is_crowded() or self._hazards.block(ops, self.replies.answered):
+                if self._is_crowded() or self._key_hazards.block(ops, self.replies.answered):
                     return False
-                self._hazards.note(ops, self.replies.issued)
+                self._key_hazards.note(ops, self.replies.issued)
                 self.replies.again.note(found, self.replies.issued)
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self.replies, self.replies.next_number(), found).submit()
@@ -228,7 +228,7 @@ class Pipeline:
             return self._window.wait(self)
         if self.replies.answered < self.replies.again.below:
             return
-        self._hazards.answered(self.replies.issued, self.replies.answered)
+        self._key_hazards.answered(self.replies.issued, self.replies.answered)
         self.replies.widen()
         self._resume_below = None
         queue, self.waiting = self.waiting, deque()
@@ -259,7 +259,7 @@ class Pipeline:
             self._rounds.end(self._timed)
             self._timed = None
         if replies.write():
-            self._hazards.answered(replies.issued, answered)
+            self._key_hazards.answered(replies.issued, answered)
         if replies.issued == answered:
             size, self._value_bytes = self._value_bytes, 0
         newly, self._accounted = answered - self._accounted, answered

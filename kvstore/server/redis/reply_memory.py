@@ -47,7 +47,7 @@ class Holder(Protocol):
     def abort(self) -> None: ...
 
 
-class Room:
+class ReplyMemory:
     """Counts what comes, and looks at what is left only when that seems too much: nothing is done when bytes go."""
 
     def __init__(self, now: Callable[[], float], bytes_max: int) -> None:

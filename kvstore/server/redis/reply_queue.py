@@ -17,7 +17,7 @@ from kvstore.server.redis import replies
 from kvstore.server.redis.commands import CommandError, Several, Single
 from kvstore.server.redis.gather import REPLY_BYTES_MAX, Gather
 from kvstore.server.redis.replies import FORMATS, Fmt
-from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, Room
+from kvstore.server.redis.reply_memory import SMALL_BYTES, Holder, ReplyMemory
 from kvstore.server.redis.rereads import Again, bytes_of, transaction_bytes
 from kvstore.server.redis.session import Session
 from kvstore.server.routing.backend import Backend
@@ -39,7 +39,7 @@ class Server(Protocol):
     """What holds the replies of all connections: kvstore.server.redis.door.RespServer."""
 
     backend: Backend
-    room: Room
+    room: ReplyMemory
 
     def wait_for_room(self, connection: Holder, size: int) -> None:
         """Have `connection` resumed, or refused, when there is room for replies of `size` bytes or will be none."""

@@ -13,7 +13,7 @@ from kvstore.partition.leading.batch_delay import (
     RESTS,
     SMOOTHING,
     TICK_S,
-    Rest,
+    BatchDelay,
 )
 from kvstore.partition.leading.range_delete import RANGE_KEYS_MAX
 from kvstore.partition.state.commands import Flag, delete_range, get, put
@@ -25,9 +25,9 @@ TOOK_S = 0.004
 FULL_S = min(REST_MAX_S, RESTS * (TOOK_S - QUICK_S))
 
 
-def used_to(took_s: float) -> Rest:
+def used_to(took_s: float) -> BatchDelay:
     """After many entries that took so long."""
-    rest = Rest()
+    rest = BatchDelay()
     for _ in range(500):
         rest.acknowledged(took_s)
     return rest
@@ -60,7 +60,7 @@ def test_a_rest_ends_in_time() -> None:
 
 
 def test_before_the_first_entry_and_where_entries_are_quick_there_is_no_rest() -> None:
-    assert Rest().left(10.0, 1, 100) == 0
+    assert BatchDelay().left(10.0, 1, 100) == 0
     rest = used_to(QUICK_S)
     rest.begin(10.0, 2, 1.0)
     assert rest.left(10.0, 1, 100) == 0

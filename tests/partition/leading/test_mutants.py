@@ -10,7 +10,7 @@ from kvstore.partition.leading.evaluate import Evaluator, NextEntry
 from kvstore.partition.leading.leader import Leader
 from kvstore.partition.leading.leader_reads import LeaderReads
 from kvstore.partition.leading.queue import Taken
-from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state.draft import Draft
 from kvstore.partition.state.overlay import UNTOUCHED, Overlay
 from kvstore.partition.state.retry_table import RetryTable
@@ -64,29 +64,29 @@ def count_the_lease_from_the_acknowledgement(patch: Patch) -> None:
 
 
 def cache_the_verdict_on_the_lease(patch: Patch) -> None:
-    verdicts: dict[ReadGate, bool] = {}
+    verdicts: dict[ReadLease, bool] = {}
 
-    def cached(self: ReadGate, now: float) -> bool:
+    def cached(self: ReadLease, now: float) -> bool:
         verdicts[self] = verdicts.get(self, False) or now < self.lease_until
         return verdicts[self]
 
-    patch.setattr(ReadGate, "has_lease", cached)
+    patch.setattr(ReadLease, "has_lease", cached)
 
 
 def use_a_proof_again(patch: Patch) -> None:
-    patch.setattr(ReadGate, "proves", lambda self, ticket: self.acknowledged >= ticket)
+    patch.setattr(ReadLease, "proves", lambda self, ticket: self.acknowledged >= ticket)
 
 
 def renew_the_lease_after_the_release(patch: Patch) -> None:
-    def late(self: ReadGate, sent_at: float) -> None:
+    def late(self: ReadLease, sent_at: float) -> None:
         self.acknowledged += 1
         self.lease_until = sent_at + self._lease_s
 
-    patch.setattr(ReadGate, "acknowledge", late)
+    patch.setattr(ReadLease, "acknowledge", late)
 
 
 def read_on_until_the_release_is_acknowledged(patch: Patch) -> None:
-    patch.setattr(ReadGate, "close", lambda self: None)
+    patch.setattr(ReadLease, "close", lambda self: None)
 
 
 def retry_without_the_table(patch: Patch) -> None:

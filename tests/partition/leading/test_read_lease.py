@@ -8,7 +8,7 @@ from kvstore.errors import InvalidRequest, NotCaughtUp, NotLeader, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
 from kvstore.partition.leading.leader_reads import AT_ONCE, STEPPING_MAX, TURN_BYTES, LeaderReads
-from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.state.commands import Level, count, get, meta, put, scan
 from kvstore.partition.state.entry import Kind
 from tests.partition.one_partition import Partition
@@ -32,7 +32,7 @@ def value(record: Any) -> Any:
 
 # docs/protocol.md P17
 def test_a_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
-    gate = ReadGate(0.5)
+    gate = ReadLease(0.5)
     gate.send()
     assert not gate.has_lease(100.0)
     gate.acknowledge(sent_at=100.0)
@@ -41,7 +41,7 @@ def test_a_lease_counts_from_the_first_send_of_an_acknowledged_append() -> None:
 
 
 def test_a_later_acknowledgement_of_an_earlier_send_does_not_shorten_the_lease() -> None:
-    gate = ReadGate(0.5)
+    gate = ReadLease(0.5)
     for sent_at in (100.0, 99.0):
         gate.send()
         gate.acknowledge(sent_at)
@@ -49,7 +49,7 @@ def test_a_later_acknowledgement_of_an_earlier_send_does_not_shorten_the_lease()
 
 
 def test_only_an_append_sent_after_the_read_had_arrived_proves_it() -> None:
-    gate = ReadGate(0.5)
+    gate = ReadLease(0.5)
     gate.send()
     ticket = gate.sent
     gate.acknowledge(100.0)
@@ -63,7 +63,7 @@ def test_only_an_append_sent_after_the_read_had_arrived_proves_it() -> None:
 
 # docs/protocol.md P21
 def test_a_closed_gate_stays_closed() -> None:
-    gate = ReadGate(0.5)
+    gate = ReadLease(0.5)
     gate.send()
     gate.send()
     gate.acknowledge(100.0)
@@ -75,7 +75,7 @@ def test_a_closed_gate_stays_closed() -> None:
 
 
 def test_without_a_lease_length_there_is_never_a_lease() -> None:
-    gate = ReadGate(0)
+    gate = ReadLease(0)
     gate.send()
     gate.acknowledge(100.0)
     assert not gate.has_lease(100.0)

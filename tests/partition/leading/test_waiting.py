@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.leading.waiting import Waiting
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
@@ -17,9 +17,9 @@ CONFIG = PartitionConfig()
 GONE, KEPT = b"gone", b"kept"
 
 
-def custody() -> Custody:
+def serving_ranges() -> ServingRanges:
     """Owns all but GONE."""
-    found = Custody(State(PartitionId("p1"), MemoryEngine(), CONFIG))
+    found = ServingRanges(State(PartitionId("p1"), MemoryEngine(), CONFIG))
     found.readable = EVERYTHING.without(Span(token_of(GONE), token_of(GONE)))
     return found
 
@@ -27,7 +27,7 @@ def custody() -> Custody:
 def expel(queued: list[Op], frozen: list[Op]) -> tuple[list[int], list[int]]:
     """Which leave, and which stay, by their numbers: first the frozen ones."""
     waiting = waiting_of(queued, frozen)
-    gone = [item[2] for item, _ in waiting.expel(custody(), 1.0)]
+    gone = [item[2] for item, _ in waiting.expel(serving_ranges(), 1.0)]
     assert len(waiting.frozen) == 0
     return gone, [item[2] for _, item in waiting.queue.take_all(1.0)]
 
@@ -80,7 +80,7 @@ def test_what_thaws_and_freezes_again_and_goes_to_and_fro_keeps_the_time_of_its_
         taken = waiting.queue.take(5.0)
         assert waiting.put_aside(taken.arrived(taken.items[:2], 5.0)) == []
         waiting.queue.put_back(taken.arrived(taken.items[2:], 5.0))
-        assert waiting.expel(custody(), 6.0) == []
+        assert waiting.expel(serving_ranges(), 6.0) == []
     assert [item[2] for item in waiting.take_older(0.1)] == [0, 1, 2]
     assert [item[2] for item in waiting.take_older(4.1)] == [3]
 

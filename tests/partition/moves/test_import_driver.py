@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves import pages
-from kvstore.partition.moves.import_driver import Carried
+from kvstore.partition.moves.import_driver import ImportDriver
 from kvstore.partition.state.commands import RequestId, put
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.move_records import ImportRows
@@ -29,7 +29,7 @@ MOVE = Move(MoveId(1), P1, P2, TOKENS - 1, 99)
 PIN = Position(LedgerId(1), EntryId(5))
 
 
-class Copying(Carried):
+class Copying(ImportDriver):
     """One whose source gives these pages."""
 
     def __init__(self, *given: pages.Page) -> None:

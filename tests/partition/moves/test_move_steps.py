@@ -15,7 +15,7 @@ from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Requests, requests_message
 from kvstore.partition.state.move_effects import remove
 from kvstore.partition.state.move_records import Drop, ImportBegin, Release
-from kvstore.partition.state.ownership import Frozen, Territory
+from kvstore.partition.state.ownership import Frozen, Ownership
 from kvstore.partition.state.retry_table import ROW_FORMAT, _row_head, key_hash
 from kvstore.partition.state.rows import ALL_DATA, ALL_RETRY, data_key, encode_record, retry_key, token_of_data
 from kvstore.partition.state.state import State
@@ -70,9 +70,9 @@ def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, 
     """An engine goes over what was deleted each time that it reads there."""
     state, engine = filled(count, size)
     frozen = Frozen(7, P2, ALL, AT)
-    state.territory = Territory(EVERYTHING, True, (), (frozen,), ()).after(Release(7, AT, count), AT, 1, 1)
+    state.ownership = Ownership(EVERYTHING, True, (), (frozen,), ()).after(Release(7, AT, count), AT, 1, 1)
     former = b""
-    while (left := state.territory.droppable(7)) is not None:
+    while (left := state.ownership.droppable(7)) is not None:
         until = drop_bound(state, *left)
         batch = engine.batch()
         engine.rows = engine.bytes = 0
@@ -83,13 +83,13 @@ def test_each_drop_removes_little_and_reads_nothing_of_what_is_gone(count: int, 
         assert min(engine.begins) >= former
         engine.begins.clear()
         former = until
-        state.territory = state.territory.after(Drop(7, until), AT, 1, 1)
-        state.territory = Territory.decode(state.territory.encode())
+        state.ownership = state.ownership.after(Drop(7, until), AT, 1, 1)
+        state.ownership = Ownership.decode(state.ownership.encode())
     assert list(engine.iterate(*ALL_DATA)) == []
 
 
 def test_what_is_given_up_of_an_import_goes_in_parts_from_where_the_last_one_ended() -> None:
-    begun = Territory(NOTHING, True).after(ImportBegin(3, 1, P2, Span(0, 100), AT), AT, 1, 1)
+    begun = Ownership(NOTHING, True).after(ImportBegin(3, 1, P2, Span(0, 100), AT), AT, 1, 1)
     some = begun.after(Drop(3, data_key(b"x")), AT, 1, 1)
     left = some.droppable(3)
     assert left is not None

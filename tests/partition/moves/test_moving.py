@@ -85,10 +85,10 @@ def request(sequence: int) -> RequestId:
 # docs/protocol.md M2
 def test_the_first_record_of_a_log_says_what_is_owned() -> None:
     p = founded(STAYING)
-    assert p.state.territory.is_founded
-    assert p.state.territory.owned.spans == (STAYING,)
+    assert p.state.ownership.is_founded
+    assert p.state.ownership.owned.spans == (STAYING,)
     again = State(p.state.partition, p.engine, p.config)
-    assert again.territory == p.state.territory, "it is durable with the state"
+    assert again.ownership == p.state.ownership, "it is durable with the state"
 
 
 # docs/protocol.md M1
@@ -178,14 +178,14 @@ def test_what_waited_for_a_frozen_range_goes_on_to_its_new_owner(p: Partition) -
 
 def test_a_freeze_and_what_ends_it_exclude_each_other_while_under_way(p: Partition) -> None:
     freeze = log(p, Freeze(1, P2, MOVING))
-    custody = p.leader.custody
-    assert custody.in_force(1, freeze).position == freeze
+    serving_ranges = p.leader.serving_ranges
+    assert serving_ranges.in_force(1, freeze).position == freeze
     send(p, Unfreeze(1))
-    assert custody.is_pending(1)
-    assert not custody.may_freeze(1, MOVING)
+    assert serving_ranges.is_pending(1)
+    assert not serving_ranges.may_freeze(1, MOVING)
     p.acknowledge()
-    assert not custody.is_pending(1)
-    assert custody.may_freeze(1, MOVING)
+    assert not serving_ranges.is_pending(1)
+    assert serving_ranges.may_freeze(1, MOVING)
 
 
 def test_drops_remove_rows_and_indexes_of_what_was_released(p: Partition) -> None:
@@ -197,7 +197,7 @@ def test_drops_remove_rows_and_indexes_of_what_was_released(p: Partition) -> Non
     assert [key[5:] for key, _ in p.engine.iterate(*ALL_DATA)] == [S1]
     assert [key[1:] for key, _ in p.engine.iterate(*ALL_ORDER)] == [S1]
     assert list(p.engine.iterate(*ALL_EXPIRY)) == []
-    assert not p.state.territory.released
+    assert not p.state.ownership.released
 
 
 # ── the target ────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -283,7 +283,7 @@ def test_an_import_that_begins_again_begins_with_nothing(p: Partition) -> None:
     imported(target, p)
     log(target, ImportBegin(1, 2, P2, MOVING, PIN))
     assert list(target.engine.iterate(*ALL_DATA)) == []
-    assert target.state.territory.imports[0].cursor == pages.BEGINNING
+    assert target.state.ownership.imports[0].cursor == pages.BEGINNING
 
 
 def test_replicas_agree_on_an_import_to_the_byte(p: Partition) -> None:
@@ -315,7 +315,7 @@ def test_replicas_agree_on_an_import_to_the_byte(p: Partition) -> None:
 )
 def test_a_record_that_does_not_fit_is_damage(p: Partition, record: MoveRecord) -> None:
     with pytest.raises(Corrupted):
-        p.state.territory.after(record, PIN, 1, 1)
+        p.state.ownership.after(record, PIN, 1, 1)
 
 
 def test_own_takes_the_freeze_that_the_import_ended_at(p: Partition) -> None:
@@ -323,8 +323,8 @@ def test_own_takes_the_freeze_that_the_import_ended_at(p: Partition) -> None:
     imported(target, p)
     log(target, ImportEnd(1, PIN, 1, 0))
     with pytest.raises(Corrupted):
-        target.state.territory.after(Own(1, Position(LedgerId(9), EntryId(5)), PIN, 1, 1), PIN, 1, 1)
-    after = target.state.territory.after(ImportRows(1, [], [], b"", PIN), PIN, 1, 1)
+        target.state.ownership.after(Own(1, Position(LedgerId(9), EntryId(5)), PIN, 1, 1), PIN, 1, 1)
+    after = target.state.ownership.after(ImportRows(1, [], [], b"", PIN), PIN, 1, 1)
     with pytest.raises(Corrupted):
         after.after(Own(1, PIN, PIN, 1, 1), PIN, 1, 1)
 
@@ -389,5 +389,5 @@ def test_what_follows_a_batch_that_waits_for_a_range_waits_behind_it(p: Partitio
     p.acknowledge(len(p.log.under_way))
     assert p.do(get(S1)).value == b"third"
     assert p.do(get(S2)).value == b"last"
-    assert not p.leader.custody.held
+    assert not p.leader.serving_ranges.held
     assert isinstance(p.do(put(S1, b"after")), int)

@@ -61,7 +61,7 @@ def test_a_released_range_is_not_read_however_little_time_has_passed_and_without
         p.do(put(M1, b"1"))
         send(p, Freeze(1, P2, MOVING))
         p.acknowledge()
-        send(p, Release(1, p.state.territory.frozen[0].position, 1))
+        send(p, Release(1, p.state.ownership.frozen[0].position, 1))
         assert isinstance(p.do(get(M1)), Moved)
 
 
@@ -101,4 +101,4 @@ def test_a_target_answers_once_it_owns_the_range_and_waits_for_nothing(p: Partit
     owned(target, p)
     assert target.do(get(M1)).value == b"1"
     assert target.do(put(M1, b"3")) > p.state.seq
-    assert target.leader.custody.may_freeze(2, MOVING), "it may be given on at once"
+    assert target.leader.serving_ranges.may_freeze(2, MOVING), "it may be given on at once"

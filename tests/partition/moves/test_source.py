@@ -54,7 +54,7 @@ class Moving:
 
     def start(self) -> Moving:
         part = self.partition
-        founded = None if part.state.territory.is_founded else Founded(EVERYTHING.spans)
+        founded = None if part.state.ownership.is_founded else Founded(EVERYTHING.spans)
         started = part.loop.create_task(part.leader.start(founded))
         part.settle()
         part.acknowledge()
@@ -112,10 +112,10 @@ def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> Non
         moving.freeze(Asked(1, P2, SPAN))
         part.wait(lasts_s - 0.05)
         moving.finish()
-        assert part.state.territory.frozen_by(1) is not None
+        assert part.state.ownership.frozen_by(1) is not None
         part.wait(0.1)
         moving.finish()
-        assert part.state.territory.frozen_by(1) is None
+        assert part.state.ownership.frozen_by(1) is None
 
 
 def test_a_new_leader_thaws_nothing_twice() -> None:
@@ -137,7 +137,7 @@ def test_a_new_leader_thaws_nothing_twice() -> None:
     assert not part.fatal
     assert thawing.done()
     assert msgspec.msgpack.decode(answer.result(), type=Verdict).released is None
-    assert part.state.territory.frozen == ()
+    assert part.state.ownership.frozen == ()
 
 
 def test_a_leader_of_before_has_its_freezes_thawed_though_it_leads_again() -> None:
@@ -150,7 +150,7 @@ def test_a_leader_of_before_has_its_freezes_thawed_though_it_leads_again() -> No
     moving.start()
     part.loop.create_task(moving.source.thaw(part.leader))
     moving.finish()
-    assert part.state.territory.frozen == ()
+    assert part.state.ownership.frozen == ()
 
 
 def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it_goes_on() -> None:
@@ -164,7 +164,7 @@ def test_a_freeze_whose_time_is_up_while_its_leader_tries_to_let_go_ends_when_it
     moving.is_serving = True
     part.wait(0.1)
     moving.finish()
-    assert part.state.territory.frozen == ()
+    assert part.state.ownership.frozen == ()
 
 
 def test_a_pin_comes_from_a_leader_that_has_proved_that_it_leads() -> None:
@@ -246,7 +246,7 @@ def test_what_thaws_while_nothing_can_be_sent_is_refused_in_time() -> None:
         part.loop.create_task(part.leader.prove())
     part.settle()
     part.acknowledge()
-    assert part.state.territory.frozen == ()
+    assert part.state.ownership.frozen == ()
     part.wait(0.6)
     assert isinstance(part.result(waiting), Unavailable)
 
@@ -285,7 +285,7 @@ def test_a_count_that_was_wrong_here_is_corrected_and_the_range_goes(moving: Mov
     records, hash_of_rows = counted(moving)
     first = ask_release(moving, records=records, hash_of_rows=hash_of_rows)
     assert (first.released, first.differs) == (None, False), "it takes writes again, and counts once more"
-    assert moving.partition.state.territory.frozen == ()
+    assert moving.partition.state.ownership.frozen == ()
     moving.partition.do(put(b"0", b"2"), put(b"1", b"2"))
     records, hash_of_rows = counted(moving)
     assert ask_release(moving, records=records, hash_of_rows=hash_of_rows).released is not None
@@ -303,7 +303,7 @@ def test_a_copy_that_is_wrong_is_made_anew_and_after_some_somebody_has_to_look(m
     refused = moving.ask(source.FREEZE, Asked(1, P2, SPAN))
     moving.finish()
     assert "ring cancel 1" in str(refused.exception())
-    assert moving.partition.state.territory.frozen == (), "whatever becomes of the move, the range serves"
+    assert moving.partition.state.ownership.frozen == (), "whatever becomes of the move, the range serves"
     cancelled = moving.ask(source.CANCEL, Asked(1, P2, SPAN))
     moving.finish()
     assert verdict(cancelled).released is None

@@ -10,7 +10,7 @@ from kvstore.errors import (
 )
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading import queries
-from kvstore.partition.leading.serving_ranges import Custody
+from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state import rows
 from kvstore.partition.state.commands import (
     Flag,
@@ -188,16 +188,16 @@ def test_keys_that_may_not_be_deleted_do_not_keep_others_from_being_found(monkey
     kept = [b"kept%d" % number for number in range(9)]
     p.do(*(put(key, b"1", 100 + place, RELATIVE) for place, key in enumerate(kept)))
     p.do(put(b"goes", b"1", 500, RELATIVE))
-    custody: Custody = p.leader.custody
+    serving_ranges: ServingRanges = p.leader.serving_ranges
     tokens = EVERYTHING
     for key in kept:
         tokens = tokens.without(Span(token_of(key), token_of(key)))
-    custody.writable = tokens
+    serving_ranges.writable = tokens
     for _ in range(30):
         p.wait(0.1)
         p.acknowledge(len(p.log.under_way))
     assert p.state.key_count == len(kept)
-    custody.writable = EVERYTHING
+    serving_ranges.writable = EVERYTHING
     for _ in range(30):
         p.wait(0.1)
         p.acknowledge(len(p.log.under_way))

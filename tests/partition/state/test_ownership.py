@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvstore.partition.state import move_records
 from kvstore.partition.state.entry import Kind
 from kvstore.partition.state.move_records import Founded, Freeze, ImportBegin, ImportRows, Release
-from kvstore.partition.state.ownership import Territory
+from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.tokens import EVERYTHING, PART, WHOLE, Span, Tokens, spans_of
 from kvstore.ring import new_ring
 from kvstore.ring.hashing import TOKENS
@@ -59,31 +59,31 @@ def test_a_ring_gives_each_token_to_one_partition() -> None:
 
 def test_a_territory_is_read_back_as_it_was_written() -> None:
     half = Span(0, TOKENS // 2 - 1)
-    territory = Territory().after(Founded((half,)), AT, 0, 0)
+    ownership = Ownership().after(Founded((half,)), AT, 0, 0)
     quarter, rest = Span(0, TOKENS // 4 - 1), Span(TOKENS // 4, TOKENS // 2 - 1)
-    territory = territory.after(Freeze(1, PartitionId("p2"), quarter), AT, 5, 6)
-    territory = territory.after(Release(1, AT, 10), AT, 7, 8)
-    territory = territory.after(Freeze(2, PartitionId("p2"), rest), AT, 9, 10)
+    ownership = ownership.after(Freeze(1, PartitionId("p2"), quarter), AT, 5, 6)
+    ownership = ownership.after(Release(1, AT, 10), AT, 7, 8)
+    ownership = ownership.after(Freeze(2, PartitionId("p2"), rest), AT, 9, 10)
     begun = ImportBegin(3, 1, PartitionId("p3"), Span(TOKENS // 2, TOKENS - 1), AT)
-    territory = territory.after(begun, AT, 11, 12)
-    assert Territory.decode(territory.encode()) == territory
-    assert territory.owned.spans == (rest,)
-    assert territory.writable.spans == ()
-    assert territory.encode().hex() == (
+    ownership = ownership.after(begun, AT, 11, 12)
+    assert Ownership.decode(ownership.encode()) == ownership
+    assert ownership.owned.spans == (rest,)
+    assert ownership.writable.spans == ()
+    assert ownership.encode().hex() == (
         "01959192ce40000000ce7fffffff919a"
         "0301a2703392ce80000000ceffffffff920307c40164920307c0c2c400"
         "919402a2703292ce40000000ce7fffffff920307"
         "919801a270329200ce3fffffff9203079203070708c40000"
     )
-    before_what_came_was_noted = bytes.fromhex("01" + "94" + territory.encode().hex()[4:-2])
-    assert Territory.decode(before_what_came_was_noted) == territory
+    before_what_came_was_noted = bytes.fromhex("01" + "94" + ownership.encode().hex()[4:-2])
+    assert Ownership.decode(before_what_came_was_noted) == ownership
     before_drops_were_noted = bytes.fromhex(
         "01949192ce40000000ce7fffffff9199"
         "0301a2703392ce80000000ceffffffff920307c40164920307c0c2"
         "919402a2703292ce40000000ce7fffffff920307"
         "919701a270329200ce3fffffff9203079203070708"
     )
-    assert Territory.decode(before_drops_were_noted) == territory
+    assert Ownership.decode(before_drops_were_noted) == ownership
 
 
 def test_records_are_these_bytes() -> None:
@@ -94,5 +94,5 @@ def test_records_are_these_bytes() -> None:
 
 
 def test_a_log_that_never_said_it_owns_everything() -> None:
-    assert Territory().owned == EVERYTHING
-    assert not Territory().is_founded
+    assert Ownership().owned == EVERYTHING
+    assert not Ownership().is_founded

@@ -74,9 +74,9 @@ def test_a_mark_takes_no_sequence_and_changes_nothing_of_the_state(replica: Repl
     replica.writer.put(a="1")
     replica.catch_up()
     state = replica.state
-    before = (state.seq, state.crc, state.key_count, state.territory, state.fingerprint())
+    before = (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint())
     replica.mark("pin")
-    assert (state.seq, state.crc, state.key_count, state.territory, state.fingerprint()) == before
+    assert (state.seq, state.crc, state.key_count, state.ownership, state.fingerprint()) == before
     assert State(P1, state.engine, state._config).position == state.position
 
 

@@ -15,7 +15,7 @@ from kvstore.errors import Unavailable
 from kvstore.partition.state.commands import Code
 from kvstore.server.control import load_sampler as module
 from kvstore.server.control.load import Load, encode
-from kvstore.server.control.load_sampler import BURST, Tap, Taps, loads_of_cluster
+from kvstore.server.control.load_sampler import BURST, LoadSampler, Tap, loads_of_cluster
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
@@ -71,16 +71,16 @@ async def test_a_burst_passes_through_and_then_operations_go_straight_again(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
     here = Here()
-    taps = Taps(env, here, here)
-    taps.start()
+    load_sampler = LoadSampler(env, here, here)
+    load_sampler.start()
     await wait_until(lambda: is_tapped(here), what="a tap")
     for number in range(BURST + 5):
         here.local[P1].submit((Code.GET, b"k%d" % number, 0, 0), None, number)
     assert here.local[P1] is here.replica, "the burst is over"
     assert [token for _, token in here.replica.got] == list(range(BURST + 5)), "all of them, in order"
-    await taps.close()
+    await load_sampler.close()
     assert here.local[P1] is here.replica
-    assert [load.partition for load in taps.loads()] == [P1]
+    assert [load.partition for load in load_sampler.loads()] == [P1]
 
 
 async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
@@ -88,11 +88,11 @@ async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
 ) -> None:
     monkeypatch.setattr(module, "TICK_S", 0.01)
     here = Here()
-    taps = Taps(env, here, here)
-    taps.start()
+    load_sampler = LoadSampler(env, here, here)
+    load_sampler.start()
     await wait_until(lambda: is_tapped(here), what="a tap")
     del here.local[P1]
-    await taps.close()
+    await load_sampler.close()
     assert P1 not in here.local
 
 
@@ -108,5 +108,5 @@ async def test_a_server_that_does_not_answer_is_left_out(env: Env) -> None:
 
     servers = [ServerId(f"n{i}") for i in range(1, 5)]
     here = Here()
-    found = await loads_of_cluster(Links(), Taps(env, here, here), ServerId("n1"), servers)
+    found = await loads_of_cluster(Links(), LoadSampler(env, here, here), ServerId("n1"), servers)
     assert {partition: load.ops_per_s for partition, load in found.items()} == {P2: 5.0}

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Recopier
+from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator
 from kvstore.types import BookieId, EntryId, LedgerState
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, LEDGER, Bench, appended, holders, run
 
 COUNT = 12
 
 
-def recopier(bench: Bench) -> Recopier:
-    return Recopier(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
+def recopier(bench: Bench) -> Rereplicator:
+    return Rereplicator(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
 
 
 async def closed(bench: Bench, *ensemble: BookieId, write: int = 0) -> None:

@@ -16,7 +16,7 @@ from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import channel_options
 from kvstore.rpc.status import from_rpc_error
 from kvstore.server.grpc import kv
-from kvstore.server.grpc.batch_budget import BatchRoom
+from kvstore.server.grpc.batch_budget import BatchBudget
 from tests.client.model import ModelCluster
 from tests.client.serving import Servers, serving
 from tests.server.grpc.test_kv import failure_of
@@ -54,7 +54,7 @@ async def test_a_batch_whose_answer_is_larger_than_a_message_is_not_said_to_be_r
 async def test_batches_that_come_one_by_one_share_the_room_with_frames(
     stub: Any, servers: Servers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(BatchRoom, "sink", full)
+    monkeypatch.setattr(BatchBudget, "sink", full)
     operations = [kv_pb2.Operation(code=kv_pb2.GET, key=b"k")]
     error = await failure_of(stub.Batch(kv_pb2.BatchRequest(operations=operations), timeout=PATIENCE_S))
     assert isinstance(error, Overloaded)
@@ -63,7 +63,7 @@ async def test_batches_that_come_one_by_one_share_the_room_with_frames(
     assert [each.reason for each in answers.failures] == ["OVERLOADED"]
 
 
-def full(room: BatchRoom, op: Op, sink: Sink) -> Sink:
+def full(room: BatchBudget, op: Op, sink: Sink) -> Sink:
     raise Overloaded("no room")
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from kvstore.errors import Overloaded
 from kvstore.server.grpc import scan_slots
-from kvstore.server.grpc.scan_slots import PATIENCE_S, WAIT_S, ScanPlaces
+from kvstore.server.grpc.scan_slots import PATIENCE_S, WAIT_S, ScanSlots
 from tests.waiting import PATIENCE_S as ENOUGH_S
 
 
@@ -27,7 +27,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
 
 
 async def test_a_scan_that_nobody_reads_gives_its_place_to_one_that_waits(time: Time) -> None:
-    places = ScanPlaces(time)
+    places = ScanSlots(time)
 
     async def slow() -> str:
         try:
@@ -45,7 +45,7 @@ async def test_a_scan_that_nobody_reads_gives_its_place_to_one_that_waits(time: 
 
 
 async def test_a_scan_that_is_read_on_when_its_place_is_gone_has_none(time: Time) -> None:
-    places, read_on = ScanPlaces(time), asyncio.Event()
+    places, read_on = ScanSlots(time), asyncio.Event()
 
     async def slow() -> None:
         async with places.place() as place:
@@ -61,7 +61,7 @@ async def test_a_scan_that_is_read_on_when_its_place_is_gone_has_none(time: Time
 
 
 async def test_a_scan_that_is_read_keeps_its_place_and_one_more_is_refused_in_the_end(time: Time) -> None:
-    places = ScanPlaces(time)
+    places = ScanSlots(time)
     async with places.place() as place:
         await place.wait_read(asyncio.sleep(0))
         time.now = 10 * PATIENCE_S

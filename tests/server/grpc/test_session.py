@@ -10,7 +10,7 @@ import pytest
 from kvstore.errors import InvalidRequest
 from kvstore.limits import VALUE_BYTES_MAX
 from kvstore.proto import kv_pb2
-from kvstore.server.grpc.batch_budget import BatchRoom
+from kvstore.server.grpc.batch_budget import BatchBudget
 from kvstore.server.grpc.session import Session, Unsent
 from tests.server.backends import one_server
 from tests.waiting import PATIENCE_S
@@ -61,7 +61,7 @@ def reading_batch(first: int, key: bytes = b"key") -> kv_pb2.Frame:
 
 async def test_batches_under_way_may_only_read_so_much_over_all_callers(tmp_path: Path) -> None:
     async with one_server(tmp_path, 1) as (env, backend):
-        room = BatchRoom(2 * VALUE_BYTES_MAX)
+        room = BatchBudget(2 * VALUE_BYTES_MAX)
         sessions = [Session(backend, env.clock, batches=room) for _ in range(3)]
         backend.hold()
         for session in sessions:

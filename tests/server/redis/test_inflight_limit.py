@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.errors import Unavailable
-from kvstore.server.redis.inflight_limit import Window
+from kvstore.server.redis.inflight_limit import InflightLimit
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
 from tests.waiting import wait_until
@@ -17,7 +17,7 @@ from tests.waiting import wait_until
 class Client:
     """Begins `size` commands when it is woken."""
 
-    def __init__(self, window: Window, size: int = 1) -> None:
+    def __init__(self, window: InflightLimit, size: int = 1) -> None:
         self.window, self.size, self.woken = window, size, 0
 
     def resume(self) -> None:
@@ -26,7 +26,7 @@ class Client:
 
 
 def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
-    window = Window(commands_max=10, bytes_max=100)
+    window = InflightLimit(commands_max=10, bytes_max=100)
     window.begin(9, 99)
     assert not window.is_full
     window.begin(1, 0)
@@ -40,7 +40,7 @@ def test_it_is_full_at_a_bound_and_open_again_at_half_of_both() -> None:
 
 
 def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
-    window = Window(commands_max=10, bytes_max=100)
+    window = InflightLimit(commands_max=10, bytes_max=100)
     window.begin(10, 0)
     first, second, third = Client(window, 4), Client(window, 4), Client(window, 4)
     for each in (first, second, third):
@@ -58,7 +58,7 @@ def test_who_waits_goes_on_in_order_and_only_while_there_is_room() -> None:
 @pytest.fixture
 async def door(tmp_path: Path) -> AsyncIterator[Door]:
     async with redis_door(tmp_path) as opened:
-        opened.server.window = Window(commands_max=40, bytes_max=4_000)
+        opened.server.window = InflightLimit(commands_max=40, bytes_max=4_000)
         yield opened
 
 

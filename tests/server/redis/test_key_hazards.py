@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvstore.partition.state import commands
-from kvstore.server.redis.key_hazards import KEPT_MAX, Hazards
+from kvstore.server.redis.key_hazards import KEPT_MAX, KeyHazards
 
 READ, WRITE = commands.get(b"k"), commands.put(b"k", b"v")
 
@@ -29,14 +29,14 @@ READ, WRITE = commands.get(b"k"), commands.put(b"k", b"v")
 def test_an_operation_waits_for_another_one_on_its_key_that_it_must_not_meet(
     first: commands.Op, second: commands.Op, blocks: bool
 ) -> None:
-    hazards = Hazards()
+    hazards = KeyHazards()
     hazards.note([first], 5)
     assert hazards.block([commands.get(b"other"), second], 5) is blocks
     assert hazards.block([second], 6) is False, "what has been answered is waited for no more"
 
 
 def test_nothing_is_kept_for_long() -> None:
-    hazards = Hazards()
+    hazards = KeyHazards()
     for number in range(3 * KEPT_MAX):
         hazards.note([commands.put(b"%d" % number, b"")], number)
         hazards.answered(number + 1, number - 10)

@@ -13,7 +13,7 @@ from kvstore.partition.state.commands import Code
 from kvstore.server.config import Limits
 from kvstore.server.redis import reply_memory, reply_queue
 from kvstore.server.redis.connection import RespConnection
-from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, Room
+from kvstore.server.redis.reply_memory import LOOK_S, PATIENCE_S, REFUSE_S, ReplyMemory
 from kvstore.server.redis.server_commands import _asking
 from kvstore.types import PartitionId
 from tests.server.redis.door import Door, Raw, redis_door
@@ -47,7 +47,7 @@ class Time:
 
 
 def test_there_is_room_for_what_somebody_alone_asks_for_however_large() -> None:
-    room, one, other = Room(Time(), 100), Connection(), Connection()
+    room, one, other = ReplyMemory(Time(), 100), Connection(), Connection()
     assert room.take(one, 1_000)
     one.held_bytes = 1_000
     assert not room.take(other, 1)
@@ -55,7 +55,7 @@ def test_there_is_room_for_what_somebody_alone_asks_for_however_large() -> None:
 
 def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> None:
     time = Time()
-    room, one, other = Room(time, 100), Connection(), Connection()
+    room, one, other = ReplyMemory(time, 100), Connection(), Connection()
     assert room.take(one, 90)
     one.held_bytes = 40
     assert room.take(other, 60)
@@ -67,7 +67,7 @@ def test_what_is_written_meanwhile_is_seen_when_there_seems_to_be_no_room() -> N
 
 def test_who_waits_goes_on_in_order_as_far_as_there_is_room() -> None:
     time = Time()
-    room, holder, first, second = Room(time, 100), Connection(), Connection(), Connection()
+    room, holder, first, second = ReplyMemory(time, 100), Connection(), Connection(), Connection()
     assert room.take(holder, 100)
     holder.held_bytes = 100
     room.wait(first, 60)
@@ -85,7 +85,7 @@ def test_who_waits_goes_on_in_order_as_far_as_there_is_room() -> None:
 def test_commands_with_many_values_leave_room_for_those_with_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reply_memory, "SINGLE_BYTES", 10)
     time = Time()
-    room, many, single, waiting = Room(time, 100), Connection(), Connection(), Connection()
+    room, many, single, waiting = ReplyMemory(time, 100), Connection(), Connection(), Connection()
     assert room.take(many, 60)
     many.held_bytes = 60
     assert not room.take(waiting, 20)
@@ -100,7 +100,7 @@ def test_commands_with_many_values_leave_room_for_those_with_one(monkeypatch: py
 
 def test_slow_readers_are_closed_when_others_have_waited_and_only_as_many_as_are_needed() -> None:
     time = Time()
-    room = Room(time, 100)
+    room = ReplyMemory(time, 100)
     small, large, reading, waiting = Connection(20, 0.0), Connection(50, 0.0), Connection(30), Connection()
     for each in (small, large, reading):
         assert room.take(each, each.held_bytes)
@@ -116,7 +116,7 @@ def test_slow_readers_are_closed_when_others_have_waited_and_only_as_many_as_are
 
 def test_what_waits_for_room_that_nobody_gives_is_refused_in_the_end() -> None:
     time = Time()
-    room, reading, waiting = Room(time, 100), Connection(100), Connection()
+    room, reading, waiting = ReplyMemory(time, 100), Connection(100), Connection()
     assert room.take(reading, 100)
     room.wait(waiting, 10)
     time.now = REFUSE_S + LOOK_S
@@ -126,7 +126,7 @@ def test_what_waits_for_room_that_nobody_gives_is_refused_in_the_end() -> None:
 
 
 def test_unread_replies_beyond_the_bound_close_the_largest_at_once() -> None:
-    room, first, second = Room(Time(), 100), Connection(70, 0.0), Connection(60, 0.0)
+    room, first, second = ReplyMemory(Time(), 100), Connection(70, 0.0), Connection(60, 0.0)
     room.add(first, 70)
     assert first.heard == []
     room.add(second, 60)

@@ -24,7 +24,7 @@ from kvstore.partition.election.role_machine import Owner
 from kvstore.partition.election.trials import Trials
 from kvstore.partition.leading import evaluate, record_time
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.leading.read_lease import ReadGate
+from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.partition import Partition
 from kvstore.partition.state.retry_table import RetryTable
 from kvstore.partition.state.state import State
@@ -196,12 +196,12 @@ def _apply_early(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a leader reads without a lease", story=acks_under_way, lease_ms=500)
 def _no_lease(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReadGate, "has_lease", lambda self, now: not self._closed)
+    patch.setattr(ReadLease, "has_lease", lambda self, now: not self._closed)
 
 
 @mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)
 def _cached_lease(patch: pytest.MonkeyPatch) -> None:
-    has_lease = ReadGate.has_lease
+    has_lease = ReadLease.has_lease
 
     def cached(self: Any, now: float) -> bool:
         known = getattr(self, "known", None)
@@ -209,7 +209,7 @@ def _cached_lease(patch: pytest.MonkeyPatch) -> None:
             known = self.known = (now, has_lease(self, now))
         return bool(known[1])
 
-    patch.setattr(ReadGate, "has_lease", cached)
+    patch.setattr(ReadLease, "has_lease", cached)
 
 
 @mutant("a session read ignores its token", "isolate", "cut_a_link", "slow_links", load__readers=2)

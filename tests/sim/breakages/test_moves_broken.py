@@ -44,14 +44,14 @@ def delete_before_own(patch: pytest.MonkeyPatch) -> None:
 def release_without_freeze(patch: pytest.MonkeyPatch) -> None:
     """Writes go on after FREEZE, and nobody counts."""
     _trust_the_copy(patch)
-    patch.setattr(ownership.Territory, "writable", property(lambda self: self.owned))
-    recompute = serving_ranges.Custody._recompute
+    patch.setattr(ownership.Ownership, "writable", property(lambda self: self.owned))
+    recompute = serving_ranges.ServingRanges._recompute
 
-    def recomputed(self: serving_ranges.Custody) -> None:
+    def recomputed(self: serving_ranges.ServingRanges) -> None:
         recompute(self)
         self.writable, self.is_freezing = self.readable, False
 
-    patch.setattr(serving_ranges.Custody, "_recompute", recomputed)
+    patch.setattr(serving_ranges.ServingRanges, "_recompute", recomputed)
 
 
 def retry_table_left_behind(patch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,7 @@ def ring_flip_without_release(patch: pytest.MonkeyPatch) -> None:
         end = self._import().end
         await leader.append_record(Own(self.move, end.freeze, end.freeze, 0, 0))
 
-    patch.setattr(import_driver.Carried, "_ask", ask)
+    patch.setattr(import_driver.ImportDriver, "_ask", ask)
 
 
 def _trust_the_copy(patch: pytest.MonkeyPatch) -> None:

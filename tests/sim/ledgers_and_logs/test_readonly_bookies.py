@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from kvstore.server.control.rereplicate import Recopier
+from kvstore.server.control.rereplicate import Rereplicator
 from kvstore.types import BookieId, EntryId
 from kvstore.wal.copies.copier import Copier
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, LEDGER, Bench, appended, run
@@ -59,7 +59,7 @@ def test_a_scrub_of_a_read_only_bookie_repairs_nothing_and_says_why() -> None:
     async def case(bench: Bench) -> None:
         await closed(bench)
         set_readonly(bench, B3, True)
-        recopier = Recopier(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
+        recopier = Rereplicator(bench.env, bench.store, bench.bookies.view, bench.bookies, lambda *_: None)
         found = await recopier.scrub(B3, repair=True)
         assert [fault for _, _, fault in found] == ["missing; not repaired: its bookie is read-only"] * 3
         assert len(bench.bookies.at[B3].of(LEDGER)) == COUNT - 3

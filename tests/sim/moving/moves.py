@@ -168,7 +168,7 @@ class World:
             for partition in node.leads:
                 replica = node.replica(partition)
                 if replica is not None and replica.mover is not None:
-                    found.append((node.name, partition, replica.mover.statistics(), replica.state.territory))
+                    found.append((node.name, partition, replica.mover.statistics(), replica.state.ownership))
         return found
 
     def movers(self) -> Iterator[tuple[Node, Any]]:
@@ -224,19 +224,19 @@ class World:
             states = [(node.name, replica.state) for node in self.cluster.nodes if (replica := node.replica(partition))]
             assert len({state.fingerprint() for _, state in states}) == 1, f"P5 replicas of {partition} differ"
             for name, state in states:
-                territory = state.territory
-                assert not territory.imports, f"{name} {partition} keeps {territory.imports}"
-                assert not territory.frozen, f"{name} {partition} keeps {territory.frozen}"
-                assert not territory.released, f"{name} {partition} keeps {territory.released}"
+                ownership = state.ownership
+                assert not ownership.imports, f"{name} {partition} keeps {ownership.imports}"
+                assert not ownership.frozen, f"{name} {partition} keeps {ownership.frozen}"
+                assert not ownership.released, f"{name} {partition} keeps {ownership.released}"
                 row_keys = [key for key, _ in state.engine.iterate(*rows.ALL_DATA)]
-                strange = [key for key in row_keys if not territory.owned.holds_row(key)]
+                strange = [key for key in row_keys if not ownership.owned.holds_row(key)]
                 assert not strange, f"{name} {partition} has rows that it does not own: {strange}"
                 count = state.key_count
                 assert count == len(row_keys), f"{name} {partition} counts {count} of {len(row_keys)}"
                 order = [key[1:] for key, _ in state.engine.iterate(*rows.ALL_ORDER)]
                 assert order == sorted(key[5:] for key in row_keys), f"{name} {partition}: the index is wrong"
                 state.retries.check()
-            owned += [(first, last, partition) for first, last in states[0][1].territory.owned.spans]
+            owned += [(first, last, partition) for first, last in states[0][1].ownership.owned.spans]
         following = 0
         for first, last, partition in sorted(owned):
             assert first == following, f"tokens {following} to {first} are owned by none or two"

@@ -95,7 +95,7 @@ def test_a_new_leader_of_the_source_thaws_at_once_what_it_finds_frozen() -> None
             await asyncio.sleep(0.01)
             source = world.leader_of(PartitionId("p1")) if accident.has_struck else None
         began = loop.time()
-        while (replica := source.replica(PartitionId("p1"))) is not None and replica.state.territory.frozen:
+        while (replica := source.replica(PartitionId("p1"))) is not None and replica.state.ownership.frozen:
             await asyncio.sleep(0.01)
             took_s = loop.time() - began
         assert took_s < 0.2

@@ -14,7 +14,7 @@ import pytest
 
 from kvstore.errors import StoreError
 from kvstore.partition.leading import queries
-from kvstore.partition.moves.import_driver import Carried, Means
+from kvstore.partition.moves.import_driver import ImportDriver, Means
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Op
 from kvstore.partition.state.state import State
@@ -130,7 +130,7 @@ def moved_while_read(seed: int, at: str = "", strike: Callable[[World], None] | 
 
 def let_the_source_learn_late(patch: pytest.MonkeyPatch) -> None:
     """Its door goes by the former ring for a while, and its rows stay."""
-    learn, drop = Dispatcher._on_topology, Carried._drop
+    learn, drop = Dispatcher._on_topology, ImportDriver._drop
 
     def learned(self: Any) -> None:
         former = self._local.get(P1)
@@ -144,7 +144,7 @@ def let_the_source_learn_late(patch: pytest.MonkeyPatch) -> None:
         return await drop(self, leader, move)
 
     patch.setattr(Dispatcher, "_on_topology", learned)
-    patch.setattr(Carried, "_drop", dropped)
+    patch.setattr(ImportDriver, "_drop", dropped)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -172,7 +172,7 @@ def read_on(patch: pytest.MonkeyPatch) -> None:
     """Who has released a range answers reads of it."""
 
     def found(state: State, ops: list[Op], now_ms: int, readable: Tokens) -> list[Any]:
-        for each in state.territory.released:
+        for each in state.ownership.released:
             readable = readable if readable.meets(each.span) else readable.with_(each.span)
         return find(state, ops, now_ms, readable)
 

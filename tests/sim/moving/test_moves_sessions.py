@@ -82,7 +82,7 @@ def test_a_replica_does_not_answer_by_a_ring_that_is_older_than_what_it_owns(mon
         assert replica is not None
         assert away.door is not None
         deadline = asyncio.get_running_loop().time() + 10.0
-        while not replica.state.territory.newest:
+        while not replica.state.ownership.newest:
             assert asyncio.get_running_loop().time() < deadline, "the replica does not follow"
             await asyncio.sleep(0.01)
         assert away.door[1].topology.ring.routed == 1
