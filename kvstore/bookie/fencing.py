@@ -1,4 +1,4 @@
-"""Judges writes to a ledger on this bookie, and denials of entries. Decides only; storage.py persists and answers.
+"""Judges writes to a ledger on this bookie, and denials of entries. Decides only; facts.py persists.
 
 A fence is never lifted, outlives its ledger as a tombstone, and is on the disk before the request that set it gets any
 answer (docs/protocol.md, bookies). A bookie that has lost its disk has lost its fences too, so an ordinary add that it

@@ -113,7 +113,7 @@ class DirectoryDisk:
         """Raises OSError if `root` is not a directory and cannot be made."""
         root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         self._root = str(root.resolve())
-        self._peer_replicas = tuple(str(each) for each in others)
+        self._others = tuple(str(each) for each in others)
         self._syncs = syncs or ThreadSyncs()
 
     def open(self, path: str, *, create: bool = False) -> File:
@@ -159,7 +159,7 @@ class DirectoryDisk:
         """Raises ValueError for a path that is not plainly below the root; "" is the root itself."""
         if not path:
             return self._root
-        is_other = any(path == each or path.startswith(f"{each}/") for each in self._peer_replicas)
+        is_other = any(path == each or path.startswith(f"{each}/") for each in self._others)
         parts = (path.removeprefix("/") if is_other else path).split("/")
         if "\0" in path or any(part in ("", ".", "..") for part in parts):
             raise ValueError(f"want a path relative to the root and below it, got {path!r}")

@@ -19,8 +19,8 @@ def is_window_covered(window: Collection[int], definite: Collection[int], quorum
 
 
 def is_covered(definite: Collection[int], quorum: Quorum) -> bool:
-    """The same for every write set that the ensemble can form: no entry, whatever its id, can be confirmed by the
-    rest."""
+    """Whether every write set that the ensemble can form is covered: those that have not answered can confirm no entry,
+    whatever its id."""
     return all(
         is_window_covered(write_set_indexes(EntryId(first), quorum), definite, quorum)
         for first in range(quorum.ensemble)

@@ -118,7 +118,7 @@ class LedgerList:
 
     def lease_wait_s(self) -> float:
         """How long after the last fencing answer a former leader may still answer reads: the largest lease of the
-        ledgers that a new leader fences, and a margin for the drift of clocks; 0 if there is none. What a clock does
-        not see at all is in the leases that are listed (docs/protocol.md, P32)."""
+        ledgers that a new leader fences, and a margin for the drift of clocks; 0 if there is none. The listed leases
+        include the pauses that a clock does not see (docs/protocol.md, P17, P32)."""
         lease_s = max((each.lease_ms for each in self.ledgers[-2:]), default=0) / 1000
         return lease_s + max(LEASE_MARGIN_MIN_S, LEASE_MARGIN * lease_s) if lease_s else 0.0

@@ -107,6 +107,7 @@ class LogTakeover:
                 return self._is_release(await each.last_payload())
         return False
 
+    # docs/protocol.md P17, G8
     async def _wait_out(self, listed: LedgerList, taken: list[LedgerTakeover]) -> None:
         wait_s = listed.lease_wait_s()
         if not wait_s:

@@ -54,7 +54,7 @@ class Model:
             if state.origins[one] and self._is_borne_out(state, one):
                 yield f"s{one} is borne out", replace(state, origins=_put(state.origins, one, frozenset()))
             if state.copies < self.copies_max:
-                yield from ((f"s{one} copies s{other}", self._copy(state, one, other)) for other in _peer_replicas(one))
+                yield from ((f"s{one} copies s{other}", self._copy(state, one, other)) for other in _others(one))
         if state.checks < self.checks_max:
             for size in (2, 3):
                 yield from ((f"check at {who}", _check(state, who)) for who in combinations(range(len(SERVERS)), size))
@@ -87,7 +87,7 @@ class Model:
 
 def _hearings(state: State, one: int) -> Iterator[dict[ServerId, dict[Seq, int]]]:
     for size in range(len(SERVERS)):
-        for heard in combinations(_peer_replicas(one), size):
+        for heard in combinations(_others(one), size):
             yield {SERVERS[each]: dict(state.had[each]) for each in (one, *heard)}
 
 
@@ -104,7 +104,7 @@ def _named(state: State) -> Origins:
     return dict(zip(SERVERS, state.origins, strict=True))
 
 
-def _peer_replicas(one: int) -> list[int]:
+def _others(one: int) -> list[int]:
     return [each for each in range(len(SERVERS)) if each != one]
 
 

@@ -64,6 +64,7 @@ def asked(commands: list[Command]) -> list[EntryId]:
     return [command.entry for command in commands if isinstance(command, AskEntry)]
 
 
+# docs/protocol.md R2
 def test_reading_begins_when_the_fence_is_covered() -> None:
     recovery = recovery_of()
     assert recovery.handle(LastAnswer(B1, None)) == []
@@ -74,6 +75,7 @@ def test_one_bookie_is_enough_where_an_ack_quorum_needs_all() -> None:
     assert asked(recovery_of(ledger(B1, B2)).handle(LastAnswer(B2, None))) == list(range(READ_AHEAD))
 
 
+# docs/protocol.md R2
 def test_every_window_of_a_striped_ensemble_must_be_covered() -> None:
     recovery = recovery_of(ledger(B1, B2, B3, B4, B5, write=2))
     for bookie in (B1, B2, B3):

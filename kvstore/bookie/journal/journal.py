@@ -103,12 +103,12 @@ class Journal:
 
     # Appending
 
+    # docs/protocol.md B9
     @property
     def is_full(self) -> bool:
         """Only the reserve is left, or not even that."""
         return self._spare is None or self._is_blocked
 
-    # docs/protocol.md B9
     @property
     def room(self) -> int:
         """Bytes left in the present segment."""

@@ -33,7 +33,7 @@ class Use(IntEnum):
 
 
 def kept_bytes(segment_bytes: int) -> int:
-    """Of the present segment on a full disk: what recovery adds leave."""
+    """How many bytes of the present segment recovery adds must leave free on a full disk."""
     return min(KEPT_MAX, segment_bytes // KEPT_SHARE)
 
 

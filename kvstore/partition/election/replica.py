@@ -18,7 +18,7 @@ from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prep
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
 from kvstore.partition.election.role_events import Command, Event
-from kvstore.partition.election.role_machine import Owner, Role
+from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.partition.election.standing import Standing
 from kvstore.partition.election.tail import Tail
 from kvstore.partition.election.trials import Trials
@@ -74,7 +74,7 @@ class Replica:
         self._peer_replicas = PeerReplicas(env, partition, server, peers, replicas)
         self._replicas, self._on_leader, self._turns, self._begin = replicas, on_leader, turns, begin
         self._nonce = env.random.randbytes(8).hex()
-        self._owner = Owner(server, self._nonce)
+        self._owner = RoleMachine(server, self._nonce)
         self._trials = trials
         self._should_be_barred = False
         trials.on_barred = self._bar_soon

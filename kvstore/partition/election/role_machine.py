@@ -72,11 +72,11 @@ class Role(Enum):
 
 
 _LEADING = (Role.STANDING, Role.CLAIMING, Role.OPENING, Role.SERVING)
-"""What one that is barred is never found in."""
+"""Roles that a barred replica never has."""
 _GRACE_S = {Incumbent.GONE: 0.0, Incumbent.SILENT: SILENT_GRACE_S, Incumbent.SERVES: INCUMBENT_GRACE_S}
 
 
-class Owner:
+class RoleMachine:
     """Turns each event into the commands it calls for. Performs none of them."""
 
     def __init__(self, me: ServerId, nonce: str) -> None:

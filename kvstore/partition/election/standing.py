@@ -12,7 +12,7 @@ LOOK_S = 0.25
 OFFER_AGAIN_S = 1.0
 """Between two attempts of a leader that is not sure of its date to hand over."""
 UNLED_S = 10.0
-"""Where nobody has led for so long, those whose dates are better cannot: longer than a takeover takes."""
+"""Longer than a takeover takes: if nobody has led for so long, those with better dates cannot, and this one may."""
 
 
 class Standing:

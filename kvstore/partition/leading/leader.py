@@ -64,10 +64,10 @@ class Leader:
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
         self._loop = asyncio.get_running_loop()
-        self._gate = ReadLease(config.lease_ms / 1000)
+        self._read_lease = ReadLease(config.lease_ms / 1000)
         self._answers, self.serving_ranges = Answers(), ServingRanges(state)
         self._reads = LeaderReads(
-            state, self.serving_ranges, config, self._gate, env.clock, self._answers, self._reap, self._wake
+            state, self.serving_ranges, config, self._read_lease, env.clock, self._answers, self._reap, self._wake
         )
         self._waiting = Waiting(config)
         self._queue = self._waiting.queue
@@ -98,7 +98,7 @@ class Leader:
             "frozen": len(self._waiting.frozen),
             "in_flight": len(self._flights),
             "reads_waiting": len(self._reads),
-            "lease_left_s": max(0.0, self._gate.lease_until - self._env.clock.now()),
+            "lease_left_s": max(0.0, self._read_lease.lease_until - self._env.clock.now()),
             "retry_clients": len(self._state.retries),
             "retry_bytes": self._state.retries.bytes,
         }
@@ -130,7 +130,7 @@ class Leader:
         try:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
-                self._gate.close()
+                self._read_lease.close()
                 await self._append_control(Kind.RELEASE)
                 await self._log.seal()
         except TimeoutError as error:
@@ -154,7 +154,7 @@ class Leader:
             return
         self._stopped = reason
         self.serving = False
-        self._gate.close()
+        self._read_lease.close()
         self._log.close_for_good()
         self._sweeper.stop()
         self._deadlines.cancel()
@@ -258,7 +258,7 @@ class Leader:
     # docs/protocol.md P6
     def _fill(self) -> None:
         """Send as much as may be in flight."""
-        room, sent, now = self._config.entries_in_flight_max, self._gate.sent, self._env.clock.now()
+        room, sent, now = self._config.entries_in_flight_max, self._read_lease.sent, self._env.clock.now()
         is_wanted = len(self._flights) < room and self._stopped is None and self._reads.wants_append()
         while self._queue and len(self._flights) < room and self._stopped is None:
             if self._state.engine.is_behind():
@@ -269,7 +269,7 @@ class Leader:
                 self._again.set(left)
                 break
             self._send(self._queue.take(now))
-        is_wanted = is_wanted and self._gate.sent == sent
+        is_wanted = is_wanted and self._read_lease.sent == sent
         if len(self._flights) < room and self._stopped is None and (self._reads.wants_append() or is_wanted):
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
         if (self._waiting or self._reads.is_waiting) and self._stopped is None:
@@ -325,7 +325,7 @@ class Leader:
         if self._stopped is not None:
             raise NotLeader(self._state.partition)
         self._flights.append(Flight(made, replies))
-        self._gate.send()
+        self._read_lease.send()
         self._entries += 1
         self._mutations += len(made.entry.keys)
         self._log.append(made.payload, Seq(made.entry.first_seq), self._done)
@@ -357,7 +357,7 @@ class Leader:
         self._evaluator.applied()
         if flight.made.entry.control and self.serving_ranges.applied():
             self._thaw()
-        self._gate.acknowledge(sent_at)
+        self._read_lease.acknowledge(sent_at)
         self._rest.acknowledged(self._env.clock.now() - sent_at)
         self._answers.give_all(flight.replies)
         if flight.observed:

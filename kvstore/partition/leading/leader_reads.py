@@ -52,13 +52,13 @@ class LeaderReads:
         state: State,
         serving_ranges: ServingRanges,
         config: PartitionConfig,
-        gate: ReadLease,
+        read_lease: ReadLease,
         clock: Clock,
         answers: Answers,
         reap: Callable[[list[bytes], Sink], None],
         wake: Callable[[], None],
     ) -> None:
-        self.gate = gate
+        self._read_lease = read_lease
         self._serving_ranges = serving_ranges
         self._most = config.queue_items_max
         self._state, self._clock, self._answers = state, clock, answers
@@ -96,7 +96,7 @@ class LeaderReads:
             return
         arrived, self._arrived = self._arrived, []
         now = self._clock.now()
-        leased = self.gate.has_lease(now)
+        leased = self._read_lease.has_lease(now)
         ready: list[Read] = []
         local: list[Read] = []
         for read in arrived:
@@ -120,7 +120,7 @@ class LeaderReads:
                 local.append(read)
             else:
                 waiting = self._strict if level == _STRICT else self._leaseless
-                waiting.append(_Waiting(self.gate.sent, now, read, []))
+                waiting.append(_Waiting(self._read_lease.sent, now, read, []))
         if ready:
             self._renew = True
             self._answer(ready, self._now_ms())
@@ -129,20 +129,20 @@ class LeaderReads:
     def observe(self, replies: list[Reply]) -> None:
         """Give answers that were found in acknowledged state, once there is a lease or a proof."""
         now = self._clock.now()
-        if self.gate.has_lease(now):
+        if self._read_lease.has_lease(now):
             self._answers.give_all(replies)
         else:
-            self._leaseless.append(_Waiting(self.gate.sent, now, None, replies))
+            self._leaseless.append(_Waiting(self._read_lease.sent, now, None, replies))
 
     def acknowledged(self) -> None:
         """An append is: answer those for which it is the proof, or all if it brought the lease back."""
         if not self.is_waiting:
             return
-        leased = self.gate.has_lease(self._clock.now())
+        leased = self._read_lease.has_lease(self._clock.now())
         strict: list[Read] = []
         ready: list[Read] = []
         for waiting, all_of_it, into in ((self._strict, False, strict), (self._leaseless, leased, ready)):
-            while waiting and (all_of_it or self.gate.proves(waiting[0].ticket)):
+            while waiting and (all_of_it or self._read_lease.proves(waiting[0].ticket)):
                 _, _, read, replies = waiting.popleft()
                 if read is not None:
                     into.append(read)
@@ -152,12 +152,12 @@ class LeaderReads:
 
     def wants_append(self) -> bool:
         """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
-        if self.gate.is_closed:
+        if self._read_lease.is_closed:
             return False
-        now, sent = self._clock.now(), self.gate.sent
-        renew, self._renew = self._renew and self.gate.wants_renewal(now), False
+        now, sent = self._clock.now(), self._read_lease.sent
+        renew, self._renew = self._renew and self._read_lease.wants_renewal(now), False
         unproved = bool(self._strict) and self._strict[-1].ticket == sent
-        leaseless = bool(self._leaseless) and self._leaseless[-1].ticket == sent and self.gate.expects_no_lease
+        leaseless = bool(self._leaseless) and self._leaseless[-1].ticket == sent and self._read_lease.expects_no_lease
         return renew or unproved or leaseless
 
     def expire(self, before: float) -> None:

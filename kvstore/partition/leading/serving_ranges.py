@@ -1,9 +1,9 @@
 """The tokens that a leader may answer for and write to: those that its state owns, less those that it has sent away.
 Decides only.
 
-A FREEZE stops writes, and a RELEASE everything, from the moment in which they are sent: what comes of them may be known
-to others before it is known here. What gives tokens back counts from the moment in which it is applied. No clock is
-asked (docs/protocol.md M5, M7).
+A FREEZE stops writes, and a RELEASE everything, from the moment in which they are sent: others may learn that the
+record is acknowledged before this leader does. What gives tokens back counts from the moment in which it is applied. No
+clock is asked (docs/protocol.md M5, M7).
 """
 
 from __future__ import annotations

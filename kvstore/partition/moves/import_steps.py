@@ -1,4 +1,5 @@
-"""Decides the next step of a move's target: a function of its own log and of the ring. Decides only; mover.py performs.
+"""Decides the next step of a move's target: a function of its own log and of the ring. Decides only; import_driver.py
+performs.
 
     BEGIN ─► COPY ─► FOLLOW ─► ASK ─► FLIP ─► (the source drops)
       ▲        │        │       │

@@ -28,10 +28,10 @@ from kvstore.wal.ledger_list import BEGINNING
 log = logging.getLogger(__name__)
 
 FREEZE_S = 0.15
-"""A range that was not released by then takes writes again: they wait no longer than users bear. Each further freeze of
-a move may last twice as long,"""
+"""A freeze ends by itself after this: writes wait no longer than users bear."""
 FREEZE_DOUBLINGS = 3
-"""up to so often: where all is slow, moves end all the same."""
+"""Each further freeze of a move may last twice as long as the one before, with at most so many doublings: where all is
+slow, moves end all the same."""
 LOOK_S = 0.005
 LAPSE_AGAIN_S = 0.05
 DROP_ROWS, DROP_BYTES = 500, 1 << 20
@@ -40,9 +40,9 @@ DROP_ROWS, DROP_BYTES = 500, 1 << 20
 PIN, PAGE, FREEZE, RELEASE, CANCEL = "move-pin", "move-page", "move-freeze", "move-release", "move-cancel"
 METHODS = frozenset((PIN, PAGE, FREEZE, RELEASE, CANCEL))
 FLIPPED = "move-flipped"
+"""Told to any replica, of source or target: the version of the ring that the flip has made."""
 ROUTED_BYTES = 8
-"""Of the version that goes with it."""
-"""Told to any replica, of source or target: the ring, as its bytes, as the flip has left it."""
+"""Of that version."""
 
 
 class Asked(NamedTuple):
@@ -59,7 +59,7 @@ class Asked(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """On RELEASE and on a cancel. Neither released nor kept is not said: then the answer is an error."""
+    """The answer to RELEASE and to a cancel: released, or kept. While that is not known the call raises."""
 
     released: Released | None
     differs: bool = False
@@ -146,7 +146,7 @@ class Source:
             self._counts_for = leader
         return leader
 
-    # docs/protocol.md M12
+    # docs/protocol.md M5, M12
     async def _freeze(self, asked: Asked) -> Position:
         """The position of the freeze. Raises Unavailable while it cannot be, or the range is still being counted."""
         leader = self._lead()

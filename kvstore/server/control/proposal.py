@@ -32,7 +32,7 @@ Servers = Mapping[ServerId, str]
 
 
 def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring], Ring]:
-    """What does as asked to a ring. It raises ValueError if the ring does not allow it."""
+    """The function that makes the requested change of a ring. It raises ValueError if the ring does not allow it."""
 
     def step(ring: Ring) -> Ring:
         if request.ring_version and request.ring_version != ring.version:

@@ -155,7 +155,7 @@ class PeerSession(PeerSink):
         self._numbers: list[tuple[int, int]] = []
         self._records: list[tuple[int, Any]] = []
         self._absent: list[int] = []
-        self._peer_replicas: list[tuple[int, Any]] = []
+        self._others: list[tuple[int, Any]] = []
         self._bytes = 0
 
     # ── the connection ────────────────────────────────────────────────────────────────────────────────────────────────
@@ -225,7 +225,7 @@ class PeerSession(PeerSink):
             refused += [(number, Overloaded("too many operations on one link")) for number, _ in ops]
             ops = []
         if refused:
-            self._peer_replicas += refused
+            self._others += refused
             self._send_results()
         self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
@@ -296,7 +296,7 @@ class PeerSession(PeerSink):
         else:
             if kind is NotLeader:
                 self._refusals.partitions.refuse([PartitionId(result.partition)])
-            self._peer_replicas.append((token, result))
+            self._others.append((token, result))
 
     def flush(self) -> None:
         self._is_flush_due = False
@@ -305,7 +305,7 @@ class PeerSession(PeerSink):
             self._begin()
 
     def _send_results(self) -> None:
-        numbers, records, absent, others = self._numbers, self._records, self._absent, self._peer_replicas
+        numbers, records, absent, others = self._numbers, self._records, self._absent, self._others
         if not (numbers or records or absent or others):
             return
         self._clear()

@@ -24,7 +24,7 @@ ON_ITS_WAY = "the key is on its way from one partition to another"
 
 class Redirected(Sink):
     """The sink of such an operation. The replica here that turns it away once more knows only its sink; so this
-    remembers until when it is worth trying, and its place in the order. In another place it might be done before
+    remembers until when it is worth trying, and its place in the order. With a later place it would go out after
     operations that came behind it and were turned away earlier."""
 
     __slots__ = ("_sink", "deadline", "place")

@@ -65,8 +65,8 @@ class Ways:
         return partition in self._refused_by
 
     def ask_again(self, partition: PartitionId, now: float) -> None:
-        """Leave the server that refused alone no longer, if it is time and everything that it refused has come back:
-        until then the order is not whole."""
+        """Ask the server that refused again when the pause is over and nothing of the partition is under way to it:
+        what may still come back goes first."""
         refused = self._refused_by.get(partition)
         if refused is not None and refused[1] <= now and not self._carries(refused[0], partition):
             del self._refused_by[partition]

@@ -44,7 +44,7 @@ from kvstore.partition.election.role_events import (
     WakeAt,
     Yielded,
 )
-from kvstore.partition.election.role_machine import Owner, Role
+from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.types import ServerId
 
 GONE, SILENT, SERVES = Incumbent.GONE, Incumbent.SILENT, Incumbent.SERVES
@@ -53,8 +53,8 @@ OTHERS = LeaderRecord(OTHER, 1, "theirs")
 MINE = LeaderRecord(ME, 1, "mine")
 
 
-def owner_after(*events: Event, now: float = 0.0) -> Owner:
-    owner = Owner(ME, "mine")
+def owner_after(*events: Event, now: float = 0.0) -> RoleMachine:
+    owner = RoleMachine(ME, "mine")
     for event in events:
         owner.handle(event, now)
         owner.check()
@@ -88,7 +88,7 @@ def test_it_stands_no_more_once_another_leads() -> None:
     assert owner.handle(Tick(), 99) == []
 
 
-def asked_for(owner: Owner, incumbent: Incumbent, rank: int = 0) -> float:
+def asked_for(owner: RoleMachine, incumbent: Incumbent, rank: int = 0) -> float:
     """How long a replica that finds no leader at 0 asks an incumbent that always says the same; it claims then."""
     assert owner.handle(LeaderRead(None), 0) == [PublishAndRank()]
     now = 0.0
@@ -291,7 +291,7 @@ EVENTS = st.sampled_from(
 
 @given(st.lists(EVENTS, max_size=40))
 def test_whatever_happens_a_replica_without_a_leader_is_never_left_without_a_next_step(events: list[Event]) -> None:
-    owner = Owner(ME, "mine")
+    owner = RoleMachine(ME, "mine")
     for now, event in enumerate(events):
         owner.handle(event, float(now))
         owner.check()

@@ -193,7 +193,7 @@ def test_a_renewal_of_the_lease_is_the_write_that_rests(p: Partition) -> None:
     p.acknowledge()
     p.submit(put(b"b", b"1"))
     assert p.under_way() == []
-    p.leader._gate.lease_until = p.now() + 0.05
+    p.leader._read_lease.lease_until = p.now() + 0.05
     p.submit(get(b"a"))
     assert [entry.keys for entry in p.under_way()] == [[b"b"]]
 

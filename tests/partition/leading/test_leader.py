@@ -336,25 +336,25 @@ def test_a_release_drains_then_stops_answering_then_sends_the_record(p: Partitio
     p.acknowledge()
     assert [p.result(token) for token in (*flying, *queued)] == [1, 2, 3, 4, 5, 6]
     assert p.sent_kinds() == [Kind.RELEASE]
-    assert p.leader._gate.lease_until < p.now()
+    assert p.leader._read_lease.lease_until < p.now()
     p.acknowledge()
     assert release.done()
     assert release.exception() is None
     assert p.log.sealed
     assert p.state.released
-    assert p.leader._gate.lease_until < p.now(), "the acknowledgement of the release renewed the lease"
+    assert p.leader._read_lease.lease_until < p.now(), "the acknowledgement of the release renewed the lease"
     assert p.stopped == []
 
 
 def test_the_lease_is_gone_when_the_release_record_is_sent(p: Partition) -> None:
     p.do(put(b"a", b"1"))
     leases: list[float] = []
-    p.log.on_append = lambda entry: leases.append(p.leader._gate.lease_until)
-    assert p.leader._gate.lease_until > p.now()
+    p.log.on_append = lambda entry: leases.append(p.leader._read_lease.lease_until)
+    assert p.leader._read_lease.lease_until > p.now()
     p.loop.create_task(p.leader.release())
     p.settle()
     assert leases[0] < p.now()
-    assert not p.leader._gate.proves(0)
+    assert not p.leader._read_lease.proves(0)
 
 
 def test_a_release_that_is_lost_says_so(p: Partition) -> None:

@@ -20,7 +20,7 @@ from kvstore.bookie.opening import make_directory
 from kvstore.meta.cookies import encode_cookie
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.retention import Retention
-from kvstore.partition.election.role_machine import Owner
+from kvstore.partition.election.role_machine import RoleMachine
 from kvstore.partition.election.trials import Trials
 from kvstore.partition.leading import evaluate, record_time
 from kvstore.partition.leading.leader import Leader
@@ -263,7 +263,7 @@ def _outvoted_stays(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a failed replica stands", story=all_differ, lead_back_s=100.0, check_every=5)
 def _failed_stands(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Owner, "_bar", lambda self, is_barred, now: [])
+    patch.setattr(RoleMachine, "_bar", lambda self, is_barred, now: [])
 
 
 # ── servers ───────────────────────────────────────────────────────────────────────────────────────────────────────────
