@@ -20,7 +20,7 @@ from tests.loadtest.generator.headless import COMMAND, LOCUSTFILE, run_locust
 
 pytestmark = [pytest.mark.cluster]
 KEYS = 200
-BROKEN = ROOT / "tests" / "loadtest" / "broken_users.py"
+BROKEN = ROOT / "tests" / "loadtest" / "generator" / "broken_users.py"
 
 
 @pytest.fixture(scope="module")
