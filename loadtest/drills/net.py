@@ -31,7 +31,7 @@ from loadtest.drills.dated_node import write_ahead
 from tests.cluster.harness import Cluster
 
 CLIENTS, ZOOKEEPER = "clients", "zookeeper"
-DISK_BYTES = 1200 << 20
+DISK_BYTES = 3000 << 20
 """Of each node's own file system, which can be filled."""
 RETENTION_S, ROLL_S, ROLL_BYTES = 120, 60.0, 32 << 20
 BRIDGE = "kvbr"
