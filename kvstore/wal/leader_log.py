@@ -272,8 +272,8 @@ class OpenLog:
             handle.look_for_spares()
             is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
             # Where the disks are full nobody else could lead either, and only a leader trims, which makes room.
-            is_of_use = self._ports.choice.is_full(handle.writer.metadata.quorum.ack)
-            stalled_s = stalled_s + step_s if is_stalled and not is_of_use else 0.0
+            is_full = self._ports.choice.is_full(handle.writer.metadata.quorum.ack)
+            stalled_s = stalled_s + step_s if is_stalled and not is_full else 0.0
             seen_at = handle.progress_at
             if stalled_s >= STALL_MAX_S:
                 self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))

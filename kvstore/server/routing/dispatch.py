@@ -34,7 +34,7 @@ class Dispatcher:
     """The router's driver."""
 
     def __init__(self, env: Env, server: ServerId, membership: Membership, limits: Limits) -> None:
-        self._env, self._membership, self._limits = env, membership, limits
+        self._env, self._membership = env, membership
         self._local: dict[PartitionId, LocalReplica] = {}
         self._links: Links
         self._router = Router(

@@ -19,13 +19,11 @@ class Pending:
 
     __slots__ = ("deadline", "is_of_peer", "op", "order", "sink", "token")
 
-    def __init__(
-        self, order: int, op: Op, sink: Sink, token: int, deadline: float = 0.0, *, is_of_peer: bool = False
-    ) -> None:
+    def __init__(self, order: int, op: Op, sink: Sink, token: int, *, is_of_peer: bool = False) -> None:
         self.order = order
         """Its place among the operations that this server looks after."""
         self.op, self.sink, self.token = op, sink, token
-        self.deadline = deadline
+        self.deadline = 0.0
         """When it is refused, in seconds of the clock; 0 before it had to wait."""
         self.is_of_peer = is_of_peer
         """Another server sent it: it is done here or refused, never sent on."""
