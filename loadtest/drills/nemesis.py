@@ -44,7 +44,7 @@ class Field:
         self.wrong: list[str] = []
         """What must never happen, and did."""
         self.unrepaired: list[str] = []
-        """Nodes whose disks were lost, and whose copies were not made again in time."""
+        """Nodes whose disks were lost and whose copies were not made again in time, and what lacked last."""
         self.wiping = asyncio.Lock()
         """The copies of one wiped disk are made again before another one is lost."""
 
@@ -333,23 +333,26 @@ async def wiped(field: Field) -> None:
         async with field.starting:
             await asyncio.to_thread(field.cluster.start_node, node)
         until = time.perf_counter() + REPAIRED_MAX_S
-        while not await _is_whole(field.cluster):
+        while lacks := await _what_lacks(field.cluster):
             if time.perf_counter() > until:
-                field.unrepaired.append(node)
+                field.unrepaired.append(f"{node}: {lacks}")
                 return
             await asyncio.sleep(2.0)
 
 
-async def _is_whole(cluster: WiredCluster) -> bool:
-    """Give up each bookie whose node has come back as another one; whether every copy is there again."""
+async def _what_lacks(cluster: WiredCluster) -> str:
+    """Give up each bookie whose node has come back as another one. Empty if every copy is there again."""
     code, listed = await _kvstore(cluster, "bookie", "list", "--json")
     if code:
-        return False
+        return f"bookie list ended with {code}"
     state = {each["id"]: each["state"] for each in json.loads(listed)}
     up = {bookie.rpartition("-")[0] for bookie in state if state[bookie] != AWAY}
     lost = [bookie for bookie in state if state[bookie] == AWAY and bookie.rpartition("-")[0] in up]
-    given_up = [(await _kvstore(cluster, "bookie", "decommission", "--yes", bookie))[0] == 0 for bookie in lost]
-    return all(given_up) and (await _kvstore(cluster, "fsck", "--strict"))[0] == 0
+    for bookie in lost:
+        if (await _kvstore(cluster, "bookie", "decommission", "--yes", bookie))[0]:
+            return f"{bookie} cannot be given up"
+    code, found = await _kvstore(cluster, "fsck", "--strict")
+    return found.decode(errors="replace") or f"fsck ended with {code}" if code else ""
 
 
 async def _kvstore(cluster: WiredCluster, *words: str) -> tuple[int, bytes]:

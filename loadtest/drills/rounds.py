@@ -88,8 +88,8 @@ async def _round(stage: Stage, load: Load, random: Random, names: list[str], tit
     await mixed.stop()
     stage.report.add_safety(f"{title}: wrong answers to crowds", len(field.wrong))
     stage.report.add(f"{title}: lost disks not repaired in {REPAIRED_MAX_S:.0f} s", len(field.unrepaired), most=0)
-    for wrong in field.wrong:
-        stage.say(wrong)
+    for each in (*field.wrong, *field.unrepaired):
+        stage.say(each)
     await _judge(stage, mixed, title)
     return _look_at_processes(stage, field, title)
 

@@ -10,10 +10,11 @@ few unknown outcomes.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import replace
 from math import inf
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from tests.sim.judges.history import History, Kind, Operation, Result, Value
 from tests.sim.versions import Log, Violation, check_versions
@@ -22,6 +23,8 @@ S = TypeVar("S")
 
 STEPS_MAX = 2_000_000
 _SHOWN_MAX = 12
+_END = b","
+"""Of each item of a list whose items are told apart."""
 _UNSEEN = b"\0nobody has seen it"
 
 
@@ -38,7 +41,7 @@ def check(history: History, log: Log | None = None) -> None:
 def check_search(history: History, *, steps_max: int = STEPS_MAX) -> None:
     """Raise Violation unless there is an order for each key, Undecided if that took more than `steps_max` steps."""
     for key, operations in sorted(history.by_key().items()):
-        order = search(relevant(operations), register, None, steps_max=steps_max)
+        order = search(relevant(operations), _step_of(operations), None, steps_max=steps_max)
         if order is not None:
             shown = "\n  ".join(map(str, order[:_SHOWN_MAX]))
             raise Violation(f"{key!r}: no order of operations explains all answers; stuck at\n  {shown}")
@@ -70,6 +73,50 @@ def register(held: Value, operation: Operation) -> tuple[bool, Value]:
             return len(grown) == operation.delta or not known, grown
 
 
+Step = Callable[[Value, Operation], tuple[bool, Value]]
+
+
+def _step_of(operations: list[Operation]) -> Step:
+    """`register`; for a list whose items are told apart, the same with what each answer says about the past: where an
+    item stands in one, what stands before it was there when it was appended. Raises Violation if two answers differ, or
+    one holds what nobody appended."""
+    if not _are_items(operations):
+        return register
+    appended = {o.value for o in operations if o.kind is Kind.APPEND and o.result is not Result.FAIL}
+    before: dict[Value, bytes] = {}
+    for answer in map(_found, operations):
+        prefix = b""
+        for item in answer.split(_END)[:-1] if isinstance(answer, bytes) else ():
+            if before.setdefault(item + _END, prefix) != prefix:
+                raise Violation(f"{item + _END!r} stands after {prefix!r} and after {before[item + _END]!r}")
+            if item + _END not in appended:
+                raise Violation(f"{item + _END!r} stands after {prefix!r}, and nobody has appended it")
+            prefix += item + _END
+
+    def step(held: Value, operation: Operation) -> tuple[bool, Value]:
+        if operation.kind is Kind.APPEND and before.get(operation.value, held or b"") != (held or b""):
+            return False, held
+        return register(held, operation)
+
+    return step
+
+
+def _found(operation: Operation) -> Value:
+    """What it says that the key held."""
+    if operation.result is not Result.OK:
+        return None
+    return operation.value if operation.kind is Kind.GET else operation.expected
+
+
+def _are_items(operations: list[Operation]) -> bool:
+    """Whether the key is a list whose items can be told apart."""
+    if any(o.kind in (Kind.PUT, Kind.CAS, Kind.SWAP, Kind.INCR) and o.value is not None for o in operations):
+        return False
+    appended = [o.value for o in operations if o.kind is Kind.APPEND]
+    items = [each for each in appended if isinstance(each, bytes) and each.find(_END) == len(each) - len(_END)]
+    return bool(items) and len(items) == len(appended)
+
+
 def relevant(operations: list[Operation]) -> list[Operation]:
     """Without what tells nothing: reads that failed, writes that were refused, and PUTs of unknown outcome that nobody
     can have noticed. Where one may have been noticed by what it was not, all that nobody saw write the same."""
@@ -84,12 +131,17 @@ def relevant(operations: list[Operation]) -> list[Operation]:
 
 
 def _with_unseen_suffixes(told: list[Operation]) -> list[Operation]:
-    """What was appended with an unknown outcome, and stands in no answer, can have been noticed by its length only."""
-    answers = {o.value for o in told if o.kind is Kind.GET} | {o.expected for o in told if o.kind is Kind.SWAP}
-    seen = b"\n".join(each for each in answers if isinstance(each, bytes))
+    """What was appended and stands in no answer can have been noticed by its length only."""
+    answers = [each for each in map(_found, told) if isinstance(each, bytes)]
+    if _are_items(told):
+        seen = {item + _END for answer in answers for item in answer.split(_END)}
+        is_seen = seen.__contains__
+    else:
+        text = b"\n".join(answers)
+        is_seen = text.__contains__
     return [
         replace(o, value=b"?" * len(o.value))
-        if o.kind is Kind.APPEND and _is_unknown(o) and isinstance(o.value, bytes) and o.value not in seen
+        if o.kind is Kind.APPEND and isinstance(o.value, bytes) and not is_seen(o.value)
         else o
         for o in told
     ]
@@ -112,7 +164,7 @@ def search(
     moment that could be explained. Raises Undecided."""
     operations = sorted(operations, key=lambda o: (o.began, o.ended))
     must = sum(1 << index for index, o in enumerate(operations) if not _is_unknown(o))
-    tried: set[tuple[int, S]] = {(0, start)}
+    tried = _Tried[S](must)
     path = [(0, start, iter(_choices(operations, 0, step, start)))]
     furthest, stuck = 0, _first(operations, 0)
     for _ in range(steps_max):
@@ -124,12 +176,27 @@ def search(
             path.pop()
             if not path:
                 return [operations[index] for index in stuck]
-        elif choice not in tried:
-            tried.add(choice)
+        elif tried.is_new(*choice):
             path.append((*choice, iter(_choices(operations, choice[0], step, choice[1]))))
             if len(path) > furthest:
                 furthest, stuck = len(path), _first(operations, choice[0])
     raise Undecided(f"no verdict on {len(operations)} operations of {operations[0].key!r} after {steps_max} steps")
+
+
+class _Tried(Generic[S]):
+    """The states that a search has been in. One that differs from another only by more operations of unknown outcome
+    that are done is not new: what it could do next, the other can."""
+
+    def __init__(self, must: int) -> None:
+        self._must = must
+        self._done: defaultdict[tuple[int, S], list[int]] = defaultdict(list)
+
+    def is_new(self, done: int, state: S) -> bool:
+        before = self._done[done & self._must, state]
+        if any(each & ~done == 0 for each in before):
+            return False
+        before.append(done & ~self._must)
+        return True
 
 
 def _choices(

@@ -3,6 +3,7 @@ verdict."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import inf
 from random import Random
 
@@ -64,6 +65,70 @@ def test_the_search_takes_no_short_cut_that_changes_its_verdict(kinds: list[Kind
         assert accepts(check_search, history_of(operations)) is true, f"seed {seed}"
         verdicts[true] += 1
     assert min(verdicts.values()) > 15, verdicts
+
+
+def list_history(luck: Random, count: int, *, unknown: float, span: float) -> list[Operation]:
+    """What callers of a correct store saw of a list, some of whom heard nothing."""
+    plans = []
+    for number in range(count):
+        began = luck.uniform(0, span)
+        effect = began + luck.uniform(0, 3)
+        plans.append((effect, began, effect + luck.uniform(0, 3), luck.choice("GGAAAS"), b"%d," % number))
+    held: bytes | None = None
+    found = []
+    for _, began, ended, kind, item in sorted(plans):
+        is_unknown = luck.random() < unknown
+        if kind == "G":
+            found += [] if is_unknown else [get(began, ended, held)]
+            continue
+        if not is_unknown or luck.random() < 0.5:  # it arrived
+            answered, held = held, (held or b"") + item if kind == "A" else None
+            if not is_unknown:
+                told = append(began, ended, item, len(held or b""))
+                found.append(told if kind == "A" else swap(began, ended, answered, None))
+                continue
+        found.append(append(began, inf, item) if kind == "A" else swap(began, inf, None, None))
+    return found
+
+
+def mutated_list(luck: Random, operations: list[Operation]) -> list[Operation]:
+    """One answer is another's, or says another length, or came at another time."""
+    at = luck.randrange(len(operations))
+    old, other = operations[at], luck.choice(operations)
+    if old.kind is Kind.GET and other.kind is Kind.GET:
+        new = replace(old, value=other.value)
+    elif old.result is Result.OK and luck.random() < 0.5:
+        new = replace(old, began=old.began + 4, ended=old.ended + 4)
+    elif old.kind is Kind.APPEND and old.result is Result.OK:
+        new = replace(old, delta=old.delta + luck.choice((-2, 2)))
+    else:
+        return operations
+    return [*operations[:at], new, *operations[at + 1 :]]
+
+
+def test_what_answers_say_of_a_lists_past_changes_no_verdict() -> None:
+    verdicts = {True: 0, False: 0}
+    for seed in range(600):
+        luck = Random(seed)
+        operations = list_history(luck, 8, unknown=0.3, span=8)
+        if seed % 2 and operations:
+            operations = mutated_list(luck, operations)
+        true = by_trying(operations)
+        assert accepts(check_search, history_of(operations)) is true, f"seed {seed}"
+        verdicts[true] += 1
+    assert min(verdicts.values()) > 60, verdicts
+
+
+def test_a_list_through_a_storm_is_judged_in_time() -> None:
+    """Hundreds of items, a third of them by callers who heard nothing, some of whom emptied it."""
+    for seed in range(5):
+        operations = list_history(Random(seed), 400, unknown=0.3, span=400)
+        check_search(history_of(operations))
+        last = max((o for o in operations if o.kind is Kind.GET and o.value), key=lambda o: o.ended)
+        assert isinstance(last.value, bytes)
+        shorter = replace(last, value=last.value[last.value.index(b",") + 1 :] + b"x,")
+        with pytest.raises(Violation):
+            check_search(history_of([each if each is not last else shorter for each in operations]))
 
 
 def test_many_like_operations_of_unknown_outcome_are_no_burden() -> None:
