@@ -15,6 +15,7 @@ from kvstore.meta.ledgers import LedgerStore
 from kvstore.types import BookieId, EntryId, LedgerId, LedgerMetadata, LedgerState
 from kvstore.wal.bookies import Bookies
 from kvstore.wal.creator import owner_of
+from kvstore.wal.repair import bookies_of
 
 ENTRIES_MAX = 1000
 Ledger = Annotated[int, typer.Argument(help="The ledger's id.", min=0)]
@@ -34,7 +35,7 @@ def register(app: typer.Typer) -> None:
 def list_ledgers(
     data_dir: DataDir = Path("data"), zookeeper: ZooKeeper = None, server: Server = None, json: Json = False
 ) -> None:
-    """List all ledgers: whose log they belong to, their state, their bookies."""
+    """List all ledgers: whose log they belong to, their state, every bookie that has entries of them."""
 
     async def work(tools: Tools) -> list[dict[str, Any]]:
         ledgers = LedgerStore(tools.store)
@@ -184,7 +185,7 @@ def _summary(metadata: LedgerMetadata) -> dict[str, Any]:
         "state": metadata.state.name,
         "last_entry": metadata.last_entry if metadata.state is LedgerState.CLOSED else None,
         "quorum": f"{quorum.ensemble}/{quorum.write}/{quorum.ack}",
-        "bookies": list(metadata.fragments[-1].ensemble),
+        "bookies": bookies_of(metadata),
     }
 
 

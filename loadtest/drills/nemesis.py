@@ -315,13 +315,15 @@ async def wrong_date(field: Field) -> None:
 
 
 REPAIRED_MAX_S = 180.0
+CHECKS_MAX = 4
+"""A check reads every copy of every entry, while other accidents still go on and ledgers change."""
 
 
 @fault
 async def wiped(field: Field) -> None:
     """A node loses its disk and comes back with an empty one, as another bookie; its operator gives the lost one up.
 
-    It lasts until every copy is there again."""
+    It lasts until the lost one is given up, which makes its copies again, and a check finds all copies."""
     node = field.a_node()
     if field.wiping.locked():
         return
@@ -333,26 +335,34 @@ async def wiped(field: Field) -> None:
         async with field.starting:
             await asyncio.to_thread(field.cluster.start_node, node)
         until = time.perf_counter() + REPAIRED_MAX_S
-        while lacks := await _what_lacks(field.cluster):
+        given_up: set[str] = set()
+        while blocked := await _what_blocks(field.cluster, given_up):
             if time.perf_counter() > until:
-                field.unrepaired.append(f"{node}: {lacks}")
+                field.unrepaired.append(f"{node}: {blocked}")
                 return
             await asyncio.sleep(2.0)
+        for _ in range(CHECKS_MAX):
+            code, found = await _kvstore(field.cluster, "fsck", "--strict")
+            if code == 0:
+                return
+        field.unrepaired.append(f"{node}: {found.decode(errors='replace')}")
 
 
-async def _what_lacks(cluster: WiredCluster) -> str:
-    """Give up each bookie whose node has come back as another one. Empty if every copy is there again."""
+async def _what_blocks(cluster: WiredCluster, given_up: set[str]) -> str:
+    """Give up each bookie whose node has come back as another one. Why that is not done; empty if it is: the copies
+    that were lost are made again."""
     code, listed = await _kvstore(cluster, "bookie", "list", "--json")
     if code:
         return f"bookie list ended with {code}"
     state = {each["id"]: each["state"] for each in json.loads(listed)}
     up = {bookie.rpartition("-")[0] for bookie in state if state[bookie] != AWAY}
-    lost = [bookie for bookie in state if state[bookie] == AWAY and bookie.rpartition("-")[0] in up]
-    for bookie in lost:
-        if (await _kvstore(cluster, "bookie", "decommission", "--yes", bookie))[0]:
-            return f"{bookie} cannot be given up"
-    code, found = await _kvstore(cluster, "fsck", "--strict")
-    return found.decode(errors="replace") or f"fsck ended with {code}" if code else ""
+    for bookie in state:
+        if state[bookie] == AWAY and bookie.rpartition("-")[0] in up:
+            code, found = await _kvstore(cluster, "bookie", "decommission", "--yes", "--json", bookie)
+            if code:
+                return f"{bookie} cannot be given up: {found.decode(errors='replace')}"
+            given_up.add(bookie)
+    return "" if given_up else f"no bookie has come back as another: {state}"
 
 
 async def _kvstore(cluster: WiredCluster, *words: str) -> tuple[int, bytes]:
