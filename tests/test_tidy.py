@@ -211,6 +211,17 @@ def test_no_test_imports_locust() -> None:
     assert {module for module in patching if module.startswith("tests.")} == PATCHED
 
 
+@every("file", sources("tests"), **by_path)
+def test_what_a_test_defines_it_also_runs(file: Source) -> None:
+    """A scene that nobody plays passes whatever the code does."""
+    for node in ast.walk(file.tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inner = [each for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)]
+            used = {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+            unused = [each.name for each in inner if each.name not in used and not each.decorator_list]
+            assert unused == [], f"{file.path}: {node.name} defines what it never uses"
+
+
 @every("file", ALL, **by_path)
 def test_files_and_functions_fit_the_reader(file: Source) -> None:
     assert file.text.count("\n") <= LONG_FILES.get(file.path, FILE_LINES_MAX), f"{file.path} is too long"

@@ -245,6 +245,8 @@ def test_a_fence_that_comes_while_the_metadata_is_read_wins(world: SimWorld) -> 
         meta.gate.set()
         assert await add is Status.FENCED
 
+    run(world, scenario())
+
 
 def test_a_fence_sees_what_was_admitted_while_its_key_was_asked_for(world: SimWorld) -> None:
     async def scenario() -> None:

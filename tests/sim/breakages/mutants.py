@@ -205,7 +205,7 @@ def _cached_lease(patch: pytest.MonkeyPatch) -> None:
 
     def cached(self: Any, now: float) -> bool:
         known = getattr(self, "known", None)
-        if known is None or not known[1] or now - known[0] > 2.0:
+        if known is None or not known[1] or now - known[0] > 3.0:
             known = self.known = (now, has_lease(self, now))
         return bool(known[1])
 
