@@ -158,7 +158,7 @@ class _Ahead:
     def _see(self, header: bytearray, end: int) -> bool:
         """Pass over a header and its argument; whether they may be right."""
         digits = header[1:-2]
-        if header[-2] != 0x0D or not digits.isdigit():
+        if header[-2:-1] != b"\r" or not digits.isdigit():
             return False
         value = int(digits)
         if self._missing < 0:

@@ -51,11 +51,15 @@ def test_byte_by_byte_is_no_different(wanted: list[list[bytes]]) -> None:
         assert parser.parse(byte) == ([] if expected is False else [expected])
 
 
-@given(st.binary(max_size=300))
-def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes) -> None:
+fragments = st.sampled_from([b"*", b"$", b"1", b"2", b"-1", b"\r", b"\n", b"\r\n", b"GET", b"x", b" ", b"*2\r\n$3\r\n"])
+
+
+@given(st.one_of(st.binary(max_size=300), st.lists(fragments, max_size=60).map(b"".join)), st.integers(1, 7))
+@example(b"*1\r\n\n", 1)
+def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes, step: int) -> None:
     parser = Parser()
-    for place in range(0, len(noise), 7):
-        parser.parse(noise[place : place + 7])
+    for place in range(0, len(noise), step):
+        parser.parse(noise[place : place + step])
     assert parser.buffered <= len(noise)
 
 
