@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+
+BUCKETS = 40
+
 
 class Histogram:
     """Counts by powers of two of a unit: bucket n holds values below 2**n units."""
 
-    __slots__ = ("buckets", "count", "total", "unit")
+    __slots__ = ("_bounds", "buckets", "count", "total", "unit")
 
     def __init__(self, unit: float) -> None:
         self.unit = unit
-        self.buckets = [0] * 40
+        self._bounds = [unit * (1 << exponent) for exponent in range(BUCKETS - 1)]
+        self.buckets = [0] * BUCKETS
         self.count = 0
         self.total = 0.0
 
     def add(self, value: float) -> None:
         self.count += 1
         self.total += value
-        self.buckets[min(39, int(value / self.unit).bit_length())] += 1
+        self.buckets[bisect_right(self._bounds, value)] += 1
 
     def quantile(self, share: float) -> float:
         """An upper bound of the value below which `share` of all lie; 0 if there are none."""

@@ -8,6 +8,7 @@ short ways (shortcuts.py). A client finds its call again by (txn, operation) and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Literal, NamedTuple
@@ -113,30 +114,31 @@ def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
     """Store an entry packet. `recovery`: passes the fence, and goes first."""
-    number = varint(txn)
+    return encoder_of_add(ledger, entry, key, body, recovery, context)(txn)
+
+
+def encoder_of_add(
+    ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
+) -> Callable[[int], bytes]:
+    """Makes the frame of the same request for each txn: what goes to several bookies is put together once."""
     priority, flag = (_PRIORITY, _RECOVERY_FLAG) if recovery else (b"", b"")
-    fields = b"".join(
-        (b"\x08", varint(ledger), b"\x10", varint(entry), b"\x1a", varint(len(key)), key, b"\x22", varint(len(body)))
-    )
-    part = varint(len(fields) + len(body) + len(flag))
-    header_size = 5 + len(number) + len(priority)
-    total = 2 + header_size + 2 + len(part) + len(fields) + len(body) + len(flag) + len(context)
-    return b"".join(
-        (
-            _LENGTH.pack(total),
-            b"\x0a",
-            SMALL[header_size],
-            b"\x08\x03\x10\x02\x18",
+    size = len(body)
+    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (varint(ledger), varint(entry), varint(len(key)), key, varint(size))
+    part = varint(len(fields) + size + len(flag))
+    rest = b"%b\xaa\x06%b%b%b%b%b" % (priority, part, fields, body, flag, context)
+    header_size, rest_size = 5 + len(priority), 7 + len(rest)
+
+    def encode(txn: int) -> bytes:
+        number = varint(txn)
+        length = len(number)
+        return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b" % (
+            _LENGTH.pack(rest_size + length),
+            SMALL[header_size + length],
             number,
-            priority,
-            b"\xaa\x06",
-            part,
-            fields,
-            body,
-            flag,
-            context,
+            rest,
         )
-    )
+
+    return encode
 
 
 def encode_read(
@@ -234,27 +236,16 @@ def decode_request(payload: bytes) -> pb.Request:
 
 def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes:
     """Whether an entry is stored, which includes synced."""
-    number, of_ledger, of_entry, code = varint(txn), varint(ledger), varint(entry), SMALL[status]
-    size = 3 + len(code) + len(of_ledger) + len(of_entry)
+    number, code = varint(txn), SMALL[status]
+    part = b"\x08%b\x10%b\x18%b" % (code, varint(ledger), varint(entry))
     header = 5 + len(number)
-    return b"".join(
-        (
-            _LENGTH.pack(2 + header + 1 + len(code) + 3 + size),
-            b"\x0a",
-            SMALL[header],
-            b"\x08\x03\x10\x02\x18",
-            number,
-            b"\x10",
-            code,
-            b"\xaa\x06",
-            SMALL[size],
-            b"\x08",
-            code,
-            b"\x10",
-            of_ledger,
-            b"\x18",
-            of_entry,
-        )
+    return b"%b\x0a%b\x08\x03\x10\x02\x18%b\x10%b\xaa\x06%b%b" % (
+        _LENGTH.pack(6 + header + len(code) + len(part)),
+        SMALL[header],
+        number,
+        code,
+        SMALL[len(part)],
+        part,
     )
 
 

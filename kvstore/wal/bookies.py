@@ -14,7 +14,7 @@ from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.connection import AddDone, Connection, ReadDone, error_of
+from kvstore.wal.connection import AddDone, Connection, Encode, ReadDone, error_of
 from kvstore.wal.ports import LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -38,11 +38,13 @@ class Bookies:
         nursery: Nursery | None = None,
     ) -> None:
         self.own: BookieId | None = own[0] if own else None
+        self._last_add: tuple[object, ...] = ()
+        self._encode: Encode
+        """Of the last add: each goes to several bookies."""
         self._env = env
         self._nursery = nursery or env.nursery
         self._address = address
-        self._local = _Local(*own) if own else None
-        self._remote: dict[BookieId, _Remote] = {}
+        self._clients: dict[BookieId, _Local | _Remote] = {own[0]: _Local(*own)} if own else {}
 
     def add(
         self,
@@ -55,7 +57,14 @@ class Bookies:
         done: AddDone,
     ) -> None:
         """Store an entry packet; see BookieClient."""
-        self._at(bookie).add(ledger, entry, packet, key, recovery, done)
+        client = self._clients.get(bookie) or self._at(bookie)
+        if isinstance(client, _Remote):
+            add = (packet, ledger, entry, key, recovery)
+            if add != self._last_add:
+                self._last_add, self._encode = add, wire.encoder_of_add(ledger, entry, key, packet, recovery)
+            client.connection.add(self._encode, done)
+        else:
+            client.add(ledger, entry, packet, key, recovery, done)
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         """Tell a bookie the last confirmed entry; best effort."""
@@ -92,20 +101,19 @@ class Bookies:
 
     def close(self) -> None:
         """Fail what is outstanding; nothing is sent any more."""
-        for remote in self._remote.values():
-            remote.connection.close()
+        for client in self._clients.values():
+            if isinstance(client, _Remote):
+                client.connection.close()
 
     def _at(self, bookie: BookieId) -> _Local | _Remote:
-        if bookie == self.own and self._local is not None:
-            return self._local
-        remote = self._remote.get(bookie)
-        if remote is None:
+        found = self._clients.get(bookie)
+        if found is None:
             env = self._env
             connection = Connection(
                 bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery
             )
-            remote = self._remote[bookie] = _Remote(bookie, connection)
-        return remote
+            found = self._clients[bookie] = _Remote(bookie, connection)
+        return found
 
 
 class _Remote:
@@ -114,9 +122,6 @@ class _Remote:
     def __init__(self, bookie: BookieId, connection: Connection) -> None:
         self.connection = connection
         self._bookie = bookie
-
-    def add(self, ledger: LedgerId, entry: EntryId, packet: bytes, key: bytes, recovery: bool, done: AddDone) -> None:
-        self.connection.add(lambda txn: wire.encode_add(txn, ledger, entry, key, packet, recovery), done)
 
     def write_lac(self, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         self.connection.tell(lambda txn: wire.encode_write_lac(txn, ledger, lac, key, body))

@@ -13,7 +13,6 @@ import asyncio
 import logging
 from collections.abc import Callable
 from functools import partial
-from itertools import count
 from typing import Any
 
 from kvstore.env.ports import Clock, Nursery, Stream, Transport
@@ -66,7 +65,8 @@ class Connection:
         self._is_connecting = False
         self._retry_at = 0.0
         self._retry_s = RETRY_MIN_S
-        self._txns = count(1)
+        self._txn = 0
+        """Of the last request."""
         self._adds: dict[int, AddDone] = {}
         self._reads: dict[int, tuple[ReadDone, float]] = {}
         """Who waits, and until when."""
@@ -76,6 +76,8 @@ class Connection:
         """When the last add was answered, or the first of those outstanding was sent."""
         self._out: list[bytes] = []
         self._out_bytes = 0
+        self._unsent_bytes = 0
+        """What the stream had not sent when it was given something last, or was looked at since."""
         self._is_checking = False
         self._checked_at = 0.0
         self._is_closed = False
@@ -86,20 +88,21 @@ class Connection:
 
     def add(self, frame: Encode, done: AddDone) -> None:
         """Send an add. `done` is called once, never before this returns."""
-        refusal = self._refusal()
-        if refusal:
-            self._loop.call_soon(done, BookieError(refusal))
-            return
+        if self._stream is None or self._is_crowded():
+            refusal = self._refusal()
+            if refusal:
+                self._loop.call_soon(done, BookieError(refusal))
+                return
         if not self._adds:
             self._progress_at = self._clock.now()
-        txn = next(self._txns)
+        txn = self._txn = self._txn + 1
         self._adds[txn] = done
         self._send(frame(txn))
 
     def call(self, frame: Encode, timeout_s: float, done: ReadDone) -> int:
         """Send anything else. `done` is called once, never before this returns; forgotten by `forget` with what this
         returns."""
-        txn = next(self._txns)
+        txn = self._txn = self._txn + 1
         refusal = self._refusal()
         if refusal:
             self._loop.call_soon(done, BookieError(refusal))
@@ -130,7 +133,8 @@ class Connection:
     def tell(self, frame: Encode) -> None:
         """Send something whose answer nobody waits for; dropped if the bookie is not there."""
         if not self._refusal():
-            self._send(frame(next(self._txns)))
+            self._txn += 1
+            self._send(frame(self._txn))
 
     def close(self) -> None:
         """Fail what is outstanding and connect no more."""
@@ -143,11 +147,9 @@ class Connection:
         """Why nothing can be sent now; "" if it can. Starts a connection if there is none."""
         if self._is_closed:
             return f"{self.bookie}: this client is closing"
-        if self._out_bytes > BUFFERED_BYTES_MAX or len(self._adds) + len(self._reads) >= OUTSTANDING_MAX:
+        if self._is_crowded():
             return f"{self.bookie}: too much is waiting for it"
         if self._stream is not None:
-            if self._stream.get_write_buffer_size() > BUFFERED_BYTES_MAX:
-                return f"{self.bookie}: too much is waiting for it"
             return ""
         if not self._is_connecting:
             if self._clock.now() < self._retry_at:
@@ -155,6 +157,12 @@ class Connection:
             self._is_connecting = True
             self._nursery.spawn(self._connect(), name=f"connect {self.bookie}")
         return ""
+
+    def _is_crowded(self) -> bool:
+        if self._unsent_bytes > BUFFERED_BYTES_MAX and self._stream is not None:
+            self._unsent_bytes = self._stream.get_write_buffer_size()
+        too_many = len(self._adds) + len(self._reads) >= OUTSTANDING_MAX
+        return too_many or self._out_bytes > BUFFERED_BYTES_MAX or self._unsent_bytes > BUFFERED_BYTES_MAX
 
     def _send(self, frame: bytes) -> None:
         """Frames of one turn of the event loop leave together."""
@@ -170,6 +178,7 @@ class Connection:
             return  # sent when the connection is there
         out, self._out, self._out_bytes = self._out, [], 0
         self._stream.writelines(out)
+        self._unsent_bytes = self._stream.get_write_buffer_size()
 
     async def _connect(self) -> None:
         try:
@@ -192,7 +201,8 @@ class Connection:
         self._stream, self._link = stream, link
         self._progress_at = self._clock.now()
         # The first request says which bookie is meant: one that is not that bookie closes the connection.
-        hello = wire.encode_bookie_info(next(self._txns), requested=0, context=wire.bookie_context(self.bookie))
+        self._txn += 1
+        hello = wire.encode_bookie_info(self._txn, requested=0, context=wire.bookie_context(self.bookie))
         stream.write(hello)
         self._flush()
 
@@ -252,7 +262,7 @@ class Connection:
         self._retry_at = self._clock.now() + self._retry_s
         self._retry_s = min(2 * self._retry_s, RETRY_MAX_S)
         self._out.clear()
-        self._out_bytes = 0
+        self._out_bytes = self._unsent_bytes = 0
         adds, self._adds = self._adds, {}
         reads, self._reads = self._reads, {}
         if was_up or adds or reads:

@@ -105,8 +105,10 @@ class LedgerHandle:
         """When an entry was last confirmed, or first sent after a pause."""
         self._is_closing = False
         self._drained: asyncio.Future[None] | None = None
+        self._is_changing = False
+        """An ensemble change is under way."""
         self._settled = asyncio.Event()
-        """No ensemble change is under way."""
+        """None is."""
         self._settled.set()
         ports.choice.listen(self, self.look_for_spares)
         self.look_for_spares()
@@ -123,7 +125,10 @@ class LedgerHandle:
         self._waiting.append(done)
         self._lac_idle_s = LAC_BUSY_S if now - self._appended_at < BUSY_S else LAC_IDLE_S
         self._appended_at = now
-        self._feed(Append(payload, now))
+        if self._is_feeding:
+            self._events.append(Append(payload, now))
+        else:
+            self._perform_all(self.writer.append(payload, now))
 
     async def drained(self) -> None:
         """Return when no entry is in flight, or the handle is halted."""
@@ -168,27 +173,35 @@ class LedgerHandle:
 
     def _feed(self, event: Event) -> None:
         """Events that come while commands are performed wait their turn."""
-        self._events.append(event)
         if self._is_feeding:
-            return
+            self._events.append(event)
+        else:
+            self._perform_all(self.writer.handle(event))
+
+    def _perform_all(self, commands: list[Command]) -> None:
+        """Perform what an event calls for, and what the events call for that come meanwhile."""
         self._is_feeding = True
         try:
+            for command in commands:
+                self._perform(command)
             while self._events:
                 for command in self.writer.handle(self._events.popleft()):
                     self._perform(command)
         finally:
             self._is_feeding = False
-        if not self._settled.is_set() and self.writer.state is not State.CHANGING:
+        if self._is_changing and self.writer.state is not State.CHANGING:
+            self._is_changing = False
             self._settled.set()
 
     def _perform(self, command: Command) -> None:
         match command:
             case Store(entry, packet, bookies):
-                for bookie in bookies:
+                for bookie in reversed(bookies):  # the own one, most ensembles' first: frames leave before it writes
                     self._add(bookie, self.ledger, entry, packet, self._key, False, partial(self._added, entry, bookie))
             case Confirm(entry, sent_at):
                 self._confirm(entry, sent_at)
             case ReplaceBookies():
+                self._is_changing = True
                 self._settled.clear()
                 self._nursery.spawn(self._replace(), name=f"ledger {self.ledger} replace bookies")
             case Halt(error):
@@ -198,7 +211,10 @@ class LedgerHandle:
 
     def _added(self, entry: EntryId, bookie: BookieId, error: StoreError | None) -> None:
         if error is None:
-            self._feed(Stored(entry, bookie))
+            if self._is_feeding:
+                self._events.append(Stored(entry, bookie))
+            elif commands := self.writer.stored(entry, bookie):
+                self._perform_all(commands)
         elif self._is_closing:
             return  # nothing waits for it; what a bookie lacks is copied by the repair
         elif isinstance(error, LedgerFenced):

@@ -212,11 +212,11 @@ class LedgerWriter:
         """What is to be done about `event`. Once HALTED, nothing."""
         if self.state is State.HALTED:
             return []
-        if isinstance(event, Stored):
-            return self._stored(event.entry, event.bookie)
         match event:
             case Append(payload, now):
-                return self._append(payload, now)
+                return self.append(payload, now)
+            case Stored(entry, bookie):
+                return self.stored(entry, bookie)
             case Failed(bookie):
                 return self._fail(self._bits.get(bookie, 0))
             case Returned(bookie):
@@ -237,7 +237,8 @@ class LedgerWriter:
             case _:
                 assert_never(event)
 
-    def _append(self, payload: bytes, now: float) -> list[Command]:
+    def append(self, payload: bytes, now: float) -> list[Command]:
+        """What `handle` does about an Append, while not HALTED."""
         entry = EntryId(self.last_added + 1)
         self.last_added = entry
         self.length += len(payload)
@@ -256,18 +257,18 @@ class LedgerWriter:
         oldest = next(iter(self._sent.values()))
         return oldest.targets & ~oldest.acks
 
-    def _stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
+    def stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
+        """What `handle` does about a Stored."""
         sent = self._sent.get(entry)
-        bit = self._bits.get(bookie, 0)
-        if sent is None or not bit & sent.targets:
-            return []  # complete already, or the bookie has been replaced
-        sent.acks |= bit
+        if sent is None:
+            return []  # complete already
+        bit = self._bits.get(bookie, 0) & sent.targets
+        sent.acks |= bit  # 0 if the bookie has been replaced
         if entry <= self.last_confirmed:
             self._drop_if_complete(entry, sent)
-            return []
-        if entry > self.last_confirmed + 1:
-            return []  # entries are confirmed in order
-        return self._confirm_ready()
+        elif bit and entry == self.last_confirmed + 1:  # entries are confirmed in order
+            return self._confirm_ready()
+        return []
 
     def _confirm_ready(self) -> list[Command]:
         commands: list[Command] = []

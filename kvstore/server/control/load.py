@@ -72,28 +72,35 @@ class TopKeys:
 
     def __init__(self, keys_max: int = KEYS_MAX) -> None:
         self._max = keys_max
-        self._counts: dict[bytes, tuple[float, float]] = {}
-        """(count, by how much it may be too large)."""
+        self._counts: dict[bytes, float] = {}
+        self._excess: dict[bytes, float] = {}
+        """By how much the count may be too large."""
         self.total = 0.0
 
     def add(self, key: bytes) -> None:
         self.total += 1
-        count, excess = self._counts.get(key, (0.0, 0.0))
-        if not count and len(self._counts) >= self._max:
-            least = min(self._counts, key=lambda each: self._counts[each][0])
-            count = excess = self._counts.pop(least)[0]
-        self._counts[key] = (count + 1, excess)
+        counts = self._counts
+        count = counts.get(key)
+        if count is None:
+            count = 0.0
+            if len(counts) >= self._max:
+                least = min(counts, key=counts.__getitem__)
+                count = counts.pop(least)
+                del self._excess[least]
+            self._excess[key] = count
+        counts[key] = count + 1
 
     def fade(self, factor: float) -> None:
         """Let what was counted so far count for less."""
         self.total *= factor
-        self._counts = {key: (count * factor, excess * factor) for key, (count, excess) in self._counts.items()}
+        self._counts = {key: count * factor for key, count in self._counts.items()}
+        self._excess = {key: excess * factor for key, excess in self._excess.items()}
 
     def top(self, most: int) -> tuple[HotKey, ...]:
         """Keys by the share that they have for sure, largest first; nothing if that is no more than chance."""
         if self.total < SAMPLES_MIN:
             return ()
-        sure = ((key, (count - excess) / self.total) for key, (count, excess) in self._counts.items())
+        sure = ((key, (count - self._excess[key]) / self.total) for key, count in self._counts.items())
         hot = sorted(((share, key) for key, share in sure if share > 1 / self._max), reverse=True)
         return tuple(HotKey(key, share) for share, key in hot[:most])
 

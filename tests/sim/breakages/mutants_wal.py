@@ -165,7 +165,7 @@ def _no_wait(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("the LAC is ahead")
 def _lac_ahead(patch: pytest.MonkeyPatch) -> None:
-    original = LedgerWriter._append
+    original = LedgerWriter.append
 
     def append(self: Any, payload: bytes, now: float) -> Any:
         confirmed, self._frozen_lac = self._frozen_lac, EntryId(self.last_added + 1)
@@ -174,7 +174,7 @@ def _lac_ahead(patch: pytest.MonkeyPatch) -> None:
         finally:
             self._frozen_lac = confirmed
 
-    patch.setattr(LedgerWriter, "_append", append)
+    patch.setattr(LedgerWriter, "append", append)
 
 
 @mutant("the list is written without compare")
@@ -343,13 +343,14 @@ def _silent_end(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("what an answer calls for is done in the middle of something else")
 def _no_queue(patch: pytest.MonkeyPatch) -> None:
-    def feed(self: Any, event: Any) -> None:
-        for command in self.writer.handle(event):
+    def perform_all(self: Any, commands: Any) -> None:
+        for command in commands:
             self._perform(command)
-        if not self._settled.is_set() and self.writer.state is not State.CHANGING:
+        if self._is_changing and self.writer.state is not State.CHANGING:
+            self._is_changing = False
             self._settled.set()
 
-    patch.setattr(LedgerHandle, "_feed", feed)
+    patch.setattr(LedgerHandle, "_perform_all", perform_all)
 
 
 def caught_by(name: str, seeds: range) -> str | None:

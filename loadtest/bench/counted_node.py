@@ -1,0 +1,57 @@
+"""Runs the `kvstore` command and counts the calls of its event loop:
+`python -m loadtest.bench.counted_node FILE node run --config …`.
+
+SIGUSR1 begins a count, SIGUSR2 ends it and writes it to FILE as JSON: for each Python file and function how often
+it was called, and how often it called something written in C.
+"""
+
+from __future__ import annotations
+
+import cProfile
+import json
+import os
+import signal
+import sys
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+FIRST_LINE = "<"
+"""How the names of files begin that are none."""
+
+
+def _counts(profile: cProfile.Profile) -> dict[str, dict[str, int]]:
+    python: Counter[str] = Counter()
+    native: Counter[str] = Counter()
+    for entry in profile.getstats():
+        if isinstance(entry.code, str):
+            continue
+        name = f"{entry.code.co_filename}:{entry.code.co_qualname}"
+        python[name] += entry.callcount
+        native[name] += sum(each.callcount for each in entry.calls or () if isinstance(each.code, str))
+    return {"python": dict(python), "native": dict(native)}
+
+
+def install(file: Path) -> None:
+    """Count between the two signals."""
+    profile = cProfile.Profile()
+
+    def begin(_signal: int, _frame: FrameType | None) -> None:
+        profile.clear()
+        profile.enable()
+
+    def end(_signal: int, _frame: FrameType | None) -> None:
+        profile.disable()
+        new = file.with_suffix(f".{os.getpid()}")
+        new.write_text(json.dumps(_counts(profile)))
+        new.rename(file)
+
+    signal.signal(signal.SIGUSR1, begin)
+    signal.signal(signal.SIGUSR2, end)
+
+
+if __name__ == "__main__":
+    from kvstore.cli.main import main
+
+    install(Path(sys.argv.pop(1)))
+    main()

@@ -1,0 +1,266 @@
+"""What an operation costs: calls of Python and C, wake-ups, the kernel's reads and writes, syncs and processor time.
+
+    python -m loadtest.budget [--only TEXT] [--layers] [--out FILE]
+
+A three-node cluster is started in a scratch folder. Each load goes to the node that leads the partition of its keys,
+twice: once as it is, for processor time, and once with the calls of the nodes' event loops counted. Counts do not
+depend on how busy the machine is, but for how many operations meet in one entry; background work of the same time is
+in them. They are divided by operations, and by the entries of the log that these were written in.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import hiredis
+import psutil
+import uvloop
+
+from kvstore.cli.output import as_table
+from kvstore.client import AsyncClient, ClientConfig
+from kvstore.devcluster.layout import ClusterFile, NodePlace
+from kvstore.devcluster.local import LocalCluster
+from kvstore.errors import ConfigError
+from loadtest.bench import peers
+from loadtest.generator.options import path_word
+
+OFFSETS = range(30_000, 34_000, 100)
+FILE_S = 10.0
+KERNEL = ("syscr", "syscw")
+STANDARD = "standard library"
+
+
+@dataclass(frozen=True)
+class Load:
+    """`operations` in all, on so many connections, `pipeline` of them at a time on each."""
+
+    name: str
+    command: str
+    connections: int
+    pipeline: int
+    operations: int
+
+
+LOADS = (
+    Load("SET, 1 connection", "SET", 1, 1, 400),
+    Load("SET, 50 connections", "SET", 50, 1, 5_000),
+    Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000),
+    Load("GET, 1 connection", "GET", 1, 1, 400),
+    Load("GET, 50 connections", "GET", 50, 1, 10_000),
+)
+
+
+@dataclass
+class Cost:
+    """Of one load at one process."""
+
+    load: str
+    role: str
+    operations: int
+    entries: int
+    calls: Counter[str] = field(default_factory=Counter)
+    """By layer."""
+    functions: Counter[str] = field(default_factory=Counter)
+    cpu_s: float = 0.0
+    wake_ups: int = 0
+    kernel: int = 0
+    """Reads and writes."""
+    syncs: int = 0
+
+    def row(self) -> dict[str, Any]:
+        calls, entries = sum(self.calls.values()), self.entries
+        return {
+            "load": self.load,
+            "role": self.role,
+            "calls/op": round(calls / self.operations, 1),
+            "calls/entry": round(calls / entries, 1) if entries else None,
+            "ops/entry": round(self.operations / entries, 1) if entries else None,
+            "CPU us/op": round(self.cpu_s / self.operations * 1e6, 1),
+            "wake-ups/op": round(self.wake_ups / self.operations, 2),
+            "reads+writes/op": round(self.kernel / self.operations, 2),
+            "syncs/entry": round(self.syncs / entries, 2) if entries else None,
+        }
+
+
+class Counted(LocalCluster):
+    """A cluster whose nodes count their calls when they are told to."""
+
+    def _command(self, node: NodePlace) -> list[str]:
+        _, _, _, *rest = super()._command(node)
+        return [sys.executable, "-m", "loadtest.bench.counted_node", str(self.counts_of(node.id)), *rest]
+
+    def counts_of(self, node: str) -> Path:
+        return self.data_dir / f"{node}.calls"
+
+    def begin(self) -> None:
+        for node in self.load().nodes:
+            self.counts_of(node.id).unlink(missing_ok=True)
+            os.kill(node.pid or 0, signal.SIGUSR1)
+
+    def end(self, node: NodePlace) -> dict[str, dict[str, int]]:
+        """What the node has counted since `begin`."""
+        os.kill(node.pid or 0, signal.SIGUSR2)
+        until = time.monotonic() + FILE_S
+        while not self.counts_of(node.id).exists():
+            if time.monotonic() > until:
+                raise TimeoutError(f"{node.id} does not say what it has counted")
+            time.sleep(0.01)
+        found: dict[str, dict[str, int]] = json.loads(self.counts_of(node.id).read_text())
+        return found
+
+
+def layer_of(function: str) -> str:
+    """The folder of kvstore/ that a function is in, or what else it belongs to."""
+    _, inside, path = function.rpartition("/kvstore/")
+    if not inside:
+        return STANDARD
+    folder = path.partition(":")[0].rpartition("/")[0]
+    return folder or "kvstore"
+
+
+async def run_load(load: Load, address: str, tag: str) -> None:
+    """Raises RuntimeError if anything is refused."""
+    host, _, port = address.rpartition(":")
+    rounds = load.operations // (load.connections * load.pipeline)
+
+    async def one(number: int) -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        parser = hiredis.Reader()
+        for turn in range(rounds):
+            keys = [b"{%b}%d" % (tag.encode(), (number * rounds + turn) * 16 + each) for each in range(load.pipeline)]
+            words = [(b"GET", key) if load.command == "GET" else (b"SET", key, b"x" * 100) for key in keys]
+            writer.write(b"".join(map(hiredis.pack_command, words)))
+            got = 0
+            while got < load.pipeline:
+                parser.feed(await reader.read(1 << 16))
+                while (reply := parser.gets()) is not False:
+                    if isinstance(reply, hiredis.ReplyError):
+                        raise RuntimeError(f"{load.name}: {reply}")
+                    got += 1
+        writer.close()
+
+    await asyncio.gather(*map(one, range(load.connections)))
+
+
+class Budget:
+    """Measures one load after the other on one cluster."""
+
+    def __init__(self, cluster: Counted, tag: str, partition: str, leader: str) -> None:
+        self._cluster, self._tag, self._partition, self._leader = cluster, tag, partition, leader
+
+    def measure(self, load: Load) -> list[Cost]:
+        """Of the leader, and of one of the followers."""
+        file = self._cluster.load()
+        lead = file.node(self._leader)
+        follower = next(node for node in file.nodes if node.id != self._leader)
+        both = {"leader": lead, "follower": follower}
+        self._run(load, lead)
+        before = {role: self._spent(node) for role, node in both.items()}
+        self._run(load, lead)
+        after = {role: self._spent(node) for role, node in both.items()}
+        entries = self._entries(lead)
+        self._cluster.begin()
+        self._run(load, lead)
+        entries = self._entries(lead) - entries
+        found = []
+        for role, node in both.items():
+            counts = self._cluster.end(node)
+            cost = Cost(load.name, role, load.operations, entries if load.command == "SET" else 0)
+            for kind in counts.values():
+                for function, calls in kind.items():
+                    cost.calls[layer_of(function)] += calls
+                    cost.functions[function] += calls
+            cost.cpu_s, cost.wake_ups, cost.kernel, cost.syncs = (
+                b - a for a, b in zip(before[role], after[role], strict=True)
+            )
+            found.append(cost)
+        for node in file.nodes:
+            if node not in both.values():
+                self._cluster.end(node)
+        return found
+
+    def _run(self, load: Load, lead: NodePlace) -> None:
+        uvloop.run(run_load(load, lead.resp, self._tag))
+
+    def _spent(self, node: NodePlace) -> tuple[float, int, int, int]:
+        process = psutil.Process(node.pid)
+        with process.oneshot():
+            times, switches, io = process.cpu_times(), process.num_ctx_switches(), process.io_counters()
+        kernel = io.read_count + io.write_count
+        return times.user + times.system, switches.voluntary, kernel, _status(node)["bookie"]["syncs"]
+
+    def _entries(self, node: NodePlace) -> int:
+        return int(_status(node)["partitions"][self._partition]["leading"]["entries"])
+
+
+def _status(node: NodePlace) -> dict[str, Any]:
+    with urlopen(f"http://{node.http}/", timeout=5) as answer:
+        found: dict[str, Any] = json.load(answer)
+    return found
+
+
+async def _led(file: ClusterFile) -> tuple[str, str, str]:
+    """A tag, the partition of its keys, and the node that leads it."""
+    async with AsyncClient(ClientConfig(endpoints=tuple(node.grpc for node in file.nodes))) as client:
+        partition = client.cluster.partition_of(b"{budget}")
+        leader = client.cluster.leader_of(partition)
+    return "budget", str(partition), next(node.id for node in file.nodes if node.grpc == leader)
+
+
+@contextmanager
+def running_budget() -> Iterator[Budget]:
+    """A cluster in a scratch folder, ended afterwards."""
+    with peers.scratch() as folder:
+        cluster = Counted(folder / "data")
+        try:
+            file = peers.up_on_free_ports(cluster, OFFSETS)
+            yield Budget(cluster, *asyncio.run(_led(file)))
+        finally:
+            cluster.down()
+
+
+def _show_layers(cost: Cost) -> None:
+    per = cost.entries or cost.operations
+    rows = [{"layer": name, "calls": round(calls / per, 1)} for name, calls in cost.calls.most_common()]
+    print(f"\n{cost.load}, {cost.role}: calls per {'entry' if cost.entries else 'operation'}\n{as_table(rows)}\n")
+    for name, calls in cost.functions.most_common(400):
+        print(f"  {calls / per:7.2f}  {name.rpartition('/kvstore/')[2] or name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--layers", action="store_true", help="also by layer and by function")
+    parser.add_argument("--out", type=path_word, default=Path("reports/budget.json"))
+    options = parser.parse_args()
+    loads = [load for load in LOADS if options.only in load.name]
+    if not loads:
+        sys.exit(f"budget: no load holds {options.only!r} in its name")
+    try:
+        with running_budget() as budget:
+            costs = [cost for load in loads for cost in budget.measure(load)]
+    except ConfigError as error:
+        sys.exit(f"budget: {error}")
+    print(as_table([cost.row() for cost in costs]))
+    if options.layers:
+        for cost in costs:
+            _show_layers(cost)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps([cost.row() | {"layers": dict(cost.calls)} for cost in costs], indent=2))
+
+
+if __name__ == "__main__":
+    main()
