@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.partition.state.entry import Entry
 from kvstore.partition.state.state import State
-from kvstore.types import Position
+from kvstore.types import BookieId, EntryId, Position
 from kvstore.wal.writer import Append, Command, Confirm, Event, LedgerWriter, Stored
 from tests.sim.judges.logbook import Logbook
 from tests.sim.judges.rules import MetadataRules
@@ -20,22 +20,35 @@ from tests.sim.world.loop import current_node
 @contextmanager
 def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
     """Note everything that happens meanwhile, in whatever node."""
-    handle, apply_decoded = LedgerWriter.handle, State.apply_decoded
+    handle, append, stored = LedgerWriter.handle, LedgerWriter.append, LedgerWriter.stored
+    apply_decoded = State.apply_decoded
 
-    def handle_and_note(self: LedgerWriter, event: Event) -> list[Command]:
-        if self._frozen_lac is not None:
-            return handle(self, event)  # a recovery writes back: what it confirms was found, not appended
+    def is_watched(writer: LedgerWriter) -> bool:
+        return writer._frozen_lac is None  # a recovery writes back: what it confirms was found, not appended
+
+    def note_confirmed(self: LedgerWriter, commands: list[Command]) -> list[Command]:
         ledger = self.metadata.ledger
-        if isinstance(event, Stored):
-            logbook.stored(ledger, event.entry, event.bookie)
-        before = self.last_added
-        commands = handle(self, event)
-        if isinstance(event, Append) and self.last_added > before:
-            logbook.append(ledger, self.last_added, event.payload)
         for command in commands:
             if isinstance(command, Confirm):
                 logbook.confirm(ledger, command.entry, rules.ledgers.get(ledger), ledger in rules.partition_of)
         return commands
+
+    def handle_and_note(self: LedgerWriter, event: Event) -> list[Command]:
+        commands = handle(self, event)
+        is_noted = isinstance(event, Append | Stored)  # by those two below
+        return commands if is_noted or not is_watched(self) else note_confirmed(self, commands)
+
+    def append_and_note(self: LedgerWriter, payload: bytes, now: float) -> list[Command]:
+        commands = append(self, payload, now)
+        if is_watched(self):
+            logbook.append(self.metadata.ledger, self.last_added, payload)
+        return commands
+
+    def store_and_note(self: LedgerWriter, entry: EntryId, bookie: BookieId) -> list[Command]:
+        if not is_watched(self):
+            return stored(self, entry, bookie)
+        logbook.stored(self.metadata.ledger, entry, bookie)
+        return note_confirmed(self, stored(self, entry, bookie))
 
     def apply_and_note(self: State, position: Position, entry: Entry, data_keys: Any) -> None:
         node = current_node.get()
@@ -44,5 +57,7 @@ def watching(logbook: Logbook, rules: MetadataRules) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(LedgerWriter, "handle", handle_and_note)
+        patch.setattr(LedgerWriter, "append", append_and_note)
+        patch.setattr(LedgerWriter, "stored", store_and_note)
         patch.setattr(State, "apply_decoded", apply_and_note)
         yield
