@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from mmh3 import mmh3_32_uintdigest
 
 _OPENS = ord("{")
@@ -25,3 +27,9 @@ def token_of(key: bytes) -> int:
     if _OPENS in key:  # a number: to look for bytes costs more than to hash them
         key = hash_tag(key)
     return mmh3_32_uintdigest(key)
+
+
+def tokens_of(keys: Iterable[bytes]) -> list[int]:
+    """The tokens of many keys, at the price of one call."""
+    murmur, opens = mmh3_32_uintdigest, _OPENS
+    return [murmur(key) if opens not in key else token_of(key) for key in keys]

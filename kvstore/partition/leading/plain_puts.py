@@ -1,9 +1,12 @@
-"""A batch of nothing but plain puts, as loads bring them by the million: decided on in columns. Decides only.
+"""Decides on nothing but plain puts, as loads bring them by the million, in columns. Decides only.
 
 What it decides is what `operations` decides one by one; whatever is not plain is left to that.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
 from kvstore.partition.state.commands import Code, Op
@@ -28,16 +31,53 @@ def put_all(
     if not 0 < len(ops) <= BATCH_OPS_MAX or any(op[0] != _PUT or op[3] or op[4] for op in ops):
         return None
     keys, values = [op[1] for op in ops], [op[2] for op in ops]
-    is_touched = overlay.touched_of(keys) or not draft.layer.rows.keys().isdisjoint(keys)
-    if is_touched or len(set(keys)) < len(keys) or not _fit(list(map(len, keys)), list(map(len, values))):
+    if overlay.touched_of(keys) or not _may_be_together(draft, keys, values):
         return None
     created: list[int] = []
     for begin in range(0, len(row_keys), LOOKED_UP_MAX):
-        for row in engine.multi_get(row_keys[begin : begin + LOOKED_UP_MAX]):
-            if row is not None and row[0] >= EXPIRES:
-                return None
-            created.append(0 if row is None else int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big"))
+        some = _created(engine.multi_get(row_keys[begin : begin + LOOKED_UP_MAX]))
+        if some is None:
+            return None
+        created += some
     return draft.put_all(keys, row_keys, values, created)
+
+
+def put_together(
+    draft: Draft,
+    items: list[tuple[Op, Any, int]],
+    keys: list[bytes],
+    row_keys: list[bytes],
+    rows: Sequence[bytes | None],
+) -> list[int] | None:
+    """The same for operations that came by themselves, if none has a request id. Nothing under way touches the keys,
+    and `rows` are what the engine has of them."""
+    for op, _, _ in items:
+        if op[0] != _PUT or op[3] or op[4] or op[6] is not None:
+            return None
+    values = [op[2] for op, _, _ in items]
+    if not _may_be_together(draft, keys, values):
+        return None
+    created = _created(rows)
+    return None if created is None else draft.put_all(keys, row_keys, values, created)
+
+
+def _may_be_together(draft: Draft, keys: list[bytes], values: list[bytes]) -> bool:
+    """Whether all keys differ, the draft has none of them, and the store takes these sizes."""
+    is_new = len(set(keys)) == len(keys) and draft.layer.rows.keys().isdisjoint(keys)
+    return is_new and _fit(list(map(len, keys)), list(map(len, values)))
+
+
+def _created(rows: Sequence[bytes | None]) -> list[int] | None:
+    """The sequence that created each record, 0 for one that is absent; None if a record expires."""
+    created: list[int] = []
+    for row in rows:
+        if row is None:
+            created.append(0)
+        elif row[0] < EXPIRES:
+            created.append(int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big"))
+        else:
+            return None
+    return created
 
 
 def _fit(keys: list[int], values: list[int]) -> bool:

@@ -15,7 +15,15 @@ from kvstore.errors import InvalidRequest
 from kvstore.partition.leading.serving_ranges import moved
 from kvstore.partition.state import rows
 from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
-from kvstore.partition.state.rows import ORDER, data_key, key_of_data, record_of, token_bound, token_of_data
+from kvstore.partition.state.rows import (
+    ORDER,
+    data_key,
+    data_keys_of,
+    key_of_data,
+    record_of,
+    token_bound,
+    token_of_data,
+)
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import PART, WHOLE, Tokens
 from kvstore.ring.hashing import token_of
@@ -127,7 +135,7 @@ def scan(
     size = 0
     for begin in range(0, len(keys), _KEYS_PER_READ):
         some = keys[begin : begin + _KEYS_PER_READ]
-        for key, row in zip(some, state.engine.multi_get(list(map(data_key, some))), strict=True):
+        for key, row in zip(some, state.engine.multi_get(data_keys_of(some)), strict=True):
             assert row is not None, f"{key!r} is in the index and has no record"
             if size >= PAGE_BYTES_MAX:
                 return Expired(expired) if expired else Page(items, key)

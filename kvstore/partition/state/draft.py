@@ -72,7 +72,7 @@ class Draft:
         Returns the new versions. Not to be undone."""
         first = self.last_seq + 1
         versions = list(range(first, first + len(keys)))
-        self.kinds += bytes(OVERWRITE if each else CREATE for each in created)
+        self.kinds += bytes([OVERWRITE if each else CREATE for each in created])
         self.ages += [version - each for version, each in zip(versions, created, strict=True) if each]
         self.keys += keys
         self.data_keys += row_keys

@@ -21,7 +21,7 @@ from typing import NamedTuple
 
 from kvstore.errors import ConfigError
 from kvstore.partition.state.commands import Record
-from kvstore.ring.hashing import token_of
+from kvstore.ring.hashing import token_of, tokens_of
 from kvstore.types import EntryId, LedgerId, Position, Seq, ServerId
 
 META_KEY = b"m"
@@ -102,6 +102,12 @@ _header = (Struct(">BQQ"), Struct(">BQQQ"), Struct(">BQQQ"), Struct(">BQQQQ"))
 def data_key(key: bytes) -> bytes:
     """Where the key's record stands."""
     return _pack_data_key(b"d", token_of(key)) + key
+
+
+def data_keys_of(keys: list[bytes]) -> list[bytes]:
+    """Where the records of many keys stand."""
+    pack = _pack_data_key
+    return [pack(b"d", token) + key for token, key in zip(tokens_of(keys), keys, strict=True)]
 
 
 def token_bound(token: int) -> bytes:

@@ -44,6 +44,7 @@ from kvstore.partition.state.rows import (
     Heard,
     Meta,
     data_key,
+    data_keys_of,
     expiry_key,
     pack_aged,
     pack_fresh,
@@ -126,7 +127,7 @@ class State:
                 data_keys, crc = record.keys, fold_import(crc, entry.control)
         elif entry.keys:
             if data_keys is None:
-                data_keys = list(map(data_key, entry.keys))
+                data_keys = data_keys_of(entry.keys)
             effect = _put_all(batch, entry, data_keys) if entry.is_plain else _change_all(batch, entry, data_keys)
             created, written = effect
             count += created

@@ -67,6 +67,15 @@ class Tokens:
         """Whether the token of a record's row is held (rows.data_key)."""
         return bisect_right(self._bounds, int.from_bytes(row_key[1:5], "big")) & 1 == 1
 
+    def holds_rows(self, row_keys: list[bytes]) -> bool:
+        """Whether the tokens of all these rows are held."""
+        slices = self.slices
+        for row_key in row_keys:
+            slice_ = slices[row_key[1]]
+            if slice_ != WHOLE and not (slice_ == PART and self.holds_row(row_key)):
+                return False
+        return True
+
     def covers(self, span: Span) -> bool:
         """Whether all of `span` is held."""
         return any(first <= span.first and span.last <= last for first, last in self.spans)

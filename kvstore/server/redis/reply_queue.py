@@ -31,7 +31,7 @@ RESERVED_BYTES_MAX = 16 << 20
 """Of replies that cannot be read again, while their commands are in flight. Those of one command may be larger."""
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
-_GET = int(Code.GET)
+_GET, _OK_FORMAT = int(Code.GET), Fmt.OK
 _NO_ROOM = Overloaded("other clients do not read their replies")
 
 
@@ -91,8 +91,11 @@ class ReplyQueue:
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def complete(self, token: int, result: Any) -> None:
-        reply = self._formats[token & _FORMAT_MASK](result)
-        number = token >> FORMAT_BITS
+        number, format_ = token >> FORMAT_BITS, token & _FORMAT_MASK
+        if format_ == _OK_FORMAT and result.__class__ is int:  # most writes: the answer that they always get
+            self.answer(number, replies.OK)
+            return
+        reply = self._formats[format_](result)
         if len(reply) <= self._unchecked or self.admit(number, len(reply)):
             self.answer(number, reply)
 
