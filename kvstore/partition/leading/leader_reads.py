@@ -72,11 +72,18 @@ class LeaderReads:
         self._later: deque[tuple[Read, int]] = deque()
         """Reads of several turns that may be answered, with the time that they see, and are not begun."""
         self._is_begin_due = False
+        self._kept = 0
+        """Reads that wait, but for those of this turn, when they were last counted."""
         self._renew = False
         self._at_once = AT_ONCE
 
     def __len__(self) -> int:
         return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
+
+    def _count_kept(self) -> int:
+        """Count what waits; with what has arrived in this turn."""
+        self._kept = len(self._strict) + len(self._leaseless) + len(self._later)
+        return self._kept + len(self._arrived)
 
     @property
     def is_waiting(self) -> bool:
@@ -85,7 +92,7 @@ class LeaderReads:
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:
         """Take the read in, to be answered in this turn if it may be; False if a bound is reached."""
-        if len(self) - self._under_way >= self._most:
+        if len(self._arrived) + self._kept >= self._most and self._count_kept() >= self._most:
             return False
         self._arrived.append(read)
         return True
@@ -125,6 +132,7 @@ class LeaderReads:
             self._renew = True
             self._answer(ready, self._now_ms())
         self._answer(local, self._state.record_time_ms)
+        self._count_kept()
 
     def observe(self, replies: list[Reply]) -> None:
         """Give answers that were found in acknowledged state, once there is a lease or a proof."""

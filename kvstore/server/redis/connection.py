@@ -47,6 +47,8 @@ class RespConnection:
         self._server = server
         self._parser = Parser()
         self._stream: Stream
+        self._is_input_noted = False
+        """The server counts bytes of it that are no command under way."""
         self._trial: Trial | None = None
         """Until it shows that it is another server's, if it has to."""
 
@@ -75,10 +77,11 @@ class RespConnection:
         if commands and not self.replies.issued:
             self._server.heard(self)
         pipeline.take(commands)
-        waiting = len(pipeline.waiting)
+        waiting = pipeline.waiting
         if self._parser.error is not None and not waiting:
             pipeline.end(f"ERR Protocol error: {self._parser.error}")
-        self._note_input(len(data) + QUEUED_BYTES * waiting if waiting else 0)
+        if waiting or self._parser.kept or self.session.queued or self._is_input_noted:
+            self._note_input(len(data) + QUEUED_BYTES * len(waiting) if waiting else 0)
 
     def caught_up(self) -> None:
         """All that waited has begun."""
@@ -89,7 +92,9 @@ class RespConnection:
             self.pipeline.go_on()
 
     def _note_input(self, queued: int = 0) -> None:
-        self._server.note_input(self, self._parser.buffered + queued + self.session.queued_bytes)
+        size = len(self._parser.kept) + queued + self.session.queued_bytes
+        self._is_input_noted = size > 0
+        self._server.note_input(self, size)
 
     def eof_received(self) -> bool | None:
         """The client sends no more; what it still waits for is answered first."""
@@ -154,7 +159,7 @@ class RespConnection:
         """Give the connection to another server's link. Until that server has proven itself it counts as a client's.
         Raises CommandError if anything else was asked before."""
         pipeline = self.pipeline
-        if self.replies.issued or pipeline.waiting or self._parser.buffered:
+        if self.replies.issued or pipeline.waiting or self._parser.kept:
             raise CommandError("ERR KVSTORE.PEER must be the first command")
         peer = self._server.accept_peer(words, self._stream, self._leave)
         pipeline.is_handed_over = True

@@ -45,7 +45,7 @@ class InflightLimit:
         self.bytes -= size
         if self.is_full and self.commands <= self._commands_max // 2 and self.bytes <= self._bytes_max // 2:
             self.is_full = False
-        if not self._is_waking:
+        if self._waiting and not self._is_waking:
             self._wake()
 
     def wait(self, waiter: Waiter) -> None:

@@ -39,8 +39,10 @@ class KeyHazards:
     def answered(self, issued: int, answered: int) -> None:
         """Forget what needs no watching any more."""
         if issued == answered:
-            self.writes.clear()
-            self.reads.clear()
+            if self.writes:
+                self.writes.clear()
+            if self.reads:
+                self.reads.clear()
         elif len(self.writes) + len(self.reads) > KEPT_MAX:
             for keys in (self.writes, self.reads):
                 kept = {key: number for key, number in keys.items() if number >= answered}

@@ -47,25 +47,21 @@ class Parser:
 
     def __init__(self) -> None:
         self.error: ProtocolError | None = None
-        self._kept = bytearray()
+        self.kept = bytearray()
+        """Bytes of an incomplete command."""
         self._ahead = _Ahead()
         self._skip = _Skip()
-
-    @property
-    def buffered(self) -> int:
-        """Bytes of an incomplete command."""
-        return len(self._kept)
 
     def parse(self, data: bytes) -> list[Command]:
         """The commands that `data` completes, in order. Never raises: what is lost is told by `error`."""
         found: list[Command] = []
-        is_begun = bool(self._kept)
+        is_begun = bool(self.kept)
         if is_begun:
-            self._kept += data
-            if self._ahead.is_incomplete(self._kept):
+            self.kept += data
+            if self._ahead.is_incomplete(self.kept):
                 return found
-            data = bytes(self._kept)
-            self._kept.clear()
+            data = bytes(self.kept)
+            self.kept.clear()
         if self.error is None:
             try:
                 self._parse(data, found, is_begun)
@@ -94,7 +90,7 @@ class Parser:
             pos = end
 
     def _keep(self, rest: bytes) -> None:
-        self._kept += rest
+        self.kept += rest
         self._ahead = _Ahead()
 
     def _walk(self, data: bytes, pos: int, found: list[Command]) -> int | None:

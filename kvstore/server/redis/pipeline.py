@@ -87,7 +87,8 @@ class Pipeline:
             self.waiting.extend(commands)
         else:
             self._run(commands)
-            self.close_when_done()
+            if self.is_closing or self._is_ended:
+                self.close_when_done()
 
     def _run(self, commands: Iterable[Command]) -> None:
         """Begin commands until one has to wait; that one and the rest go to the queue. Then send what is due."""
@@ -98,7 +99,8 @@ class Pipeline:
             self._timed = rounds.begin(commands, before)
         self._begin_all(iter(commands))
         self._window.begin(replies.issued - before, self._value_bytes - values)
-        self.send()
+        if replies.due:
+            self.send()
 
     def _begin_all(self, waiting: Iterator[Command]) -> None:
         submit, sink = self._backend.submit, self.replies

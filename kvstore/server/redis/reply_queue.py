@@ -64,11 +64,12 @@ class ReplyQueue:
         """Since when the client has not read enough."""
         self._server, self._session = server, session
         self._formats = FORMATS[session.protocol]
-        self._out: list[bytes] = []
+        self.due: list[bytes] = []
+        """Replies whose turn it is."""
         self.issued = 0
         """Commands begun."""
         self.answered = 0
-        """Commands whose reply is in `_out` or sent; the reply of number `answered` is the next one."""
+        """Commands whose reply is due or sent; the reply of number `answered` is the next one."""
         self._early: dict[int, bytes] = {}
         """Replies that came before their turn."""
         self.again = Again()
@@ -102,7 +103,7 @@ class ReplyQueue:
     def answer(self, number: int, reply: bytes) -> None:
         """The reply of a command whose result is not formatted by `complete`."""
         if number == self.answered:
-            self._out.append(reply)
+            self.due.append(reply)
             self.answered = number + 1
             if self._early:
                 self._release()
@@ -127,7 +128,7 @@ class ReplyQueue:
 
     def _release(self) -> None:
         while (reply := self._early.pop(self.answered, None)) is not None:
-            self._out.append(reply)
+            self.due.append(reply)
             self.answered += 1
 
     def use_protocol(self, version: int) -> None:
@@ -138,15 +139,16 @@ class ReplyQueue:
         """Send what is due. False if there was nothing."""
         if self.issued == self.answered:
             self._reserved = self._held = 0
-        if not self._out or self.is_lost:
-            self._out.clear()
+        if not self.due or self.is_lost:
+            self.due.clear()
             return False
-        data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
-        self._out.clear()
+        data = self.due[0] if len(self.due) == 1 else b"".join(self.due)
+        self.due.clear()
         self.stream.write(data)
         if self.is_full:
             self._server.room.add(self, len(data))
-        self.again.answered(self.issued, self.answered)
+        if self.again.reads:
+            self.again.answered(self.issued, self.answered)
         return True
 
     # ── what there is room for ────────────────────────────────────────────────────────────────────────────────────────
@@ -204,7 +206,7 @@ class ReplyQueue:
         return self._unsent_bytes() + self._reserved + again + self.stream.get_write_buffer_size()
 
     def _unsent_bytes(self) -> int:
-        return self._gathered + sum(map(len, self._early.values())) + sum(map(len, self._out))
+        return self._gathered + sum(map(len, self._early.values())) + sum(map(len, self.due))
 
     def read_again(self) -> None:
         """Begin the read whose turn it is, if it was put off and there is room for whatever it brings."""

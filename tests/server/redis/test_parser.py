@@ -27,7 +27,7 @@ def parsed(*chunks: bytes) -> list[list[bytes]]:
     parser = Parser()
     found = [command for chunk in chunks for command in parser.parse(chunk)]
     assert parser.error is None
-    assert parser.buffered == 0
+    assert len(parser.kept) == 0
     return found
 
 
@@ -60,7 +60,7 @@ def test_no_bytes_whatever_raise_or_hold_more_than_they_are(noise: bytes, step: 
     parser = Parser()
     for place in range(0, len(noise), step):
         parser.parse(noise[place : place + step])
-    assert parser.buffered <= len(noise)
+    assert len(parser.kept) <= len(noise)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_huge_count_allocates_nothing() -> None:
     parser = Parser()
     assert parser.parse(b"*1000000\r\n") == []
     assert parser.parse(b"$1\r\na\r\n" * 10) == []
-    assert parser.buffered < 100
+    assert len(parser.kept) < 100
 
 
 @pytest.mark.parametrize("step", [1 << 20, 65_536, 1000])
@@ -137,7 +137,7 @@ def test_an_argument_that_is_too_large_is_skipped_and_the_next_command_is_read(s
     found, held = [], 0
     for place in range(0, len(data), step):
         found += parser.parse(data[place : place + step])
-        held = max(held, parser.buffered)
+        held = max(held, len(parser.kept))
     assert [type(each) for each in found] == [Unfit, list, Unfit]
     assert isinstance(found[0], Unfit)
     assert "too large an argument" in found[0].reason
