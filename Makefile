@@ -1,5 +1,5 @@
 .DEFAULT_GOAL := help
-.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench hops loadtest snapshot-demo proto lock format
+.PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock format
 
 BIN := .venv/bin
 FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
@@ -43,8 +43,12 @@ drill-counts: setup ## counted kills, stops and outages, and changes of the ring
 	@$(BIN)/python -m loadtest.drill
 	@$(BIN)/python -m loadtest.ring_drill
 
-bench: setup ## the benchmark suite
+bench: setup ## the benchmark suite, and what an operation costs
 	@$(BIN)/kvstore bench suite
+	@$(BIN)/python -m loadtest.budget
+
+budget: setup ## what an operation costs on real nodes: calls, syscalls, syncs, processor time
+	@$(BIN)/python -m loadtest.budget
 
 hops: setup ## how many calls from file to file a SET and a GET make on their way
 	@PYTHONPATH=. $(BIN)/python scripts/hops.py

@@ -1,0 +1,25 @@
+"""What operations cost, in calls that real nodes make: no more than the committed budget (loadtest/budget.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from loadtest.budget import BUDGET, Budget, Load, running_budget
+
+pytestmark = pytest.mark.cluster
+
+
+@pytest.fixture(scope="module")
+def budget() -> Iterator[Budget]:
+    with running_budget() as found:
+        yield found
+
+
+@pytest.mark.parametrize("load", BUDGET, ids=lambda load: load.name)
+def test_an_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
+    costs = budget.measure(load)
+    spent = {cost.role: round(cost.calls_per_operation, 1) for cost in costs}
+    assert spent["leader"] > 10, "nothing was counted"
+    assert all(cost.calls_per_operation <= cost.budget for cost in costs), spent
