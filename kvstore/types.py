@@ -84,7 +84,7 @@ class DigestType(IntEnum):
 # docs/protocol.md L1
 @dataclass(frozen=True, slots=True)
 class LedgerMetadata:
-    """What the metadata store keeps about a ledger. Changed only by compare-and-set."""
+    """A ledger's record in the metadata store. Changed only by compare-and-set."""
 
     ledger: LedgerId
     quorum: Quorum

@@ -258,8 +258,12 @@ CLIPPED = re.compile(r"(Who|Whoever|Whose|What|Which)\b")
 
 
 @every("file", KVSTORE, **by_path)
-def test_a_module_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source) -> None:
-    assert not CLIPPED.match(file.docstring), "say what the module does, or name what it is"
+def test_a_docstring_begins_with_a_verb_or_with_the_name_of_a_thing(file: Source) -> None:
+    """Of a module, a class or a function: say what it does, or name what it is."""
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    nodes = [node for node in ast.walk(file.tree) if isinstance(node, documented)]
+    clipped = [node for node in nodes if CLIPPED.match(ast.get_docstring(node) or "")]
+    assert [f"{file.path}:{getattr(node, 'lineno', 1)}" for node in clipped] == []
 
 
 NOT_NOUNS = re.compile(r"\w*(Manager|Helper|Utils?|Info)")

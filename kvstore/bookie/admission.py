@@ -27,7 +27,7 @@ AT_ONCE_MAX = 64
 
 
 class Authority(Protocol):
-    """What the metadata store says about ledgers."""
+    """Tells what the metadata store says about ledgers."""
 
     async def metadata(self, ledger: LedgerId) -> LedgerMetadata | None:
         """As it is now, or later: everything committed before the call is seen. None: there is none, for sure.

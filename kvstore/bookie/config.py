@@ -13,7 +13,7 @@ _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9.-]{0,62}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageConfig:
-    """What an operator may say of one bookie's disks: `[storage]` of a node's file. Raises ConfigError."""
+    """The operator's settings for one bookie's disks: `[storage]` of a node's file. Raises ConfigError."""
 
     journal_dir: str = "bookie/journal"
     """Segments: every byte of every entry, once. Relative to the data directory, or a path of its own."""

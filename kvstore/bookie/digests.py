@@ -45,8 +45,8 @@ def lac_proves_itself(packet: bytes) -> bool:
 
 
 def digest_of(metadata: LedgerMetadata, key: bytes) -> EntryDigest | None:
-    """What the ledger's packets are checked by here. None: by nothing, as there is no digest, or it needs a password
-    that the metadata do not have."""
+    """The digest that checks the ledger's packets here. None: they are not checked, because there is no digest, or it
+    needs a password that the metadata do not have."""
     if metadata.digest is DigestType.DUMMY:
         return None
     if metadata.digest is DigestType.HMAC and master_key(metadata.password) != key:

@@ -76,7 +76,7 @@ class _Identification:
         return await self._known(first)
 
     def _list(self, directory: str) -> set[str]:
-        """What counts: not the root of a file system's own, nor what a crash left half written."""
+        """List the files that count: not the root of a file system's own, nor what a crash left half written."""
         return {name for name in self._disk.list(directory) if name != "lost+found" and not name.endswith(_ASIDE)}
 
     def _cookie_in(self, directory: str, content: set[str]) -> Cookie:

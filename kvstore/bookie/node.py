@@ -93,7 +93,7 @@ class Bookie:
             log.warning("bookie=%s readonly=%s is registered later: %r", self.id, readonly, error)
 
     def statistics(self) -> dict[str, int | float]:
-        """What has been counted, up to date."""
+        """Return the bookie's counters, up to date."""
         return self.storage.refresh_statistics().numbers()
 
     def histograms(self) -> dict[str, Histogram]:

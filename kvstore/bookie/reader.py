@@ -49,7 +49,7 @@ class Reader:
             self._answer(found, entry, done)
 
     def absent(self, ledger: Ledger | None) -> Status:
-        """What to say of an entry that is not here."""
+        """Choose the status for an entry that is not here."""
         if ledger.is_limbo if ledger is not None else self._inventory.is_limbo:
             self._statistics.refused_unknown += 1
             return Status.UNKNOWN_LEDGER_STATE

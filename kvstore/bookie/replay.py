@@ -35,7 +35,7 @@ _BLOCK = 4096
 
 @dataclass(slots=True)
 class Replayed:
-    """What the directory holds, and what is left to do before the bookie may answer."""
+    """The directory's contents, and the work that is left before the bookie may answer."""
 
     inventory: Inventory
     next_file: int
@@ -214,7 +214,7 @@ class _Replay:
 
     # docs/protocol.md B6
     def _repeat(self, segment: Segment, record: Found) -> None:
-        """What only concerns the segments themselves counts at once; the rest is written again."""
+        """Apply at once a record that concerns only the segments themselves; keep any other to be written again."""
         if record.head.kind in (Kind.NEXT, Kind.REMOVED):
             self._inventory.apply(segment, record.head, record.body)
         elif record.head.kind != Kind.FILES:

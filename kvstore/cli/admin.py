@@ -22,8 +22,8 @@ def ask_admin(
     *,
     again: bool = False,
 ) -> T:
-    """What `work(stub, timeout_s)` returns at the first server that answers. Raises StoreError. `again`: it is
-    done once however often it is sent, so another server is also asked where the outcome at one is unknown."""
+    """Return the result of `work(stub, timeout_s)` from the first server that answers. Raises StoreError. `again`: it
+    is done once however often it is sent, so another server is also asked where the outcome at one is unknown."""
     import grpc
 
     from kvstore.proto import admin_pb2_grpc

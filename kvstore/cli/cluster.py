@@ -65,7 +65,7 @@ SERVER_TIMEOUT_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Tools:
-    """What commands that read the cluster by themselves work with."""
+    """The connections of commands that read the cluster without a server."""
 
     env: Env
     store: MetadataStore
@@ -88,7 +88,7 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = Non
 
 
 def _as_told_by(servers: str) -> str:
-    """What the first of the servers that answers says; `host:port,…`."""
+    """Ask the servers for the metadata store's address; the first that answers tells it: `host:port,…`."""
     import grpc
 
     from kvstore.client.core.config import parse_url

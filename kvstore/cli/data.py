@@ -235,7 +235,7 @@ def _content(value: str | None, file: Path | None) -> bytes:
 
 
 def as_bytes(text: str) -> bytes:
-    """What was typed, also if it is no UTF-8."""
+    """Return the bytes that were typed, also if they are no UTF-8."""
     return os.fsencode(text)
 
 

@@ -29,7 +29,7 @@ OPERATIONS = ("get", "put", "increment", "delete")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Load:
-    """What to do, how much, how long."""
+    """A load: its operations, their number and its length."""
 
     seconds: float = 10.0
     warmup_s: float = 1.0
@@ -60,7 +60,7 @@ def parse_mix(text: str) -> tuple[tuple[str, int], ...]:
 
 @dataclass
 class Outcome:
-    """What came of a load."""
+    """The result of a load."""
 
     load: Load
     took_s: float = 0.0

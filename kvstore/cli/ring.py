@@ -75,7 +75,7 @@ def as_text(key: bytes) -> str:
 
 
 def _loads(data_dir: Path, zookeeper: str | None, server: str | None) -> dict[str, dict[str, Any]]:
-    """What the leaders tell of their load; nothing while no server is up."""
+    """Return the loads that leaders tell; empty while no server is up."""
     try:
         return {each["id"]: each for each in loads_document(read_loads(data_dir, zookeeper, server, LOADS_S))["loads"]}
     except StoreError:

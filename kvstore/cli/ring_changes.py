@@ -261,7 +261,7 @@ def throttle(
 def change_ring(
     request: admin_pb2.ChangeRingRequest, data_dir: Path, zookeeper: str | None, server: str | None
 ) -> admin_pb2.ChangeRingResponse:
-    """What changes something is done once: the request gets an id if it has none. Raises StoreError."""
+    """Make the change once: the request gets an id if it has none. Raises StoreError."""
     if request.dry_run or request.action == request.LOOK:
         answer: admin_pb2.ChangeRingResponse = ask_admin(
             data_dir, zookeeper, server, lambda stub, timeout_s: stub.ChangeRing(request, timeout=timeout_s)

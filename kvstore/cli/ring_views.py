@@ -58,7 +58,7 @@ def plan_text(answer: admin_pb2.ChangeRingResponse) -> str:
 
 
 def loads_document(answer: admin_pb2.LoadsResponse) -> dict[str, Any]:
-    """What partitions have to do, as --json shows it."""
+    """Make the document of the partitions' loads that --json shows."""
     return {
         "loads": [
             {

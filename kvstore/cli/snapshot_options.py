@@ -13,7 +13,7 @@ from kvstore.cli.cluster import checked_path
 
 
 class Compression(StrEnum):
-    """What Parquet files are packed with."""
+    """The codec of Parquet files."""
 
     zstd = "zstd"
     snappy = "snappy"

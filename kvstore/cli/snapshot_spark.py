@@ -38,8 +38,8 @@ def in_session(
     niceness: int = NICENESS,
     defaults: Mapping[str, str] = SETTINGS,
 ) -> T:
-    """What `job` returns, given a session of its own, which ends with it; on this machine so nice. Raises ConfigError,
-    and what `job` raises.
+    """Run `job` in a Spark session of its own, which ends with it, and return its result; on this machine so nice.
+    Raises ConfigError, and what `job` raises.
 
     It runs in a thread, since interrupts are raised in the main one: raised amid a call to the JVM, an interrupt leaves
     half an answer for which the next call waits for ever; raised where Python only forgets an object, it is lost.
@@ -125,8 +125,8 @@ def _quiet_py4j() -> None:
 
 @contextmanager
 def aside() -> Iterator[Callable[[], str]]:
-    """What is written to standard error meanwhile goes into a file, and so does for good what processes write that are
-    started meanwhile: Spark's greetings, and pages of stack that end in the one line that we tell."""
+    """Send to a file what is written to standard error meanwhile, and for good what processes write that are started
+    meanwhile: Spark's greetings, and pages of stack that end in the one line that we tell."""
     sys.stderr.flush()
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:

@@ -75,8 +75,8 @@ def cluster_of(data_dir: Path, zookeeper: str | None, server: str | None) -> tup
 
 
 def base_or_none(store: SnapshotStore, parent: str | None, instance: str, or_full: bool) -> Manifest | None:
-    """What an incremental of this cluster is to continue. Raises StoreError, also if that lacks something: no restore
-    could use what continues it."""
+    """Find the snapshot that an incremental of this cluster is to continue. Raises StoreError, also if that lacks
+    something: no restore could use what continues it."""
     from kvstore.spark.snapshots.chains import chain_of
 
     try:
@@ -193,7 +193,7 @@ class Counted:
 
 @contextmanager
 def checking() -> Iterator[None]:
-    """What cannot be checked ends with an exit code of its own: it is neither good nor bad."""
+    """End with an exit code of its own if something cannot be checked: it is neither good nor bad."""
     try:
         yield
     except (StoreError, OSError) as error:
@@ -284,7 +284,7 @@ def sentence(manifest: Manifest) -> str:
 def verdict_document(
     chain: Sequence[Manifest], problems: Sequence[Problem], found: Differences | None
 ) -> dict[str, Any]:
-    """What `verify` has found."""
+    """Make the document of the findings of `verify`."""
     return {
         "snapshots": [each.id for each in chain],
         "rows": sum(each.rows for each in chain),

@@ -303,7 +303,7 @@ def diff(
     conf: Conf = None,
     json: Json = False,
 ) -> None:
-    """Which keys two snapshots differ in: added, removed, or with another value or expiry.
+    """Show the keys in which two snapshots differ: added, removed, or with another value or expiry.
 
     Exit code 0: none, 1: some, 2: wrong usage, 3: they could not be compared.
     """

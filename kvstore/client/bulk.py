@@ -34,7 +34,7 @@ BACKLOG_BATCHES = 8
 
 
 class Row(NamedTuple):
-    """What becomes of one key."""
+    """The change of one key."""
 
     key: bytes
     value: bytes | None
@@ -59,7 +59,7 @@ class _Batch:
 
 
 class _Lane:
-    """What goes to one partition."""
+    """The rows that go to one partition."""
 
     __slots__ = ("full", "gathering", "task")
 

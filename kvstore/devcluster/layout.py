@@ -41,7 +41,7 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """What `<data-dir>/cluster.json` holds."""
+    """The document in `<data-dir>/cluster.json`."""
 
     zookeeper: str
     """host:port/chroot."""
@@ -87,7 +87,7 @@ class ClusterFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wish:
-    """What `kvstore up` was asked for; None where nothing was said."""
+    """The options of `kvstore up`; None where nothing was said."""
 
     data_dir: Path
     nodes: int | None = None
@@ -136,7 +136,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
 
 
 def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeConfig:
-    """What the node's process is told."""
+    """Make the configuration of the node's process."""
     bookies = len(cluster.nodes)
     few = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True) if bookies < SAFE_NODES_MIN else LogConfig()
     return NodeConfig(

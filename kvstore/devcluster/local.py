@@ -56,7 +56,7 @@ class LocalCluster:
         self._record = Record(self.data_dir)
 
     def load(self) -> ClusterFile:
-        """What was recorded. Raises ConfigError if there is no cluster here."""
+        """Read the cluster's record. Raises ConfigError if there is no cluster here."""
         found = self._record.load_or_none()
         if found is None:
             raise ConfigError(f"no cluster in {self.data_dir}: start one with `kvstore up --data-dir {self.data_dir}`")
@@ -91,7 +91,7 @@ class LocalCluster:
         return stopped
 
     def status(self) -> dict[str, Any]:
-        """Which processes run, and whether they say they are ready."""
+        """Tell which processes run, and whether they say that they are ready."""
         found = self.load()
         nodes = [
             {

@@ -47,7 +47,7 @@ SAY_S = 10.0
 
 @dataclass(slots=True)
 class Accepted:
-    """What has become of connections before any handler had them."""
+    """Counts connections by their fate before any handler has them."""
 
     opening: int = 0
     timed_out: int = 0

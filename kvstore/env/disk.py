@@ -151,7 +151,7 @@ class DirectoryDisk:
             os.close(fd)
 
     def free_bytes(self, path: str = "") -> int:
-        """What is left for processes without privileges."""
+        """Return the bytes that are left for processes without privileges."""
         found = os.statvfs(self.real_path(path))
         return found.f_bavail * found.f_frsize
 

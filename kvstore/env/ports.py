@@ -167,7 +167,7 @@ class Disk(Protocol):
 
     def sync_dir(self, path: str) -> None: ...
     def free_bytes(self, path: str = "") -> int:
-        """What is left for files in the directory `path`, which is there."""
+        """Return the bytes that are left for files in the directory `path`, which is there."""
         ...
 
     def real_path(self, path: str) -> str:

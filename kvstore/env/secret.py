@@ -30,7 +30,8 @@ _OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True, slots=True)
 class ClusterSecret:
-    """What is derived from it may be shown to nobody either; its `repr` shows nothing."""
+    """The secret that the servers of a cluster share. Nothing that is derived from it may be shown either; its `repr`
+    shows nothing."""
 
     keys: tuple[bytes, ...] = field(repr=False)
     """The present one, then those that are accepted beside it."""

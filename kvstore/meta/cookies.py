@@ -22,7 +22,7 @@ _READABLE = (4, 5)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cookie:
-    """Whose directories these are. Two cookies that differ in any field do not belong together."""
+    """Names the owner of a bookie's directories. Two cookies that differ in any field do not belong together."""
 
     bookie: BookieId
     journal_dirs: tuple[str, ...]

@@ -13,7 +13,7 @@ from kvstore.meta.update import until_known
 
 
 class Layout(NamedTuple):
-    """What LAYOUT says: who arranges the ledgers' nodes, and how."""
+    """The LAYOUT node: the manager that arranges the ledgers' nodes, and its version."""
 
     factory: str
     """The class of Apache BookKeeper that arranges ledgers so."""

@@ -109,7 +109,7 @@ def partition_leader(partition_id: PartitionId) -> str:
 
 
 def partition_trusted(partition_id: PartitionId) -> str:
-    """What an operator has declared right when its replicas differ."""
+    """The node in which an operator declares a state right when replicas differ."""
     return f"{PARTITIONS}/{partition_id}/trusted"
 
 

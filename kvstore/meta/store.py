@@ -22,7 +22,7 @@ MetadataError."""
 
 
 class Stat(NamedTuple):
-    """What is known of a node beside its data."""
+    """A node's version and times."""
 
     version: int
     """Rises by one with each set; starts at 0."""

@@ -53,8 +53,8 @@ class PartitionConfig:
 
     @property
     def listed_lease_ms(self) -> int:
-        """What the log's list tells a successor to wait out: by its clock a leader's lease may have lasted so long
-        (docs/protocol.md, P32)."""
+        """The lease that the log's list tells a successor to wait out: by its clock a leader's lease may have lasted so
+        long (docs/protocol.md, P32)."""
         return self.lease_ms + self.hidden_pause_ms if self.lease_ms else 0
 
     def __post_init__(self) -> None:

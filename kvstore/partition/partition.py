@@ -208,7 +208,7 @@ class Partition:
 
     @property
     def _assigned(self) -> Tokens | None:
-        """What the ring gives to the partition."""
+        """The tokens that the ring gives to the partition."""
         if self._rings is None:
             return None
         ring = self._rings.ring
@@ -239,7 +239,7 @@ class Partition:
             self._replica.leader.expel()
 
     def statistics(self) -> dict[str, Any]:
-        """What an operator wants to see of this replica."""
+        """Return this replica's numbers for an operator."""
         replica, state = self._replica, self.state
         leader = replica.leader
         return {

@@ -32,7 +32,7 @@ METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
 
 
 class Asked(NamedTuple):
-    """What a server asks; which fields count depends on the method."""
+    """A server's question; which fields count depends on the method."""
 
     pin: str = ""
     ttl_ms: int = 0
@@ -136,7 +136,7 @@ class Pinning:
         raise InvalidRequest(f"want one of {', '.join(sorted(METHODS))}, got {method!r}")
 
     def held(self) -> list[Held]:
-        """What is kept and has not reached its deadline."""
+        """Return the pins that have not reached their deadline."""
         self._state.held.expire(self._env.clock.passed_ms())
         return self._state.held.all
 

@@ -104,7 +104,8 @@ _PIGGYBACK_FLAG = b"\xa0\x06\x02"
 
 
 def bookie_context(bookie: str) -> bytes:
-    """What a request carries to say which bookie id its sender means; appended to the first request of a connection."""
+    """Encode the context that names the bookie id that the sender means; appended to the first request of a
+    connection."""
     pair = pb.Request(header=_header(1, Operation.AUTH), context=[pb.ContextPair(key=BOOKIE_KEY, value=bookie)])
     bare = pb.Request(header=_header(1, Operation.AUTH))
     return pair.SerializeToString()[len(bare.SerializeToString()) :]
@@ -215,7 +216,7 @@ def _request(request: pb.Request, context: bytes) -> bytes:
 
 
 def decode_request(payload: bytes) -> pb.Request:
-    """What a bookie was asked. Raises BadFrame, BadRequest."""
+    """Decode a request to a bookie. Raises BadFrame, BadRequest."""
     try:
         request = pb.Request.FromString(payload)
     except DecodeError as error:

@@ -42,7 +42,7 @@ class Packet(NamedTuple):
 
 
 def master_key(password: bytes) -> bytes:
-    """What a writer shows to bookies so that nobody else adds to its ledger or fences it: 20 bytes."""
+    """Derive the key that a writer shows to bookies, so that nobody else adds to its ledger or fences it: 20 bytes."""
     return sha1(b"ledger" + password).digest()
 
 

@@ -59,7 +59,7 @@ def encode(keys: list[bytes], rows: list[bytes], time_ms: int, last: bytes, *, e
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """What is in a page, taken out once: each look at a field of a message copies it, a mebibyte perhaps."""
+    """The columns of a page, taken out once: each look at a field of a message copies it, a mebibyte perhaps."""
 
     count: int
     keys: bytes

@@ -75,7 +75,7 @@ class BatchRead(NamedTuple):
 
 
 def decode_request(payload: bytes) -> pb.Request | BatchRead:
-    """What a bookie was asked, as version 3 would say it where that can. Raises BadFrame."""
+    """Decode a request to a bookie, as version 3 would say it where that can. Raises BadFrame."""
     try:
         _, operation, flags = _START.unpack_from(payload)
         if operation == _ADD:

@@ -11,7 +11,7 @@ Spans = Iterable[tuple[int, int]]
 
 
 def flaw(owned: Mapping[str, Spans]) -> str:
-    """What is wrong with a cover, in words: the first token that nobody owns, or that two own. Empty: every token is
+    """Describe the flaw of a cover: the first token that nobody owns, or that two own. Empty: every token is
     owned exactly once."""
     last, before = -1, ""
     for first, end, owner in sorted((first, end, owner) for owner, spans in owned.items() for first, end in spans):

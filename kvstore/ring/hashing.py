@@ -13,8 +13,8 @@ TOKENS = 1 << 32
 
 
 def hash_tag(key: bytes) -> bytes:
-    """What is hashed of a key: the bytes between the first `{` and the next `}` if there are any, else the whole
-    key."""
+    """Return the part of a key that is hashed: the bytes between the first `{` and the next `}` if there are any, else
+    the whole key."""
     start = key.find(b"{")
     if start < 0:
         return key

@@ -89,7 +89,7 @@ class Pace:
 
 @dataclass(frozen=True, slots=True)
 class Journey:
-    """What was planned since the ring last had no moves: progress is measured against it."""
+    """The moves planned since the ring last had none: progress is measured against them."""
 
     moves: int = 0
     tokens: int = 0

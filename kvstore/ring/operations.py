@@ -35,12 +35,13 @@ class Operation(NamedTuple):
 
 
 def find(operations: Iterable[Operation], id: str) -> Operation | None:
-    """What came of the operation; None if it was not done, or long ago."""
+    """Find the operation's result; None if it was not done, or long ago."""
     return next((each for each in operations if each.id == id), None) if id else None
 
 
 def mark_of(id: str) -> str:
-    """What the ring keeps of an operation that it has forgotten. Two ids may share one: the later is refused."""
+    """Make the mark that the ring keeps of an operation that it has forgotten. Two ids may share one: the later is
+    refused."""
     return blake2b(id.encode(), digest_size=MARK_BYTES).hexdigest()
 
 

@@ -28,7 +28,7 @@ class Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         self._has_ended = False
 
     def set(self, service: str, status: int) -> None:
-        """What is answered from now on; nothing changes after `end`."""
+        """Set the answer from now on; nothing changes after `end`."""
         if not self._has_ended:
             self._set(service, status)
 

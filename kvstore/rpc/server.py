@@ -58,7 +58,7 @@ class GrpcServer:
         return self._server.add_secure_port(address, credentials)
 
     async def set_serving(self, serving: bool, *services: str) -> None:
-        """What health answers, of all services or of those named."""
+        """Set the health answer of all services, or of those named."""
         status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
         for service in services or ("", *self._services):
             self._health.set(service, status)

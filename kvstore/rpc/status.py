@@ -119,7 +119,7 @@ def details_of(error: errors.StoreError) -> tuple[grpc.StatusCode, str, bytes]:
 
 
 class Failed(Protocol):
-    """What a grpc.RpcError of either API offers."""
+    """The interface of a grpc.RpcError of either API."""
 
     def code(self) -> Any: ...
     def details(self) -> Any: ...

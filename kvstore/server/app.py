@@ -174,11 +174,11 @@ class Node:
         return await self.progress.of_cluster(self.links, self.id, sorted(self.topology.servers))
 
     async def loads(self) -> dict[PartitionId, Load]:
-        """What every partition has to do, as far as its leader answers."""
+        """Return every partition's load, as far as its leader answers."""
         return await loads_of_cluster(self.links, self.load_sampler, self.id, sorted(self.topology.servers))
 
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
-        """What each replica here says of itself."""
+        """Return the numbers of each replica here."""
         return self.hosting.statistics()
 
     async def begin_draining(self) -> None:
@@ -219,7 +219,7 @@ class Node:
         return {**shown, **self.statistics()}
 
     def facts(self) -> Facts:
-        """What INFO shows beside the door's own."""
+        """Return what INFO shows beside the door's own."""
         topology = self.dispatcher.topology
         partitions: dict[str, object] = {}
         for each in sorted(topology.ring.partitions):
@@ -313,7 +313,7 @@ async def _open_log(node: Node, stack: AsyncExitStack) -> PartitionLogs:
 
 
 async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, clock: JudgedClock) -> None:
-    """What takes operations, without the partitions themselves."""
+    """Open the parts that take operations, without the partitions themselves."""
     config, env = node.config, node.env
     nonce = env.random.randbytes(8).hex()
     member = Member(

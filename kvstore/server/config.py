@@ -141,7 +141,7 @@ class NodeConfig:
         return [Path(each) for each in (self.storage.journal_dir, self.storage.index_dir) if each.startswith("/")]
 
     def told(self, address: str) -> str:
-        """What others are told for one of our addresses."""
+        """Return what others are told for one of our addresses."""
         return f"{self.advertise}:{address.rpartition(':')[2]}" if self.advertise else address
 
     def listeners(self) -> dict[str, str]:
@@ -155,12 +155,12 @@ class NodeConfig:
 
 
 def id_fault(text: str) -> str:
-    """What is wrong with a node's id; empty if nothing is."""
+    """Describe the flaw of a node's id; empty if nothing is."""
     return "" if _ID.fullmatch(text) else f"want lower-case letters, digits and dashes, at most 63, got {text!r}"
 
 
 def zookeeper_fault(text: str) -> str:
-    """What is wrong with a connection string of ZooKeeper; empty if nothing is."""
+    """Describe the flaw of a connection string of ZooKeeper; empty if nothing is."""
     for each in text.partition("/")[0].split(","):
         host, _, port = each.rpartition(":")
         if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:

@@ -65,7 +65,7 @@ def run_node(path: Path, *, insecure: bool = False) -> None:
 
 
 class Process:
-    """What the HTTP door shows while the node starts, runs and stops."""
+    """The node's process as the HTTP door shows it while the node starts, runs and stops."""
 
     def __init__(self, config: NodeConfig, env: Env) -> None:
         self._config, self._env = config, env
@@ -169,7 +169,7 @@ async def _connect(config: NodeConfig, stop: asyncio.Event) -> ZooKeeperStore | 
 
 
 async def _doors(node: Node, stack: AsyncExitStack) -> None:
-    """What takes operations beside the Redis door."""
+    """Open the doors that take operations beside the Redis door."""
     if Role.SERVER not in node.config.roles:
         return
     door = GrpcDoor(node.env, node.dispatcher, node.id, node, node.config.limits.grpc_connections_max)

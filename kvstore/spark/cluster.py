@@ -38,7 +38,7 @@ def find(options: Mapping[str, str]) -> ClientConfig:
 
 
 def time_of(config: ClientConfig) -> int:
-    """What time it is in the cluster, in milliseconds since 1970: a machine that runs jobs may have any date. Raises
+    """Return the cluster's time, in milliseconds since 1970: a machine that runs jobs may have any date. Raises
     Unavailable."""
     with Client(config) as client:
         time_ms = client.cluster.time_ms()

@@ -36,7 +36,7 @@ def ddl(columns: tuple[str, ...]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Which columns of a data frame are written, and how. Made by `plan`."""
+    """The columns of a data frame that are written, and how. Made by `plan`."""
 
     key: str
     value: str

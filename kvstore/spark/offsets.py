@@ -69,7 +69,7 @@ def gone(feeds: Sequence[PartitionFeed]) -> set[str]:
 
 
 def _signed(feeds: Sequence[PartitionFeed]) -> Offset:
-    """Whose the positions are, if the servers tell."""
+    """Begin an offset with the name of the cluster whose positions it has, if the servers tell."""
     return {CLUSTER: feeds[0].cluster} if feeds and feeds[0].cluster else {}
 
 
@@ -157,7 +157,7 @@ def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
 
 
 def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[Span]:
-    """What lies between two offsets, in portions of at most so many sequences."""
+    """Divide what lies between two offsets into portions of at most so many sequences."""
     found = []
     for partition in partitions_of(end):
         first, last = sequence_of(start, partition), sequence_of(end, partition)
@@ -168,7 +168,7 @@ def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> li
 
 
 def tasks(spans: Sequence[Span], rows_max: int) -> list[tuple[Span, ...]]:
-    """What each task reads: one span, or several that have no more than so many sequences together."""
+    """Give each task its portions: one span, or several that have no more than so many sequences together."""
     found: list[list[Span]] = []
     left = 0
     for span in spans:

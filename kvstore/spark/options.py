@@ -47,14 +47,14 @@ class Cluster:
 
 
 class OnConflict(StrEnum):
-    """What a row does whose key is in the store."""
+    """The ways to write a row whose key is in the store."""
 
     overwrite = "overwrite"
     keep = "keep"
 
 
 class OnNull(StrEnum):
-    """What a row without a value does."""
+    """The ways to write a row without a value."""
 
     error = "error"
     delete = "delete"
@@ -92,7 +92,7 @@ class KeyRange:
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What is read, and in which portions."""
+    """The options of a read: its range and portions."""
 
     columns: tuple[str, ...]
     keys: KeyRange
@@ -213,7 +213,7 @@ def stream_options(options: Mapping[str, str], known: tuple[str, ...], default: 
 
 
 def columns_of(options: Mapping[str, str], known: tuple[str, ...], default: tuple[str, ...]) -> tuple[str, ...]:
-    """What is read, before it is known whether once or as a stream. Raises ConfigError."""
+    """Return the columns that are read, before it is known whether once or as a stream. Raises ConfigError."""
     _refuse_unknown(options, tuple(dict.fromkeys((*READ, *STREAM))), "reading")
     return _columns(options, known, default)
 
@@ -224,7 +224,7 @@ def is_for_a_stream(options: Mapping[str, str]) -> bool:
 
 
 def key_range(options: Mapping[str, str]) -> KeyRange:
-    """What prefix, start and end leave. Raises ConfigError."""
+    """Return the key range that prefix, start and end leave. Raises ConfigError."""
     found = {name: _key(options, name, options.get(name, "")) for name in ("prefix", "start", "end")}
     if found["end"] and found["start"] > found["end"]:
         raise ConfigError(f"start, end: want start below end, got {options['start']!r} and {options['end']!r}")

@@ -99,7 +99,7 @@ def end_jvm() -> None:
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """What Spark's launcher needs in its environment. Spark would take `java` from JAVA_HOME or PATH whatever its
+    """Make the environment that Spark's launcher needs. Spark would take `java` from JAVA_HOME or PATH whatever its
     version, and for its workers `python3` from PATH, which is another Python than that of a virtual environment.
 
     Raises ConfigError if there is no Java of the right version.
@@ -116,7 +116,7 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _modules_or_all(home: Path) -> str:
-    """What the Java says it holds; what one that does not say holds is taken to be enough."""
+    """Return the modules that the Java says it has; one that does not say is taken to have all."""
     try:
         lines = (home / "release").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:

@@ -46,7 +46,7 @@ def after(key: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """What is read in one go: some keys of a split."""
+    """Keys of a split that are read in one go."""
 
     split: Split
     keys: KeyRange
@@ -75,7 +75,7 @@ def plan(store: PinnedStore, wanted: Wanted) -> list[Work]:
 
 
 def _at(splits: list[Split], store: PinnedStore, key: bytes) -> list[Split]:
-    """What of the splits has the key's token: one, or none if its partition is not wanted."""
+    """Find the split that has the key's token: one, or none if its partition is not wanted."""
     token = token_of(key)
     owner = next((each.partition for each in store.partitions if _owns(each, token)), None)
     return [

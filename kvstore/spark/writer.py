@@ -31,14 +31,14 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Written(WriterCommitMessage):
-    """What one task did, in rows."""
+    """The rows that one task wrote."""
 
     written: int
     kept: int
 
 
 class _Tasks:
-    """What a task of either writer does. Pickled: it holds nothing that is open."""
+    """The work of a task of either writer. Pickled: it holds nothing that is open."""
 
     def __init__(self, config: ClientConfig, plan: Plan, options: WriteOptions) -> None:
         self._config, self._plan, self._options = config, plan, options

@@ -97,7 +97,7 @@ class BookieChoice:
     def swaps(
         self, ensemble: tuple[BookieId, ...], failed: Collection[BookieId], *, write: int, is_urgent: bool = False
     ) -> dict[BookieId, BookieId]:
-        """Who replaces whom in `ensemble`, whose write sets have `write` bookies."""
+        """Choose a replacement for each failed bookie in `ensemble`, whose write sets have `write` bookies."""
         zones = self._zones(self.spares(is_urgent=is_urgent).union(ensemble))
         return swaps(ensemble, failed, zones, self._random, self.own, write=write)
 

@@ -319,7 +319,7 @@ class _Link:
         self._owner.closed(self, f"connection lost: {exc or 'closed by the bookie'}")
 
     def pause_writing(self) -> None:
-        """What is outstanding is bounded by bytes instead."""
+        """Do nothing: what is outstanding is bounded by bytes instead."""
 
     def resume_writing(self) -> None:
         """See pause_writing."""
@@ -336,7 +336,7 @@ class AnsweredError(BookieError):
 
 
 def error_of(bookie: BookieId, status: int) -> StoreError | None:
-    """What an answer's status means to who asked; None if it is fine."""
+    """Make the caller's error of an answer's status; None if it is fine."""
     if status == Status.OK:
         return None
     if status == Status.FENCED:

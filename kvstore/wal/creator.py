@@ -80,7 +80,7 @@ class LedgerCreator:
             await self.discard(metadata)
 
     def _ready(self, partition: PartitionId) -> LedgerMetadata | None:
-        """What was made ahead, if it is as good as a new one."""
+        """Return the ledger that was made ahead, if it is as good as a new one."""
         metadata, made_at = self._prepared.get(partition, (None, 0.0))
         if metadata is None or self._clock.now() - made_at > PREPARED_S_MAX:
             return None

@@ -48,7 +48,7 @@ class EntryReader:
             return error
 
     def order(self, entry: EntryId) -> tuple[BookieId, ...]:
-        """Who is asked for it, first to last."""
+        """List the bookies to ask for it, first to last."""
         return in_order(self.metadata.write_set(entry), self.own, self.troubled)
 
     async def ask(self, bookie: BookieId, entry: EntryId) -> reader.Event:

@@ -61,7 +61,7 @@ PROBE_MAX_S = 5.0
 
 @dataclass(frozen=True, slots=True)
 class LedgerPorts:
-    """What every handle on this node needs."""
+    """The parts that every handle on this node needs."""
 
     clock: Clock
     bookies: BookieClient

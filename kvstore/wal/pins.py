@@ -28,7 +28,7 @@ EVERYTHING = LedgerId(0)
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What a pin's node holds."""
+    """The content of a pin's node."""
 
     ledger: LedgerId
     """This ledger and all after it are held."""

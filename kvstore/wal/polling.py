@@ -32,8 +32,8 @@ class PollChoice:
         self._behind[bookie] = now
 
     def compare(self, heard: Mapping[BookieId, EntryId], now: float) -> EntryId:
-        """What bookies know as last add confirmed at about the same time, one long poll having brought nothing; returns
-        the highest. Who knows less is behind."""
+        """Compare what bookies know as last add confirmed at about the same time, when one long poll has brought
+        nothing; returns the highest. Who knows less is behind."""
         most = max(heard.values())
         for bookie, lac in heard.items():
             if lac < most:

@@ -85,7 +85,7 @@ class EntryRead:
         return self._ask_next()
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done about `event`. After Done or Impossible, nothing."""
+        """Return the commands that `event` calls for. After Done or Impossible, nothing."""
         if self._done:
             return []
         match event:

@@ -107,7 +107,7 @@ Command = AskLast | AskEntry | Found | Ended | Undecided
 
 
 class _Asked:
-    """What is known of one entry."""
+    """The answers about one entry."""
 
     __slots__ = ("absent", "packet", "silent")
 
@@ -139,7 +139,7 @@ class Recovery:
         return [AskLast(self._ensemble)]
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done about `event`. Once ENDED or UNDECIDED, nothing."""
+        """Return the commands that `event` calls for. Once ENDED or UNDECIDED, nothing."""
         match event:
             case LastAnswer(bookie, packet):
                 return self._last(bookie, packet)

@@ -209,7 +209,7 @@ class LedgerWriter:
         return self._held_bytes
 
     def handle(self, event: Event) -> list[Command]:
-        """What is to be done about `event`. Once HALTED, nothing."""
+        """Return the commands that `event` calls for. Once HALTED, nothing."""
         if self.state is State.HALTED:
             return []
         match event:
@@ -238,7 +238,7 @@ class LedgerWriter:
                 assert_never(event)
 
     def append(self, payload: bytes, now: float) -> list[Command]:
-        """What `handle` does about an Append, while not HALTED."""
+        """Return what `handle` does for an Append. Not once HALTED."""
         entry = EntryId(self.last_added + 1)
         self.last_added = entry
         self.length += len(payload)
@@ -258,7 +258,7 @@ class LedgerWriter:
         return oldest.targets & ~oldest.acks
 
     def stored(self, entry: EntryId, bookie: BookieId) -> list[Command]:
-        """What `handle` does about a Stored."""
+        """Return what `handle` does for a Stored."""
         sent = self._sent.get(entry)
         if sent is None:
             return []  # complete already

@@ -102,7 +102,7 @@ def decode_file_header(data: bytes) -> FileHeader | None:
 
 
 def seed_of(salt: int) -> int:
-    """What a segment's head checksums start from, before the offset is mixed in."""
+    """The number that a segment's head checksums start from, before the offset is mixed in."""
     return (salt ^ salt >> 32) & 0xFFFFFFFF
 
 
@@ -129,7 +129,7 @@ def decode_group_header(data: bytes, at: int, salt: int, offset: int) -> GroupHe
 
 
 def encode_record_head(kind: int, flags: int, ledger: int, entry: int, body: bytes, *, seed: int, offset: int) -> bytes:
-    """What stands before `body` in a record at `offset`."""
+    """Encode the head that stands before `body` in a record at `offset`."""
     head = RECORD.pack(kind, flags, len(body), ledger, entry)
     crc = crc32c(head, seed ^ offset & 0xFFFFFFFF)
     return head + CRCS.pack(crc, crc32c(body, crc))

@@ -20,7 +20,7 @@ class JournalFull(Exception):
 
 
 class Use(IntEnum):
-    """What a record is for. The later, the longer there is room for it."""
+    """The purpose of a record. The later in this list, the longer there is room for it."""
 
     ADD = 0
     """Ordinary adds, and explicit last-add-confirmed: none once there is no segment ahead."""

@@ -38,7 +38,7 @@ class Found:
 
 @dataclass(slots=True)
 class Scan:
-    """What a segment's bytes say."""
+    """The contents of a segment, read from its bytes."""
 
     records: list[Found] = field(default_factory=list)
     damage: list[tuple[int, int]] = field(default_factory=list)

@@ -23,7 +23,7 @@ def file_of_name(name: str) -> int | None:
 
 
 class OpenFiles:
-    """Which segments are open for reading, so that not all of them are: the one opened longest ago is closed first."""
+    """Bounds how many segments are open for reading: the one opened longest ago is closed first."""
 
     def __init__(self, files_max: int = 128) -> None:
         self._files_max = files_max

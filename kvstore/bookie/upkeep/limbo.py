@@ -113,7 +113,7 @@ def is_complete(metadata: LedgerMetadata, bookie: BookieId, runs: Sequence[tuple
 
 
 def _gaps(runs: Sequence[tuple[int, int]], first: int, end: int) -> Iterator[tuple[int, int]]:
-    """What of first ≤ entry < end is in no run, as (first, end)."""
+    """List the parts of first ≤ entry < end that are in no run, as (first, end)."""
     at = first
     for begin, count in runs:
         if begin >= end:

@@ -243,7 +243,7 @@ class AsyncClient:
 
     @property
     def cluster(self) -> Known:
-        """What this client knows of its cluster: partitions, their leaders, the date."""
+        """This client's view of its cluster: partitions, their leaders, the date."""
         return Known(self._open_engine)
 
     def statistics(self) -> dict[str, float]:

@@ -42,7 +42,7 @@ class Links:
         return self._direct.get(partition)
 
     def forget_routes(self) -> None:
-        """What is known of the leaders has changed."""
+        """Look the routes up again, because other leaders are known now."""
         self._direct.clear()
 
     def choose(self, operation: Operation) -> Link | None:

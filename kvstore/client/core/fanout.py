@@ -50,7 +50,7 @@ class Scan:
         ]
 
     def take(self, answers: Answers) -> list[tuple[bytes, Item]]:
-        """What may go out. Raises Moved if no newer ring is known by which to ask again."""
+        """Take the items that may go out. Raises Moved if no newer ring is known by which to ask again."""
         if not _holds(answers, self._asked_by, self._routing):
             return []
         for page, (items, next_start) in zip(self._pages, answers, strict=True):

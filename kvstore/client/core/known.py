@@ -8,7 +8,7 @@ from kvstore.client.core.routing import Routing
 
 
 class Engine(Protocol):
-    """What a client runs on."""
+    """The engine that a client runs on."""
 
     routing: Routing
 
@@ -34,6 +34,6 @@ class Known:
         return sorted(self._engine.routing.partitions)
 
     def time_ms(self) -> int:
-        """What time it is in the cluster, to some seconds, in milliseconds since 1970; 0 if no server has told. Keys
+        """The cluster's time, to some seconds, in milliseconds since 1970; 0 if no server has told. Keys
         expire by it, whatever this machine's date is."""
         return self._engine.time_ms()

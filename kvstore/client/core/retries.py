@@ -30,7 +30,7 @@ class Nobody(Unavailable):
 
 
 def failed_for_good(operation: Operation, error: StoreError) -> StoreError | None:
-    """What to raise for an attempt that was answered with `error`; None: try again under the same id."""
+    """Choose the error to raise for an attempt that was answered with `error`; None: try again under the same id."""
     operation.is_sent = False
     if isinstance(error, OutcomeUnknown):
         operation.is_unknown = not operation.is_read
@@ -46,7 +46,7 @@ def failed_for_good(operation: Operation, error: StoreError) -> StoreError | Non
 
 
 def too_late(operation: Operation, last: StoreError | None, timeout_s: float) -> StoreError:
-    """What to raise when the time is up. `last`: how the latest attempt failed, if it did."""
+    """Make the error to raise when the time is up. `last`: how the latest attempt failed, if it did."""
     why = f"; the last attempt: {last}" if last is not None else ""
     if not operation.is_read and (operation.is_unknown or operation.is_sent):
         return OutcomeUnknown(f"no outcome within {timeout_s:g} s{why}")

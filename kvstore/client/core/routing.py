@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class PartitionRoute:
-    """What is known of one partition."""
+    """One partition's leader and replicas, as far as they are known."""
 
     leader: str = ""
     """A server id."""

@@ -70,7 +70,8 @@ class Merge(Generic[T]):
         self._next[partition] = next
 
     def take(self) -> list[tuple[bytes, T]]:
-        """What may go out, in order. A key that two partitions gave, because it moved meanwhile, goes out once."""
+        """Take the records that may go out, in order. A key that two partitions gave, because it moved meanwhile, goes
+        out once."""
         self._held.sort(key=_key)
         unread = self._unread()
         if unread:

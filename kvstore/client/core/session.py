@@ -40,7 +40,7 @@ class Seen:
 
     @property
     def time_ms(self) -> int:
-        """What time it is in the cluster, in milliseconds since 1970, as servers last told: the earliest of its
+        """The cluster's time, in milliseconds since 1970, as servers last told: the earliest of its
         partitions', since a log may be ahead. Expiries go by it. 0: nobody has told."""
         told = [self.numbering(each).seen_ms for each in sorted(self.routing.partitions)]
         return min((each for each in told if each), default=0)

@@ -48,7 +48,7 @@ class Meta(NamedTuple):
 
 
 class Replaced(NamedTuple):
-    """What `replace` found and did."""
+    """The result of `replace`."""
 
     applied: bool
     """False: the condition was not met, and nothing was written."""

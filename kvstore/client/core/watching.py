@@ -33,7 +33,7 @@ class Change(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """What is watched."""
+    """The keys that a watch is about."""
 
     start: bytes
     end: bytes

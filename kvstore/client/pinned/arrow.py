@@ -106,7 +106,7 @@ class _Rows:
 
     @property
     def live(self) -> Any:
-        """Which records had not expired."""
+        """Mark the records that had not expired."""
         expires_ms = self._expires_ms()
         return (expires_ms == 0) | (expires_ms > self._page.time_ms)
 

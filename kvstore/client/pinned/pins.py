@@ -92,7 +92,7 @@ class PinnedStore:
         return sum(each.bytes for each in self.partitions)
 
     def splits(self) -> list[Split]:
-        """What is there to be read, in ranges of about equal size: every record is in exactly one of them. Neighbours
+        """Divide the pinned records into ranges of about equal size: every record is in exactly one of them. Neighbours
         ask different replicas first."""
         return [split for each in self.partitions for split in self._splits_of(each)]
 

@@ -117,7 +117,7 @@ def _stream(address: str, split: Split, request: data_pb2.ReadPinnedRequest) -> 
 
 
 class _Attempts:
-    """Which replica is asked next, and what all of them have said since the last page."""
+    """Chooses the replica that is asked next, and keeps the errors of all since the last page."""
 
     def __init__(self, addresses: tuple[str, ...]) -> None:
         if not addresses:

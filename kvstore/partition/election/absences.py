@@ -39,7 +39,8 @@ class Absences:
         """Of what is saved; -1: there is nothing."""
 
     async def load(self) -> Retention:
-        """What former leaders have seen. One that cannot be read counts as nothing: the log is kept for longer."""
+        """Load the absences that former leaders have seen. One that cannot be read counts as nothing: the log is kept
+        for longer."""
         self._saved, self._version = {}, -1
         with suppress(NoSuchNode):
             data, stat = await self._store.get(self._path)

@@ -29,7 +29,7 @@ OUT_S = (1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 
 
 class Incumbent(Enum):
-    """What became of a leader whose znode is gone."""
+    """The fate of a leader whose znode is gone."""
 
     GONE = auto()
     """It refuses connections, or says that it does not serve."""
@@ -41,7 +41,7 @@ class Incumbent(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """What a replica says of itself in `/partitions/<id>/replicas/<server>`."""
+    """A replica's own account in `/partitions/<id>/replicas/<server>`."""
 
     seq: Seq
     """Last sequence applied."""
@@ -70,7 +70,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class LeaderRecord:
-    """What `/partitions/<id>/leader` says. `epoch` is the last one that the leader had seen when it claimed."""
+    """The content of `/partitions/<id>/leader`. `epoch` is the last one that the leader had seen when it claimed."""
 
     server: ServerId
     epoch: int

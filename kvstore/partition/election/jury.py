@@ -33,7 +33,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Trusted:
-    """What an operator has declared right: whoever has another checksum there is damaged."""
+    """A checksum that an operator has declared right: a replica with another one there is damaged."""
 
     server: ServerId
     seq: Seq
@@ -55,8 +55,8 @@ def judge(
     trusted: Trusted | None = None,
     origins: Origins = NO_ORIGINS,
 ) -> Verdict:
-    """What is to be thought of `me`, from what each replica has said of the checks from `since` on, where a difference
-    was seen first. Whoever said nothing may be of either mind. Those whose states come through one replica, by
+    """Judge `me` by the checks that each replica has told from `since` on, where a difference was seen first. A
+    replica that said nothing may be of either mind. Those whose states come through one replica, by
     `origins`, are one witness."""
     mine = checks[me]
     if trusted is not None and trusted.seq >= since and trusted.seq in mine:

@@ -54,7 +54,7 @@ class Claims:
         return self._store.watch(self.leader_path, changed)
 
     async def leader(self) -> LeaderRecord | None:
-        """Who holds the leader's znode; None if nobody."""
+        """Return the holder of the leader's znode; None if there is none."""
         return (await self.leader_seen(""))[0]
 
     async def leader_seen(self, nonce: str) -> tuple[LeaderRecord | None, bool]:
@@ -112,7 +112,7 @@ class Claims:
             self._published = mine
 
     async def published(self) -> dict[ServerId, Published]:
-        """What the replicas that are up say of themselves."""
+        """Return what the replicas that are up have published."""
         found: dict[ServerId, Published] = {}
         for name in await self._store.children(self._replicas):
             try:
@@ -123,7 +123,7 @@ class Claims:
         return found
 
     async def trusted(self) -> Trusted | None:
-        """What an operator has declared right, if anything (docs/protocol.md, P35). Raises MetadataError."""
+        """Return what an operator has declared right, if anything (docs/protocol.md, P35). Raises MetadataError."""
         await self._store.sync(self._trusted)
         try:
             data, _ = await self._store.get(self._trusted)

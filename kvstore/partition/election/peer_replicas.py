@@ -22,7 +22,7 @@ link."""
 
 
 class _Heard(Enum):
-    """What came of asking one of them whether it serves."""
+    """The answer of one of them to the question whether it serves."""
 
     SERVES = auto()
     SERVES_NOT = auto()

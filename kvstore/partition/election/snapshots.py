@@ -92,7 +92,7 @@ class Exports:
         self._look = asyncio.get_running_loop().call_later(IDLE_S, self._look_again)
 
     def _look_again(self) -> None:
-        """Whoever asked may be gone, and nobody else may ever begin."""
+        """Drop what nobody has asked for lately, because its reader may be gone and no other may ever come."""
         self._look = None
         self._drop_idle()
         if self._open:

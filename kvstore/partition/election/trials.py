@@ -91,7 +91,7 @@ class Trials:
             self._keep()
 
     def answer(self, server: ServerId, body: bytes) -> bytes:
-        """What another replica asks: this one's checks; it may tell where it differs from its log. One that the ring
+        """Answer another replica with this one's checks; it may tell where it differs from its log. One that the ring
         does not name (any more) has no say."""
         try:
             since = Seq(int(orjson.loads(body)["since"]))
@@ -191,7 +191,7 @@ class Trials:
         self.on_barred(self.trial.is_barred)
 
     def _keep(self) -> None:
-        """What was heard outlives a restart, as a difference from the log does, which has a row of its own and ends
+        """Keep over a restart what was heard. A difference from the log is kept too, in a row of its own, and ends
         otherwise."""
         trial = self.trial
         is_heard = trial.since > 0 and not self._differed

@@ -112,7 +112,7 @@ class Upkeep:
                 looks = 0
 
     def _preferred_other(self) -> ServerId | None:
-        """Who should lead, if this replica does and should not."""
+        """Return the replica that should lead, if this one does and should not."""
         replicas = self._replicas()
         leads_in_vain = self._replica.leading_log is not None and replicas and replicas[0] != self._replica.server
         return replicas[0] if leads_in_vain else None
@@ -149,7 +149,8 @@ class Upkeep:
             log.info("partition=%s log not trimmed: %r", self._partition, error)
 
     async def _look(self, replicas: tuple[ServerId, ...]) -> Retention:
-        """Who is away, and for how long, by what this leader and those before it have seen (docs/protocol.md, G20)."""
+        """Note which replicas are away, and for how long, as this leader and those before it have seen
+        (docs/protocol.md, G20)."""
         published = await self._claims.published()
         now = self._now()
         if self._retention is None:

@@ -142,7 +142,7 @@ class Nobody:
 
 
 def lost(replies: Iterable[Reply], partition: PartitionId) -> list[Reply]:
-    """What to answer when an entry in flight was lost from sight: what it would have done may be done. What it had
+    """The answers when an entry in flight was lost from sight: what it would have done may be done. What it had
     refused is not done in any case."""
     return [
         (
@@ -161,5 +161,5 @@ def unknown_code(code: int) -> InvalidRequest:
 
 
 def malformed(op: Op, error: Exception) -> InvalidRequest:
-    """What the decision on an operation has raised."""
+    """Make the error for an operation whose decision has raised another."""
     return InvalidRequest(f"malformed operation {op[0]}: {error!r}")

@@ -53,7 +53,7 @@ class NextEntry(NamedTuple):
 
 
 class Decided:
-    """What became of a batch."""
+    """The outcome of a batch."""
 
     __slots__ = ("away", "entry", "frozen", "replies", "rest")
 

@@ -23,7 +23,7 @@ _PUT = int(Code.PUT)
 
 
 class Taken(NamedTuple):
-    """What is decided on together."""
+    """Operations that are decided on together."""
 
     items: list[Item]
     arrivals: list[tuple[float, int]]
@@ -77,7 +77,7 @@ class Queue:
             self.bytes += size
 
     def stamp(self, now: float) -> None:
-        """What was offered since the last call arrived at `now`."""
+        """Note that everything offered since the last call arrived at `now`."""
         if self._unstamped:
             self._arrivals.append((now, self._unstamped))
             self._unstamped = 0
@@ -106,7 +106,7 @@ class Queue:
         return found
 
     def take_older(self, before: float) -> list[Item]:
-        """What arrived before `before`, wherever it stands."""
+        """Take out what arrived before `before`, wherever it stands."""
         if not any(at < before for at, _ in self._arrivals):
             return []
         late: list[Item] = []
@@ -170,7 +170,7 @@ class Shelf:
         return found
 
     def take_older(self, before: float) -> list[Item]:
-        """What arrived before `before`, wherever it stands."""
+        """Take out what arrived before `before`, wherever it stands."""
         late = [(item, size) for at, item, size in self._items if at < before]
         if late:
             self._items = deque(each for each in self._items if each[0] >= before)

@@ -31,7 +31,7 @@ class ServingRanges:
 
     @property
     def ownership(self) -> Ownership:
-        """What is applied."""
+        """The ownership that is applied."""
         return self._state.ownership
 
     # ── what is asked per operation ───────────────────────────────────────────────────────────────────────────────────

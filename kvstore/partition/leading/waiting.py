@@ -30,7 +30,7 @@ class Waiting:
         return [each[1] for each in arrived if not self.frozen.offer(each)]
 
     def thaw(self) -> None:
-        """What may be written has changed: what waits for a range comes first in the next entry."""
+        """Put what waits for a range first in the next entry, because other ranges take writes now."""
         self.queue.put_back(self.frozen.take_all())
 
     def expel(self, serving_ranges: ServingRanges, now: float) -> list[tuple[Item, Moved]]:
@@ -51,7 +51,7 @@ class Waiting:
         return [item for _, item in (*self.queue.take_all(0.0), *self.frozen.take_all())]
 
     def take_older(self, before: float) -> list[Item]:
-        """What has waited since before `before`, here and there together."""
+        """Take out what has waited since before `before`, here and there together."""
         return [*self.queue.take_older(before), *self.frozen.take_older(before)]
 
 

@@ -47,7 +47,7 @@ class Counts:
                 self.stop(move)
 
     def find(self, move: int) -> RangeDigest | None:
-        """What was counted, if that is done. None: not known here."""
+        """Return the count, if it is done. None: not known here."""
         found = self._kept.get(move)
         return found if found is not None and found.is_complete else None
 

@@ -46,7 +46,7 @@ PACE_S = 1.0
 
 @dataclass
 class Means:
-    """What moves of one replica are carried out with."""
+    """The parts that moves of one replica need."""
 
     env: Env
     server_env: Env
@@ -226,7 +226,7 @@ class ImportDriver:
                 await self._start_over()
 
     async def _start_over(self) -> NoReturn:
-        """What was copied cannot be completed: drop it, and begin with another pin."""
+        """Drop a copy that cannot be completed, and begin with another pin."""
         log.warning("partition=%s move=%d begins anew", self._m.partition, self.move)
         await self._following.forget()
         await self._m.source.drop_some(self._lead(), self.move)

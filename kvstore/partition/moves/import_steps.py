@@ -61,7 +61,7 @@ def copied_part(ownership: Ownership, move: Move) -> float:
 
 
 def next_step(ownership: Ownership, move: Move, *, is_paused: bool) -> Step:
-    """What to do about `move` as the target whose ownership this is."""
+    """Choose the next step of `move` for the target whose ownership this is."""
     if move.state is MoveState.FLIPPED:
         return Step.DONE
     if ownership.owned.covers(span_of(move)) and ownership.is_founded:

@@ -97,7 +97,7 @@ def _records(state: State, span: Span, cursor: bytes) -> tuple[list[bytes], list
 
 
 class Changes:
-    """What entries of the source's log say about a range, the last one of each key."""
+    """The changes of a range in entries of the source's log, the last one of each key."""
 
     def __init__(self, span: Span) -> None:
         self._span = span

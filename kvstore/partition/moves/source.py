@@ -46,7 +46,7 @@ ROUTED_BYTES = 8
 
 
 class Asked(NamedTuple):
-    """What a target asks; which fields count depends on the method."""
+    """A target's question; which fields count depends on the method."""
 
     move: int
     target: PartitionId
@@ -236,7 +236,7 @@ class Source:
     # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
 
     async def thaw(self, leader: Leader) -> None:
-        """What the former leader has frozen takes writes again: this one has not counted it."""
+        """Let ranges take writes again that a former leader had frozen: this one has not counted them."""
         self._lead()
         serving_ranges = leader.serving_ranges
         for move in [each.move for each in serving_ranges.ownership.frozen]:

@@ -181,7 +181,7 @@ class Interest(NamedTuple):
         return any(start <= key < end for key in keys)
 
     def rows(self, entry: Logged, after: int, until: int = 0) -> Sequence[int]:
-        """Which changes of the entry are in it, behind `after` and not behind `until` (0: no bound)."""
+        """List the entry's changes that are in the range, behind `after` and not behind `until` (0: no bound)."""
         start, end = self
         rows: Sequence[int] = range(len(entry.keys))
         if entry.before < after or (until and entry.after > until):

@@ -41,7 +41,7 @@ class Level(IntEnum):
 
 
 class Flag(IntFlag):
-    """What a mutation asks beside its values."""
+    """Flags of a mutation."""
 
     NONE = 0
     IF_ABSENT = 1
@@ -64,7 +64,7 @@ class Flag(IntFlag):
 
 
 class Record(NamedTuple):
-    """What a read finds. On peer links a plain tuple of the same order."""
+    """A record as a read finds it. On peer links a plain tuple of the same order."""
 
     value: bytes
     version: int
@@ -166,7 +166,7 @@ def count(level: Level = Level.LINEARIZABLE) -> Op:
 
 
 class Sink(Protocol):
-    """Who gets the results. One object per connection or caller; a `token` names the request to it."""
+    """Takes the results of operations. One object per connection or caller; a `token` names the request to it."""
 
     def complete(self, token: int, result: Result | StoreError) -> None:
         """Called exactly once per submitted operation, on the event loop, never from inside `submit`."""

@@ -180,7 +180,7 @@ class Draft:
     # ── the entry ─────────────────────────────────────────────────────────────────────────────────────────────────────
 
     def entry(self, partition: PartitionId, epoch: int) -> Entry:
-        """What was added, as an entry. There must be something."""
+        """Make an entry of what was added. There must be something."""
         assert self.keys, "an entry without mutations"
         made = Entry(partition, epoch, self.first_seq, self.time_ms, bytes(self.kinds))
         made.keys, made.values, made.ages = self.keys, self.values, self.ages

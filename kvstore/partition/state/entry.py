@@ -101,7 +101,7 @@ class Requests:
 
 
 class Entry:
-    """What one entry says."""
+    """One entry of the log, decoded."""
 
     __slots__ = (
         "ages",

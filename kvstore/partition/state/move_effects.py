@@ -15,7 +15,7 @@ from kvstore.partition.state.tokens import Span
 
 
 class Effect(NamedTuple):
-    """What a record changes beside rows."""
+    """The changes that a record makes beside rows."""
 
     ownership: Ownership
     seq: int

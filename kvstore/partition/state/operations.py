@@ -36,7 +36,7 @@ EXPIRES_MS_MAX = 1 << 62
 
 
 class Deciding(Protocol):
-    """What an operation may see and change."""
+    """The state that an operation may see and change."""
 
     draft: Draft
 

@@ -51,7 +51,7 @@ class Overlay:
         return UNTOUCHED  # type: ignore[no-any-return]
 
     def touched_of(self, keys: list[bytes]) -> set[bytes]:
-        """Which of `keys` an entry in flight changes."""
+        """Return those of `keys` that an entry in flight changes."""
         touched: set[bytes] = set()
         for layer in self.layers:
             if not layer.rows.keys().isdisjoint(keys):

@@ -104,7 +104,7 @@ class Ownership:
 
     @cached_property
     def writable(self) -> Tokens:
-        """What is owned and not frozen."""
+        """The tokens that are owned and not frozen."""
         tokens = self.owned
         for each in self.frozen:
             tokens = tokens.without(each.span)
@@ -125,7 +125,7 @@ class Ownership:
         return _find(self.released, move)
 
     def released_at(self, token: int) -> Released | None:
-        """Who got a token that was owned, as long as its rows are here."""
+        """Return the release that gave an owned token away, as long as its rows are here."""
         return next((each for each in self.released if each.span.holds(token)), None)
 
     def droppable(self, move: int) -> tuple[bytes, bytes] | None:

@@ -92,7 +92,7 @@ class PinnedScan:
         return [key for key, _ in pairs], [row for _, row in pairs]
 
     def page(self) -> data_pb2.PinnedPage:
-        """What has been read since the last page."""
+        """Take what has been read since the last page."""
         time_ms = self._held.time_ms if self._held.hides_expired else 0
         page = pinned_page.encode(self._keys, self._rows, time_ms, self._last, ends=self._cursor is None)
         self._begin_page()
@@ -164,7 +164,7 @@ class Sample(NamedTuple):
 
 
 def stretches(held: Held) -> list[Span]:
-    """What is owned, in parts of equal width."""
+    """Divide the owned tokens into parts of equal width."""
     step = max(1, -(-sum(last - first + 1 for first, last in held.owned.spans) // SAMPLES))
     return [
         Span(begin, min(begin + step - 1, last))

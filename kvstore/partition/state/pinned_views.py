@@ -89,7 +89,8 @@ class PinnedViews:
             self.drop(mark.pin)
 
     def taken(self, pin: str, position: Position) -> Held:
-        """What a MARK keeps that is in the state now. Raises Overloaded if it was one too many, else as `get`."""
+        """Return the view of a MARK that is in the state now. Raises Overloaded if it was one too many, else as
+        `get`."""
         if pin not in self._held:
             self.check_room(pin)
         return self.get(pin, position)

@@ -58,7 +58,7 @@ def fits(op: Op, result: Result | StoreError) -> bool:
 
 
 def misused(request: RequestId) -> InvalidRequest:
-    """What to answer when what is remembered under a request id is another operation's."""
+    """Make the error for a request id under which another operation's result is remembered."""
     return InvalidRequest(f"request {request[1]} was another operation on this key")
 
 

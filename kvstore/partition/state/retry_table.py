@@ -61,7 +61,7 @@ def touched_tokens(row_keys: list[bytes]) -> bytes:
 
 
 class _Client:
-    """What is known of one client."""
+    """One client's requests and results."""
 
     __slots__ = ("active_ms", "count", "first_unacked", "results", "row", "seen_ms")
 
@@ -96,7 +96,7 @@ class RetryTable:
 
     # docs/protocol.md P12, P14, P15
     def find(self, request: RequestId, hash_of_key: int, now_ms: int) -> Remembered | None:
-        """What the request ended with if it was applied before; None if it is new: see `admit`.
+        """Return the request's result if it was applied before; None if it is new: see `admit`.
 
         Raises RequestExpired for what may have been forgotten or answered.
         """

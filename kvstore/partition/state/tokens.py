@@ -112,7 +112,7 @@ class Tokens:
 
 
 def spans_of(ring: Ring, partition: PartitionId) -> tuple[Span, ...]:
-    """What the ring gives to a partition."""
+    """Return the tokens that the ring gives to a partition."""
     spans: list[Span] = []
     for start, end, owner in ring.ranges():
         if owner != partition:

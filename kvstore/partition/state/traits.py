@@ -12,7 +12,7 @@ from kvstore.partition.state.commands import Code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """What holds of all operations of one code."""
+    """The traits of all operations of one code."""
 
     level_at: int | None = None
     """Where a read's level stands in its tuple. What has none is a write: done once, in order, by the leader. A read

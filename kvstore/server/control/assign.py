@@ -59,8 +59,8 @@ def decide(
     gone: Set[ServerId],
     caught_up: Set[tuple[PartitionId, ServerId]],
 ) -> list[Change]:
-    """What to change now. `alive` maps each server that is up to its zone; `gone` are those that have been away for too
-    long; `caught_up` the newcomers that have what their leader has."""
+    """Decide on the changes that are due now. `alive` maps each server that is up to its zone; `gone` are those that
+    have been away for too long; `caught_up` the newcomers that have what their leader has."""
     changes: list[Change] = []
     held = replicas_held(ring)
     coming = Counter(newcomer for member in ring.partitions.values() for newcomer, _ in member.replacing)

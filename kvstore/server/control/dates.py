@@ -34,7 +34,7 @@ STOOD_S = 300.0
 
 
 class Heard(NamedTuple):
-    """What another server has told."""
+    """Another server's date, and when it was told."""
 
     offset_ms: float
     """Of its date, or, if it is not sure, of its wall clock."""
@@ -77,7 +77,8 @@ class Judge:
 
     @property
     def may_lead(self) -> bool:
-        """Who is not sure leaves it to those that are; if there is none, its monotonic clock has to do."""
+        """Whether this server may lead by its date: an unsure one leaves it to those that are sure; if there is none,
+        its monotonic clock has to do."""
         return self.is_sure or (self.is_known and not self.others_are_sure)
 
     @property
@@ -87,7 +88,7 @@ class Judge:
 
     @property
     def drift_ms(self) -> float:
-        """What the wall clock is ahead of the date."""
+        """The milliseconds by which the wall clock is ahead of the date."""
         return self._wall_ms - self.offset_ms
 
     def told_ms(self, now: float) -> int:

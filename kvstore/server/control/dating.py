@@ -30,7 +30,7 @@ ASKED_MAX = 8
 
 
 class Told(NamedTuple):
-    """What servers tell each other."""
+    """The dates that servers tell each other."""
 
     date_ms: int
     is_sure: bool
@@ -121,7 +121,7 @@ class Dating:
         }
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """What another server is told. Raises InvalidRequest."""
+        """Answer another server with this one's date. Raises InvalidRequest."""
         if method != "date":
             raise InvalidRequest(f"want the method date, got {method!r}")
         return encode(self.told())

@@ -39,7 +39,7 @@ class HotKey(NamedTuple):
 
 
 class Load(NamedTuple):
-    """What one partition's leader has had to do lately."""
+    """The recent load of one partition's leader."""
 
     partition: PartitionId
     ops_per_s: float

@@ -105,7 +105,7 @@ class LoadSampler:
         return [self._heats[partition].load() for partition in sorted(self._heats)]
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """What another server is told."""
+        """Answer another server with the loads of what is led here."""
         return encode(self.loads())
 
     def numbers(self) -> dict[PartitionId, dict[str, float]]:

@@ -192,7 +192,7 @@ class PinKeeper:
             raise NoSuchPin(f"partition {partition}: no replica keeps pin {pin!r} any more")
 
     async def _told(self, partition: PartitionId) -> list[tuple[ServerId, Told]]:
-        """What each replica that answers keeps."""
+        """Ask each replica for the pins that it keeps."""
         return [
             (server, each)
             for server, answer in (await self._tell(partition)).items()
@@ -201,7 +201,7 @@ class PinKeeper:
         ]
 
     async def _tell(self, partition: PartitionId) -> dict[ServerId, bytes | StoreError]:
-        """What the replicas that are up say about what they keep."""
+        """Ask the replicas that are up about the pins that they keep."""
         topology = self._source.topology
         servers = [each for each in topology.ring.partitions[partition].replicas if each in topology.servers]
         body = pinning.encode(Asked())
@@ -213,7 +213,7 @@ class PinKeeper:
     async def _ask_all(
         self, partitions: Iterable[PartitionId], method: str, asked: Asked
     ) -> dict[PartitionId, bytes | StoreError]:
-        """What each partition's leader answers."""
+        """Ask each partition's leader."""
         body = pinning.encode(asked)
         return await self._run({each: self._ask_leader(each, method, body) for each in partitions})
 
@@ -276,7 +276,7 @@ def _best_first(topology: Topology, partition: PartitionId) -> list[ServerId]:
 def _flaw_of(
     taken: dict[PartitionId, Taken], named: Sequence[PartitionId], errors: dict[PartitionId, StoreError]
 ) -> str:
-    """What is wrong with what was pinned, in words. A partition that owns nothing need not answer."""
+    """Describe the flaw of what was pinned. A partition that owns nothing need not answer."""
     told = "; ".join(f"{partition}: {error}" for partition, error in sorted(errors.items()))
     if named:
         return told

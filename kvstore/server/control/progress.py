@@ -40,7 +40,7 @@ class Progress:
         return found
 
     async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
-        """What another server is told."""
+        """Answer another server with the progress of the moves to here."""
         return _encode(self.copied())
 
     async def of_cluster(self, links: Calls, own: ServerId, servers: Iterable[ServerId]) -> Copied:

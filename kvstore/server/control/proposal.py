@@ -45,7 +45,7 @@ def step_of(request: Request, servers: Servers, now_ms: int) -> Callable[[Ring],
 
 
 def asked(request: Message) -> str:
-    """What is asked for, whatever names it and however it is to be made."""
+    """Hash a request's change, whatever its id and the way in which it is to be made."""
     same = deepcopy(request)
     for field, _ in request.ListFields():
         if field.name in _NOT_ASKED:
@@ -140,7 +140,7 @@ def usual_replicas(ring: Ring) -> int:
 def proposal(
     before: Ring, after: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
-    """What differs between two rings. `keys` and mean `record_bytes` of partitions may lack some."""
+    """Compare two rings. `keys` and mean `record_bytes` of partitions may lack some."""
     shares, future = before.shares(), future_shares(after)
     answer = admin_pb2.ChangeRingResponse(
         version_before=before.version, balance_before=balance(before, shares), balance=balance(after, future)
@@ -161,7 +161,7 @@ def proposal(
 def recalled(
     done: Operation, ring: Ring, keys: Mapping[PartitionId, int], record_bytes: Mapping[PartitionId, float]
 ) -> admin_pb2.ChangeRingResponse:
-    """What came of an operation, by a ring since: of its moves those that are still open."""
+    """Recall an operation's result by a later ring: of its moves those that are still open."""
     answer = proposal(ring, ring, keys, record_bytes)
     answer.version_before, answer.version, answer.was_done = done.before, done.version, True
     _tell_moves(answer, open_moves(done, ring), ring.shares(), keys, record_bytes)

@@ -41,7 +41,7 @@ BYTES_PER_S = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What became of one ledger that named the bookie."""
+    """The outcome for one ledger that named the bookie."""
 
     ledger: LedgerId
     copied: int
@@ -194,7 +194,7 @@ class Rereplicator:
         return last
 
     async def _fault(self, reader: EntryReader, bookie: BookieId, entry: EntryId) -> str:
-        """What is wrong with the bookie's copy; empty if it is good."""
+        """Describe the flaw of the bookie's copy; empty if it is good."""
         ledger = reader.metadata.ledger
         try:
             answer = await self._bookies.read(bookie, ledger, entry)

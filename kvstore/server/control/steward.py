@@ -79,7 +79,7 @@ class Steward:
 
     # docs/protocol.md P34
     async def _try(self, work: Awaitable[object], failed: list[str]) -> None:
-        """What cannot be done keeps nothing else from being done."""
+        """Do one thing; a failure keeps nothing else from being done."""
         try:
             await work
         except (StoreError, ValueError) as error:

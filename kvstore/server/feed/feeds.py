@@ -160,8 +160,8 @@ class Feeds:
             return Cursor(tail, self._logs, self._turns, interest, wake, position, seq)
 
     async def _check_reached(self, partition: PartitionId, after: int) -> None:
-        """What is known of the log here may be less than what another server has shown. But a reader who stands where
-        the log has not come to would miss all up to there."""
+        """Check that the log has come to the reader's position. Another server may have shown it before this one knows
+        of it, but a reader ahead of the log would miss everything up to there."""
         if (await self.newest_ring()).has_left(partition):
             found = await self._found_end(partition)
             if oldest_of(found) < 0:

@@ -15,7 +15,7 @@ ROW_BYTES = 40
 
 
 class Bounds(NamedTuple):
-    """What a page may hold."""
+    """The bounds of a page."""
 
     until: int
     """0: no bound."""

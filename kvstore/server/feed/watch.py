@@ -155,7 +155,7 @@ class Watch:
     # ── changes ───────────────────────────────────────────────────────────────────────────────────────────────────────
 
     async def _advance(self, cursor: Cursor) -> AsyncIterator[kv_pb2.WatchResponse]:
-        """What can be given out of one feed now, about one batch."""
+        """Take what one feed can give now, about one batch."""
         cursor.check()
         try:
             await cursor.fetch()

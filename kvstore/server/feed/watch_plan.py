@@ -43,7 +43,8 @@ class Plan:
         """Of one key: partitions that were named and did not own it, or not any more, when the watch began."""
 
     def begin(self, ring: Ring, after: Mapping[str, int]) -> list[Follow]:
-        """What to follow first. `ring`: as it is now, read after the watch was asked for. Raises InvalidRequest."""
+        """Choose the feeds to follow first. `ring`: as it is now, read after the watch was asked for. Raises
+        InvalidRequest."""
         known = {*ring.partitions, *ring.retired}
         unknown = sorted(set(after) - known)
         if unknown:

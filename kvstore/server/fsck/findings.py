@@ -99,7 +99,7 @@ class Finding:
 
 @dataclass(slots=True)
 class Report:
-    """What was found, the same thing about many entries as one finding, and how much was looked at."""
+    """The findings of a check, the same thing about many entries as one finding, and how much was looked at."""
 
     partitions: int = 0
     ledgers: int = 0
@@ -128,7 +128,7 @@ class Report:
         return sorted(self._findings.values(), key=lambda finding: worst_first.index(finding.severity))
 
     def advice(self) -> list[str]:
-        """What to do, the most urgent first, each thing once."""
+        """List the advice, the most urgent first, each once."""
         return list(dict.fromkeys(finding.advice for finding in self.findings if finding.advice))
 
     def count(self, severity: Severity) -> int:
@@ -260,7 +260,7 @@ class Sequences:
             self._report.error(str(self._partition), f"a ledger is listed from {first_seq}, the log is at {self._next}")
 
     def skip(self) -> None:
-        """What comes next could not be read: the log goes on at any sequence."""
+        """Let the log go on at any sequence, because what comes next could not be read."""
         self._next = None
 
     def add(self, subject: str, number: EntryId, payload: bytes) -> None:

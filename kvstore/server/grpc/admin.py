@@ -43,7 +43,7 @@ class AdminSource(RingSource, Protocol):
     @property
     def is_draining(self) -> bool: ...
     def replicas(self) -> Mapping[PartitionId, Mapping[str, Any]]:
-        """What each replica here says of itself."""
+        """Answer with the numbers of each replica here."""
         ...
 
     def statistics(self) -> Mapping[str, Mapping[str, Any]]:

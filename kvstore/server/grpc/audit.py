@@ -35,7 +35,7 @@ _CHANGES = ("ChangeRing", "ChangeReplicas", "Drain")
 
 
 class _Lines:
-    """Which calls leave a line of their own."""
+    """Decides which calls leave a line of their own."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
@@ -126,7 +126,7 @@ class _Handlers(grpc.GenericRpcHandler):
 
 
 def arguments_of(request: Any) -> str:
-    """What was asked for, on one line. To write megabytes of it down would hold the event loop for a second."""
+    """Write a request's arguments on one line. To write megabytes of it down would hold the event loop for a second."""
     if request.ByteSize() > ASKED_BYTES_MAX:
         return f"… {request.ByteSize()} bytes"
     text = text_format.MessageToString(request, as_one_line=True)

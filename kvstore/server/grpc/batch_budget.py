@@ -23,7 +23,7 @@ class BatchBudget:
         self._bytes_max = bytes_max
 
     def sink(self, op: Op, sink: Sink) -> Sink:
-        """Who is to be given the result of a batch, on behalf of `sink`. Raises Overloaded if there is no room."""
+        """Return the sink that takes a batch's result on behalf of `sink`. Raises Overloaded if there is no room."""
         size = read_bytes(op)
         if not size:
             return sink
@@ -50,7 +50,7 @@ class _Counted:
 
 
 def read_bytes(op: Op) -> int:
-    """What a batch may read at most."""
+    """Return the bytes that a batch may read at most."""
     return min(sum(map(_reads, op[2])) * VALUE_BYTES_MAX, BATCH_RESULT_BYTES_MAX)
 
 

@@ -62,7 +62,7 @@ class GrpcDoor:
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """What health answers."""
+        """Set the health answer."""
         await self._server.set_serving(serving)
 
     def histograms(self) -> dict[str, Mapping[str, Histogram]]:

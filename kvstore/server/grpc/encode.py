@@ -59,7 +59,8 @@ class Columns:
 
 
 class Outbox:
-    """What a stream has still to send. Several results share a message; values beyond MESSAGE_BYTES begin another."""
+    """Holds what a stream has still to send. Several results share a message; values beyond MESSAGE_BYTES begin
+    another."""
 
     def __init__(self) -> None:
         self._full: deque[Columns] = deque()
@@ -106,7 +107,7 @@ class Outbox:
         return not self.count
 
     def take(self) -> Iterator[kv_pb2.Answers]:
-        """What has gathered, message by message."""
+        """Take what has gathered, message by message."""
         while self.count:
             columns = self._full.popleft() if self._full else self._open
             if columns is self._open:

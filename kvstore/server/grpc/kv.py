@@ -226,7 +226,7 @@ class _Batches:
 
 
 def _token(token: Mapping[str, int], partition: str) -> int:
-    """What a session token says of a partition. Raises InvalidRequest."""
+    """Look up a partition in a session token. Raises InvalidRequest."""
     sequence = token.get(partition, 0)
     check_numbers(sequence)
     return sequence

@@ -47,11 +47,11 @@ class RingSource(Protocol):
     @property
     def rings(self) -> Rings: ...
     async def loads(self) -> dict[PartitionId, Load]:
-        """What every partition has to do, as far as its leader answers."""
+        """Return every partition's load, as far as its leader answers."""
         ...
 
     async def copied(self) -> dict[MoveId, float]:
-        """Which part of each open move is copied, as far as its target's leader answers."""
+        """Return the copied part of each open move, as far as its target's leader answers."""
         ...
 
 
@@ -93,7 +93,7 @@ class RingAdmin:
         return answer
 
     async def _hold_logs_of(self, joined: Collection[PartitionId], before: Ring) -> None:
-        """Who holds the logs to read them later wants those of partitions that join meanwhile, too (F6)."""
+        """Hold the logs of partitions that join, for readers who hold all logs to read them later (F6)."""
         pins = Pins(self._source.store, LedgerLists(self._source.store))
         others = [each for each in before.partitions if each not in joined]
         try:
@@ -151,7 +151,7 @@ class RingAdmin:
         ]
 
     async def loads(self) -> admin_pb2.LoadsResponse:
-        """What each partition has to do, and what to move where."""
+        """Answer with each partition's load, and with the moves that would even it out."""
         loads = await self._source.loads()
         answer = admin_pb2.LoadsResponse()
         for partition in sorted(loads):

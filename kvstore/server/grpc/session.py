@@ -40,7 +40,7 @@ _BATCH = int(Code.BATCH)
 
 
 class Unsent:
-    """What the streams of a server have to send. Without its own argument a Session is alone."""
+    """Counts what the streams of a server have to send. Without its own argument a Session is alone."""
 
     def __init__(self, bytes_max: int = UNSENT_TOGETHER_BYTES_MAX) -> None:
         self.bytes = 0

@@ -54,7 +54,7 @@ class Topologies:
 
 
 def what_clients_see(topology: Topology) -> tuple[Any, ...]:
-    """What a client's next topology depends on. Pure."""
+    """Reduce the cluster's state to what a client's next topology depends on. Pure."""
     return topology.ring.routed, topology.ring.partitions, topology.leaders, topology.servers
 
 

@@ -33,7 +33,7 @@ LAG_LOOK_S = 0.25
 
 
 class Shown(Protocol):
-    """What the door shows: a node, starting or running."""
+    """A node, starting or running, as the door shows it."""
 
     def status(self) -> Statistics:
         """For the status page."""

@@ -48,7 +48,7 @@ def shown_on(stream: Stream) -> Certificate | None:
 
 
 class Owner(Protocol):
-    """Who lets servers in: kvstore.server.peer.server.PeerServer."""
+    """Lets other servers in: kvstore.server.peer.server.PeerServer."""
 
     credentials: Credentials
 

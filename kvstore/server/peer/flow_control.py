@@ -57,7 +57,8 @@ class Pace:
         self.waiting += len(line.waiting) - before
 
     def take(self) -> Iterator[Waiting]:
-        """What may begin now; each partition's in the order in which they came. Taken are those that are asked for."""
+        """Take the operations that may begin now; each partition's in the order in which they came. Taken are those
+        that are asked for."""
         if not self.waiting or self.is_held:
             return
         for line in self._lines.values():

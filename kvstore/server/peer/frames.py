@@ -91,7 +91,7 @@ class Results(Struct, array_like=True, tag=2, forbid_unknown_fields=True):
 
 
 class Call(Struct, array_like=True, tag=3, forbid_unknown_fields=True):
-    """What a partition's replica asks another one."""
+    """A question of one partition's replica to another."""
 
     number: _Id
     partition: _Name
@@ -121,7 +121,7 @@ Message = Operations | Results | Call | Answer | Ping | Goodbye
 
 
 class FrameError(Exception):
-    """What a peer sent is not a frame of this protocol."""
+    """A peer sent bytes that are no frame of this protocol."""
 
 
 def encode(message: Message) -> bytes:

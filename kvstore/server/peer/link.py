@@ -39,7 +39,7 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 
 
 class Owner(Protocol):
-    """Whose link it is: kvstore.server.peer.links.PeerLinks."""
+    """The owner of links: kvstore.server.peer.links.PeerLinks."""
 
     credentials: Credentials
     dispatcher: Dispatcher
@@ -249,8 +249,8 @@ class Link:
             sink.flush()
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
-        """What goes out again, before anything that follows it can be submitted; and what was submitted before this
-        frame was heard says so (docs/protocol.md M15)."""
+        """Take refused operations back, which go out again before anything that follows them can be submitted; and what
+        was submitted before this frame was heard says so (docs/protocol.md M15)."""
         refused = sorted((each for each in results if isinstance(each[1], NotLeader | Moved)), key=itemgetter(0))
         if refused:
             self.flush()

@@ -34,7 +34,7 @@ _CALLER, _CALLED = b"caller", b"called"
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """What a server proves itself by."""
+    """The secrets by which a server proves itself."""
 
     server: ServerId
     cluster: str
@@ -54,7 +54,7 @@ class Refused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class _Meeting:
-    """What both sides have said of one link."""
+    """The greetings of both sides of one link."""
 
     caller: bytes
     called: bytes
@@ -78,15 +78,15 @@ class Caller:
         self._received = b""
 
     def hello(self) -> bytes:
-        """What is sent first."""
+        """Make the first message."""
         own = self._own
         words = [b"KVSTORE.PEER", b"%d" % VERSION, own.server.encode(), self._called.encode(), own.cluster.encode()]
         words.append(self._nonce)
         return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
 
     def take(self, data: bytes) -> tuple[bytes, bytes]:
-        """What to send, and what came behind the other side's proof. Raises FrameError if that one refuses, or is not
-        of this cluster."""
+        """Take bytes of the other side's greeting; return what to send, and what came behind its proof. Raises
+        FrameError if that side refuses, or is not of this cluster."""
         self._received += data
         line, end, rest = self._received.partition(b"\r\n")
         if not end:
@@ -135,7 +135,7 @@ class Called:
         self._received = b""
 
     def nonce(self) -> bytes:
-        """What is answered first."""
+        """Make the first answer."""
         return b"+%b\r\n" % self._meeting.calleds_nonce.hex().encode()
 
     def take(self, data: bytes) -> bytes:

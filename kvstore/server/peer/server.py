@@ -64,7 +64,7 @@ class PeerServer:
         self._handlers.pop(partition, None)
 
     async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
-        """What the replica here says to a call. Raises StoreError."""
+        """Let the replica here answer a call. Raises StoreError."""
         handler = self._handlers.get(partition)
         if handler is None:
             raise NotLeader(partition)

@@ -17,7 +17,7 @@ _GREETING = b"*6\r\n$12\r\nKVSTORE.PEER\r\n"
 
 
 class Admission(Enum):
-    """What a new connection may be."""
+    """The ways in which a new connection is let in."""
 
     YES = auto()
     IF_SERVER = auto()

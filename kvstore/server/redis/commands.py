@@ -34,7 +34,7 @@ class CommandError(Exception):
 
 
 class Context(NamedTuple):
-    """What a plan may depend on beside the words."""
+    """The state that a plan may depend on beside the words."""
 
     protocol: int = 2
     level: int = Level.LINEARIZABLE
@@ -81,7 +81,7 @@ class Command(NamedTuple):
 
 
 def plan(words: list[bytes], context: Context) -> Plan:
-    """What to do for a command. Raises CommandError."""
+    """Plan a command. Raises CommandError."""
     return known(words).build(words, context)
 
 

@@ -20,7 +20,7 @@ QUEUED_BYTES = 160
 
 
 class Server(pipeline.Server, Protocol):
-    """Whose door the client came through: kvstore.server.redis.door.RespServer."""
+    """The server whose door the client came through: kvstore.server.redis.door.RespServer."""
 
     commands: int
     connections_refused: int

@@ -31,7 +31,7 @@ Command = list[bytes]
 
 
 class ProtocolError(Exception):
-    """What came is not the protocol; the connection must be closed."""
+    """The client sent bytes that are not the protocol; the connection must be closed."""
 
 
 class Unfit(list[bytes]):

@@ -32,7 +32,7 @@ _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 
 class Server(reply_queue.Server, specials.Server, Protocol):
-    """What bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
+    """Bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
 
     window: InflightLimit
     rounds: CommandLatency
@@ -42,7 +42,7 @@ class Server(reply_queue.Server, specials.Server, Protocol):
 
 
 class Client(specials.Client, Protocol):
-    """Whose commands they are: kvstore.server.redis.connection.RespConnection."""
+    """The client whose commands they are: kvstore.server.redis.connection.RespConnection."""
 
     def caught_up(self) -> None:
         """All that waited has begun."""
@@ -153,7 +153,7 @@ class Pipeline:
             return True
 
     def _plan(self, words: Command) -> Plan | None:
-        """What to do; None if it was done. Raises CommandError."""
+        """Plan a command; None if it was done. Raises CommandError."""
         session = self.session
         now_ms = self.server.now_ms()
         if session.queued is not None:

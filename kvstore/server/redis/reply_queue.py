@@ -36,7 +36,7 @@ _NO_ROOM = Overloaded("other clients do not read their replies")
 
 
 class Server(Protocol):
-    """What holds the replies of all connections: kvstore.server.redis.door.RespServer."""
+    """Holds the replies of all connections: kvstore.server.redis.door.RespServer."""
 
     backend: Backend
     room: ReplyMemory

@@ -63,7 +63,7 @@ class Again:
 
 
 def bytes_of(read: Read, most: int) -> int:
-    """What a read may take at most: its values, and the reply that is made of them."""
+    """Return the bytes that a read may take at most: its values, and the reply that is made of them."""
     if not isinstance(read, Several):
         return VALUE_BYTES_MAX
     values = sum(1 for op in read.ops if op[0] == _GET)

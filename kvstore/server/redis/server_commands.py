@@ -36,7 +36,7 @@ Words = list[bytes]
 
 
 class Server(Protocol):
-    """What the commands ask about and of the server: kvstore.server.redis.door.RespServer."""
+    """The server, as far as commands ask about it or of it: kvstore.server.redis.door.RespServer."""
 
     clients: Fresh[bytes]
     info: Fresh[session.Facts]
@@ -60,7 +60,7 @@ class Client(Protocol):
 
 
 class Performer(Protocol):
-    """What carries out a client's commands, one after the other: kvstore.server.redis.pipeline.Pipeline."""
+    """Carries out a client's commands, one after the other: kvstore.server.redis.pipeline.Pipeline."""
 
     session: session.Session
     replies: ReplyQueue
@@ -81,7 +81,8 @@ class Performer(Protocol):
 
 
 def reply_bytes(pipeline: Performer, name: str, words: Words) -> int:
-    """What a Special may take for its reply, keys or values and what is made of them. Raises CommandError."""
+    """Return the bytes that a Special may take for its reply, keys or values and what is made of them. Raises
+    CommandError."""
     match name:
         case "EXEC":
             return transaction_bytes(pipeline.session.queued or (), BATCH_RESULT_BYTES_MAX)
@@ -100,7 +101,7 @@ def do(pipeline: Performer, name: str, words: Words) -> None:
 
 
 async def reply_of(work: Coroutine[Any, Any, bytes], client: str) -> bytes:
-    """What a command's work returns, or its error as a reply."""
+    """Return the result of a command's work, or its error as a reply."""
     try:
         return await work
     except CommandError as error:

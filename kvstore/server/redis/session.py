@@ -58,7 +58,7 @@ class Session:
 
     @property
     def queued_bytes(self) -> int:
-        """What they take."""
+        """The bytes that they take."""
         return self._queued_bytes if self.queued else 0
 
     def reset(self) -> None:
@@ -90,7 +90,8 @@ class Session:
         return replies.QUEUED
 
     def check(self, words: list[bytes]) -> None:
-        """What is not queued in a transaction takes so many words, or spoils it. Raises CommandError."""
+        """Check the number of words of a command that is not queued; a wrong one spoils the transaction. Raises
+        CommandError."""
         try:
             known(words)
         except CommandError as error:

@@ -25,7 +25,7 @@ class Endpoints(Protocol):
 
 
 class Topology(Protocol):
-    """What a server knows of the cluster. Immutable: a change makes another."""
+    """A server's view of the cluster. Immutable: a change makes another."""
 
     @property
     def ring(self) -> Ring: ...

@@ -75,7 +75,7 @@ class LinkLost:
 
 @dataclass(frozen=True, slots=True)
 class TopologyChanged:
-    """What was submitted by the former one has left. `Expelled` follows."""
+    """Another topology is in force, and all operations sent by the former one have left. `Expelled` follows."""
 
     topology: ClusterTopology
 

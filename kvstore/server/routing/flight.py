@@ -13,7 +13,7 @@ BYTES_IN_FLIGHT_MAX = 64 << 20
 
 
 class Flight:
-    """What a link carries. It begins when the link has opened, and ends with it."""
+    """The operations that a link carries. It begins when the link has opened, and ends with it."""
 
     def __init__(self, server: ServerId, most: int) -> None:
         self.server, self._most = server, most
@@ -84,7 +84,7 @@ class Flight:
         return sorted({each for key in keys for each in self._numbers_on.pop(key, ()) if each in self.pending})
 
     def forget_keys(self) -> None:
-        """What is under way is looked at again if something comes back."""
+        """Forget the keys; operations under way are looked at again if something comes back."""
         self._numbers_on.clear()
         self._looked_up_to = 0
 

@@ -63,7 +63,7 @@ async def scan(
 
 
 def range_at(ring: Ring, token: int) -> tuple[PartitionId, int]:
-    """Who owns `token`, and the last token up to which it owns all."""
+    """Return the owner of `token`, and the last token up to which it owns all."""
     place = ring.tokens.bisect_left(token)
     end = ring.tokens.keys()[place] if place < len(ring.tokens) else TOKENS - 1
     return ring.owner_of(token), int(end)
@@ -116,8 +116,8 @@ async def count_keys(ask: Ask, rings: Rings, level: int = Level.LINEARIZABLE) ->
 
 
 async def with_one_ring(rings: Rings, work: Callable[[Ring], Awaitable[T]]) -> T:
-    """What `work` finds out with one ring, begun anew if that did not hold all the time. Raises StoreError, Unavailable
-    if the ring does not come to rest."""
+    """Return what `work` finds out with one ring; it begins again if another ring came meanwhile. Raises StoreError,
+    Unavailable if the ring does not come to rest."""
     for _ in range(MOVED_MAX):
         ring = rings()
         try:

@@ -42,7 +42,7 @@ class PeerSink(Sink):
 
 
 def written_bytes(op: Op) -> int:
-    """What an operation holds in memory, if that may be much."""
+    """Return the bytes that an operation holds in memory, if that may be much."""
     return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
 
 

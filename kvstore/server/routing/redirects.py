@@ -89,8 +89,8 @@ class Redirects:
             insort(self._items, pending, key=by_order)
 
     def take(self, now: float) -> list[Pending]:
-        """What goes out again, in order: all but what has to wait for something that is expected, and is refused when
-        its time is up. Those that come back keep their place."""
+        """Take what goes out again, in order: all but what has to wait for something that is expected, and is refused
+        when its time is up. Those that come back keep their place."""
         self._forget_what_has_come()
         blocked = {key for _, _, keys in self._expected.values() for key in keys}
         going: list[Pending] = []

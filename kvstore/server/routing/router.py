@@ -108,7 +108,7 @@ class Router:
         self.forwarded = self.waited = self.timed_out = 0
 
     def handle(self, event: Event, now: float) -> list[Command]:
-        """What is to be done, in this order. `now`: the clock in seconds."""
+        """Return the commands that an event calls for, in order. `now`: the clock in seconds."""
         self._now = now
         match event:
             case Submitted():
@@ -378,7 +378,7 @@ class Router:
         return bool(self.redirects.keys) and op[0] not in UNORDERED and self.redirects.holds(op)
 
     def check(self) -> None:
-        """What is true between events."""
+        """Assert the invariants that hold between events."""
         self.waiting.check()
         self.redirects.check()
         self.ways.check()

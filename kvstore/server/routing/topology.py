@@ -78,7 +78,7 @@ class ClusterTopology:
         return member is not None and ring_version >= member.owned_at and self.ring.partition_of(key) == partition
 
     def not_leader(self, partition: PartitionId) -> NotLeader:
-        """What who asks the wrong server is told: who leads, and where."""
+        """Make the error for a caller of the wrong server: it names the leader and its address."""
         leader = self.leaders.get(partition)
         if leader is None:
             return NotLeader(partition)
@@ -86,7 +86,7 @@ class ClusterTopology:
         return NotLeader(partition, leader[0], member.grpc if member else "")
 
     def nobody(self, partition: PartitionId) -> StoreError:
-        """What who waited in vain for a leader is told."""
+        """Make the error for a caller that waited in vain for a leader."""
         leader = self.leaders.get(partition)
         if leader is None:
             return Unavailable(f"partition {partition} has no leader")

@@ -43,7 +43,7 @@ class Ways:
             self.straight[partition] = flight
 
     def bend(self, partition: PartitionId) -> None:
-        """What comes next needs a thought."""
+        """Let the router think about the partition's next operation, which may not go straight."""
         self.straight.pop(partition, None)
 
     def is_settled(self, partition: PartitionId, server: ServerId) -> bool:
@@ -72,7 +72,7 @@ class Ways:
             del self._refused_by[partition]
 
     def note_leaders(self, before: ClusterTopology, after: ClusterTopology, now: float) -> None:
-        """Who refused may lead by now, and somebody else."""
+        """Note the leaders: a server that refused may lead by now, or another one."""
         self.straight.clear()
         for partition in sorted(self._refused_by):
             if after.leaders.get(partition) != before.leaders.get(partition):

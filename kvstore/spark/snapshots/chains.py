@@ -42,8 +42,8 @@ def _age(manifest: Manifest) -> tuple[int, int, str]:
 
 
 def chain_of(catalogue: Catalogue, wanted: str) -> list[Manifest]:
-    """What `wanted` needs, the full snapshot first, itself last. Raises InvalidRequest if `wanted` is missing,
-    Corrupted if something else is or two do not fit."""
+    """Return the snapshots that `wanted` needs, the full snapshot first, itself last. Raises InvalidRequest if `wanted`
+    is missing, Corrupted if something else is or two do not fit."""
     found: list[Manifest] = []
     name: str | None = wanted
     while name is not None:
@@ -150,7 +150,7 @@ def _reaches(parent: Manifest, child: Manifest, cut: Cut) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What must be kept: the newest ones, and the newest of each of so many days and weeks (UTC)."""
+    """Says which snapshots must be kept: the newest ones, and the newest of each of so many days and weeks (UTC)."""
 
     newest: int = 0
     days: int = 0
@@ -162,7 +162,8 @@ class Retention:
 
 
 def prunable(catalogue: Catalogue, retention: Retention) -> list[Manifest]:
-    """What may go, in an order in which every chain is whole after each removal: children before their parents.
+    """Return the snapshots that may go, in an order in which every chain is whole after each removal: children before
+    their parents.
 
     Kept is what the retention names, of each cluster, and all that it stands on, always the newest one; so a chain goes
     as a whole. Raises Corrupted if a chain that must be kept is broken already: then nobody can tell what it needs.

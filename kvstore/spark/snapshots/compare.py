@@ -178,7 +178,7 @@ def _rows(session: SparkSession, count: int, read: Callable[[int], Iterator[Any]
 
 
 def _pieces_since(last: Manifest, pinned: PinnedStore, cluster: ClientConfig) -> list[Piece]:
-    """What has happened since a snapshot. Raises InvalidRequest if the logs do not tell any more."""
+    """Return the changes since a snapshot. Raises InvalidRequest if the logs do not tell any more."""
     with FeedReader(cluster) as feed:
         feeds = {each.partition: each for each in feed.positions()}
     places = (*map(place_of, pinned.partitions), *left_places(last, pinned.partitions, feeds))

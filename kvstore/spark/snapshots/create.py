@@ -263,7 +263,7 @@ def hold_for_next(cluster: ClientConfig, root: Path, manifest: Manifest, hours: 
 
 
 def failure_of(error: Exception) -> StoreError:
-    """What a task has raised, out of what Spark makes of it: pages of two stacks."""
+    """Find the error that a task has raised in Spark's pages of two stacks."""
     if isinstance(error, ConnectionError) or type(error).__name__ in LOST:
         return errors.Unavailable("the Spark job failed: its JVM was killed, perhaps for want of memory: run it again")
     text = str(error)

@@ -74,7 +74,7 @@ def _table(session: SparkSession, store: SnapshotStore, manifest: Manifest) -> D
 
 
 def _within(cut: Cut) -> Column:
-    """Which rows of an incremental lie before the cut."""
+    """Mark the rows of an incremental that lie before the cut."""
     within = F.lit(True)
     if cut.time_ms is not None:
         within = within & (F.col("written_at") <= _moment(cut.time_ms))

@@ -31,12 +31,12 @@ GIVE_BACK_S = 5.0
 
 
 class NotContinuable(InvalidRequest):
-    """What happened since the parent is not in the logs any more: only a full snapshot can be taken."""
+    """The changes since the parent are not in the logs any more: only a full snapshot can be taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """What is asked of a new snapshot."""
+    """The request for a new snapshot."""
 
     cluster: ClientConfig
     instance: str

@@ -63,7 +63,7 @@ class SnapshotStore:
         return self.root / f"{WORK}{snapshot}"
 
     def check_writable(self) -> None:
-        """What can be known before anything is begun. Raises ConfigError."""
+        """Check that the place can be written, before anything is begun. Raises ConfigError."""
         place = self.root
         while not place.exists():
             place = place.parent
@@ -185,7 +185,7 @@ class SnapshotStore:
         return True
 
     def remains(self) -> list[Path]:
-        """What killed jobs have left, and what nobody finished removing."""
+        """Find the remains of killed jobs and of removals that were not finished."""
         try:
             return sorted(each for each in self.root.iterdir() if each.name.startswith((WORK, GONE)))
         except FileNotFoundError:

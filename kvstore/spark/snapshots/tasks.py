@@ -39,7 +39,7 @@ WAIT_MS = 2000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What all tasks of a job know. It is sent to each."""
+    """The part of a job that all its tasks know. It is sent to each."""
 
     attempts: str
     """The directory to write to."""
@@ -109,7 +109,7 @@ def batches(job: Job, piece: Piece) -> Iterator[pa.RecordBatch]:
 def changes(
     cluster: ClientConfig, partition: str, after: int, until: int, servers: tuple[str, ...] = ()
 ) -> Iterator[pa.RecordBatch]:
-    """What the log says between two sequences. Raises PositionTrimmed."""
+    """Read the log between two sequences. Raises PositionTrimmed."""
     waited_ms = 0
     with FeedReader(cluster) as feed:
         while after < until:

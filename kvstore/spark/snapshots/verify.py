@@ -35,7 +35,7 @@ class Problem:
 def problems_of(
     store: SnapshotStore, chain: Sequence[Manifest], done: Callable[[int], None] = lambda rows: None
 ) -> Iterator[Problem]:
-    """What is wrong in the files of these snapshots; `done` is told how many rows were looked at."""
+    """Find the flaws in the files of these snapshots; `done` is told how many rows were looked at."""
     for manifest in chain:
         with ThreadPoolExecutor(THREADS, "verify") as threads:
             looked = list(threads.map(lambda file, of=manifest: _file_problems(store, of, file, done), manifest.files))
@@ -61,7 +61,7 @@ def strangers(store: SnapshotStore, manifest: Manifest) -> list[str]:
 def _file_problems(
     store: SnapshotStore, manifest: Manifest, file: DataFile, done: Callable[[int], None]
 ) -> tuple[list[str], tuple[int, int] | None]:
-    """What is wrong with a file, and from where to where its rows go."""
+    """Find the flaws of a file, and from where to where its rows go."""
     path = store.folder(manifest.id) / file.path
     try:
         size, digest = sha256_of(path)

@@ -27,7 +27,7 @@ PLAN, ATTEMPTS, READY = "plan.json", "attempts", "ready"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """What one task writes into one file."""
+    """The records that one task writes into one file."""
 
     name: str
     partition: str
@@ -43,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What a snapshot will hold. Nothing of it changes while it is made, over however many drivers."""
+    """The plan of a snapshot. Nothing of it changes while it is made, over however many drivers."""
 
     id: str
     kind: Kind
@@ -181,7 +181,7 @@ class Work:
 
 
 def note_of(file: DataFile) -> bytes:
-    """What stands beside a finished attempt."""
+    """Make the note that stands beside a finished attempt."""
     return codec.encode(file)
 
 
