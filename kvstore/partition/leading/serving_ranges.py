@@ -12,10 +12,9 @@ from collections import deque
 
 from kvstore.errors import Corrupted, Moved, Unavailable
 from kvstore.partition.state.move_records import Freeze, MoveRecord, Own, Release
-from kvstore.partition.state.ownership import Frozen, Ownership
+from kvstore.partition.state.ownership import Ownership
 from kvstore.partition.state.state import State
 from kvstore.partition.state.tokens import PART, WHOLE, Span
-from kvstore.types import Position
 from kvstore.wal.ledger_list import BEGINNING as NOWHERE
 
 
@@ -101,13 +100,6 @@ class ServingRanges:
         """The range is owned, takes writes, and has nothing under way."""
         ownership = self.ownership
         return ownership.is_founded and self.writable.covers(span) and not self.is_pending(move)
-
-    def in_force(self, move: int, freeze: Position) -> Frozen:
-        """The freeze that was named. Raises Unavailable if it is not in force, or about to end."""
-        found = self.ownership.frozen_by(move)
-        if found is None or found.position != freeze or self.is_pending(move):
-            raise Unavailable(f"partition {self._state.partition}: no freeze at {tuple(freeze)} is in force")
-        return found
 
 
 def moved(ownership: Ownership, row_key: bytes) -> Moved:

@@ -36,7 +36,7 @@ class Mover:
         self._changed = asyncio.Event()
         self._forget: Callable[[], None] = lambda: None
         self._carried: dict[MoveId, ImportDriver] = {}
-        self._thawed: Leader | None = None
+        self._unfrozen: Leader | None = None
         self._rests_until = 0.0
 
     def start(self) -> None:
@@ -68,7 +68,7 @@ class Mover:
             self._changed.clear()
             leader = self.means.leading()
             if leader is None:
-                self._thawed = None
+                self._unfrozen = None
                 self.means.source.keep(())
             else:
                 await self._tend(leader)
@@ -85,11 +85,11 @@ class Mover:
     async def _tend(self, leader: Leader) -> None:
         ring = self.means.rings.ring
         try:
-            if self._thawed is not leader:
-                await self.means.source.thaw(leader)
-                self._thawed = leader
+            if self._unfrozen is not leader:
+                await self.means.source.unfreeze_all(leader)
+                self._unfrozen = leader
         except StoreError as error:
-            log.info("partition=%s not thawed: %r", self.means.partition, error)
+            log.info("partition=%s not unfrozen: %r", self.means.partition, error)
         self.means.source.keep(ring.moves)
         coming = [move for move in ring.moves.values() if move.target == self.means.partition]
         is_resting = self.means.env.clock.now() < self._rests_until

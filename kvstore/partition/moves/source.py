@@ -219,7 +219,7 @@ class Source:
         await leader.append_record(Unfreeze(move))
 
     async def _lapse(self, leader: Leader, move: int, freeze: Position) -> None:
-        """End a freeze when its time is up, unless it has ended or another leader has begun, which thaws it."""
+        """End a freeze when its time is up, unless it has ended or another leader has begun, which unfreezes it."""
         await asyncio.sleep(self._freeze_s * 2 ** min(self._lapses[move], FREEZE_DOUBLINGS))
         while self._leading() in (leader, None):  # None: also while a leader tries to let go, and goes on then
             found = leader.serving_ranges.ownership.frozen_by(move)
@@ -235,12 +235,12 @@ class Source:
 
     # ── after the flip, and after a takeover ──────────────────────────────────────────────────────────────────────────
 
-    async def thaw(self, leader: Leader) -> None:
+    async def unfreeze_all(self, leader: Leader) -> None:
         """Let ranges take writes again that a former leader had frozen: this one has not counted them."""
         self._lead()
         serving_ranges = leader.serving_ranges
         for move in [each.move for each in serving_ranges.ownership.frozen]:
-            # What was asked while another one was thawed may have ended this freeze.
+            # What was asked while another one was unfrozen may have ended this freeze.
             if (
                 serving_ranges.ownership.frozen_by(move)
                 and self.counts.find(move) is None

@@ -140,8 +140,11 @@ NAMES: dict[str, tuple[str, str]] = {
         "Times that somebody told of a ring which the metadata store does not have.",
     ),
     "server_peer_operations_total": ("server_peer_operations_total", "Operations that other servers sent on to here."),
-    "server_astray": ("server_astray", "Operations of other servers that look for the new owner of their key now."),
-    "server_astray_total": ("server_astray_total", "Operations that came to a server which did not own their key."),
+    "server_redirected": ("server_redirected", "Operations that look for the new owner of their key now."),
+    "server_redirected_total": (
+        "server_redirected_total",
+        "Operations that came to a server that did not own their key.",
+    ),
     "server_steward_changes_total": ("server_steward_changes_total", "Replicas and moves that this node has directed."),
     "server_partitions_without_leader": (
         "server_partitions_without_leader",

@@ -161,8 +161,8 @@ class Dispatcher:
             "forwarded_total": self._router.forwarded,
             "waited_for_leader_total": self._router.waited,
             "waiting_for_leader": self._router.waiting.count,
-            "astray": len(self._router.redirects),
-            "astray_total": self._router.redirects.total,
+            "redirected": len(self._router.redirects),
+            "redirected_total": self._router.redirects.total,
             "leader_wait_timeouts_total": self._router.timed_out,
         }
 

@@ -179,7 +179,9 @@ def test_what_waited_for_a_frozen_range_goes_on_to_its_new_owner(p: Partition) -
 def test_a_freeze_and_what_ends_it_exclude_each_other_while_under_way(p: Partition) -> None:
     freeze = log(p, Freeze(1, P2, MOVING))
     serving_ranges = p.leader.serving_ranges
-    assert serving_ranges.in_force(1, freeze).position == freeze
+    frozen = serving_ranges.ownership.frozen_by(1)
+    assert frozen is not None
+    assert frozen.position == freeze
     send(p, Unfreeze(1))
     assert serving_ranges.is_pending(1)
     assert not serving_ranges.may_freeze(1, MOVING)

@@ -118,7 +118,7 @@ def test_each_freeze_of_a_move_may_last_twice_as_long_as_the_one_before() -> Non
         assert part.state.ownership.frozen_by(1) is None
 
 
-def test_a_new_leader_thaws_nothing_twice() -> None:
+def test_a_new_leader_unfreezes_nothing_twice() -> None:
     moving = Moving().start()
     part = moving.partition
     freezes = {}
@@ -128,19 +128,19 @@ def test_a_new_leader_thaws_nothing_twice() -> None:
     part.leader.stop(StoreError("deposed"))
     part.open()
     moving.start()
-    thawing = part.loop.create_task(moving.source.thaw(part.leader))
+    unfreezing = part.loop.create_task(moving.source.unfreeze_all(part.leader))
     part.settle()
     answer = moving.release(Asked(2, P2, OTHER), freezes[2])
     part.settle()
     part.log.acknowledge(len(part.log.under_way))  # both in one turn
     moving.finish()
     assert not part.fatal
-    assert thawing.done()
+    assert unfreezing.done()
     assert msgspec.msgpack.decode(answer.result(), type=Verdict).released is None
     assert part.state.ownership.frozen == ()
 
 
-def test_a_leader_of_before_has_its_freezes_thawed_though_it_leads_again() -> None:
+def test_a_leader_of_before_has_its_freezes_ended_though_it_leads_again() -> None:
     """It has counted the range, but not what stands in the log since."""
     moving = Moving().start()
     part = moving.partition
@@ -148,7 +148,7 @@ def test_a_leader_of_before_has_its_freezes_thawed_though_it_leads_again() -> No
     part.leader.stop(StoreError("deposed"))
     part.open()
     moving.start()
-    part.loop.create_task(moving.source.thaw(part.leader))
+    part.loop.create_task(moving.source.unfreeze_all(part.leader))
     moving.finish()
     assert part.state.ownership.frozen == ()
 
@@ -228,7 +228,7 @@ def test_what_waits_for_a_frozen_range_is_refused_in_time_whatever_else_is_logge
     assert isinstance(part.result(waiting), Unavailable)
 
 
-def test_what_thaws_while_nothing_can_be_sent_is_refused_in_time() -> None:
+def test_what_is_unfrozen_while_nothing_can_be_sent_is_refused_in_time() -> None:
     """It keeps the time of its arrival (docs/protocol.md, P10)."""
     part = Partition(PartitionConfig(expiry_sweep_s=0, queue_wait_max_s=1.0))
     started = part.loop.create_task(part.leader.start(Founded((SPAN,))))

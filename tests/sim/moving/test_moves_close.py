@@ -82,7 +82,7 @@ def test_nothing_is_frozen_before_its_target_is_close() -> None:
         play(2, far_behind, TWO, users=0, keys=KEYS, counters=COUNTERS)
 
 
-def test_a_new_leader_of_the_source_thaws_at_once_what_it_finds_frozen() -> None:
+def test_a_new_leader_of_the_source_unfreezes_at_once_what_it_finds_frozen() -> None:
     """It need not wait until it looks after its moves again: writes wait for it."""
     accident = Accident("after freeze")
 
