@@ -13,7 +13,7 @@ from kvstore.env.real import real_env
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Record, Sink, get
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring.builder import new_ring
@@ -87,6 +87,9 @@ class LedPartition:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.leader.submit(op, sink, token)
 
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        return self.leader.reads.now(key) if self.serving else NOT_NOW
+
     def expel(self) -> None:
         self.leader.expel()
 
@@ -102,6 +105,7 @@ class OneServer:
         self.topology = ClusterTopology(new_ring(ids, {ServerId("n1"): ""}, 1))
         self.partitions = {each: LedPartition(env, each) for each in ids}
         self.submitted: list[Op] = []
+        """What came; reads that were answered at once too."""
         self.held_reads: list[tuple[Op, Sink, int]] | None = None
         """A list: reads are kept in it instead of being done."""
         self.failure: StoreError | None = None
@@ -130,6 +134,14 @@ class OneServer:
             return
         owner = partition or self.topology.ring.partition_of(op[1])
         self.partitions[owner].submit(op, sink, token)
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        if self.failure is not None or self.held_reads is not None:
+            return NOT_NOW
+        found = self.partitions[self.topology.ring.partition_of(key)].read_now(key)
+        if found is not NOT_NOW:
+            self.submitted.append(get(key))
+        return found
 
     def _fail(self, sink: Sink, token: int, error: StoreError) -> None:
         sink.complete(token, error)

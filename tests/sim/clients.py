@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Protocol
 
 from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, Retryable, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Op, RequestId
+from kvstore.partition.state.commands import NOT_NOW, Code, Op, RequestId
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.sim.judges.operations import WRITES, Operation, Recorder, Status
@@ -17,7 +17,13 @@ from tests.sim.judges.probes import declare, probe
 from tests.sim.world.loop import Process
 from tests.sim.world.network import SimNetwork
 
-declare("client.unknown", "client.retried_after_unknown", "client.answer_of_a_late_attempt", "client.abandoned")
+declare(
+    "client.read_at_once",
+    "client.unknown",
+    "client.retried_after_unknown",
+    "client.answer_of_a_late_attempt",
+    "client.abandoned",
+)
 
 HELD_POLL_S = 0.05
 HELD_MAX_S = 5.0
@@ -198,7 +204,17 @@ class _Call:
             by_key = None if op[1] else partition
             context = self._process.context.copy()
             version = self._ring_version
-            self._network.loop.call_soon(self._backend.submit, op, self, 0, version, by_key, context=context)
+            self._network.loop.call_soon(self._submit, op, version, by_key, context=context)
+
+    def _submit(self, op: Op, ring_version: int, by_key: PartitionId | None) -> None:
+        """On the node: half of the plain GETs go the short way, as those of the Redis door do."""
+        backend, is_odd = self._backend, int(self._sent_at * 1e6) & 1
+        if is_odd and tuple(op[2:]) == (0, 0) and op[0] == Code.GET and ring_version <= backend.topology.ring.routed:
+            found = backend.read_now(op[1])
+            if found is not NOT_NOW:
+                probe("client.read_at_once")
+                return self.complete(0, found)
+        backend.submit(op, self, 0, ring_version, by_key)
 
     def _return(self, answer: tuple[Any, dict[PartitionId, tuple[int, int]], Ring], answered_at: float) -> None:
         if not self._network.is_open(self._back):

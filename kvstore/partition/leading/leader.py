@@ -66,7 +66,7 @@ class Leader:
         self._loop = asyncio.get_running_loop()
         self._read_lease = ReadLease(config.lease_ms / 1000)
         self._answers, self.serving_ranges = Answers(), ServingRanges(state)
-        self._reads = LeaderReads(
+        self.reads = LeaderReads(
             state, self.serving_ranges, config, self._read_lease, env.clock, self._answers, self._reap, self._wake
         )
         self._waiting = Waiting(config)
@@ -97,7 +97,7 @@ class Leader:
             "queued_bytes": self._queue.bytes,
             "frozen": len(self._waiting.frozen),
             "in_flight": len(self._flights),
-            "reads_waiting": len(self._reads),
+            "reads_waiting": len(self.reads),
             "lease_left_s": max(0.0, self._read_lease.lease_until - self._env.clock.now()),
             "retry_clients": len(self._state.retries),
             "retry_bytes": self._state.retries.bytes,
@@ -163,7 +163,7 @@ class Leader:
             flight = self._flights.popleft()
             self._answers.give_all(lost([*flight.replies, *flight.observed], self._state.partition))
         self._answers.fail_all(self._waiting.take_all(), NotLeader(self._state.partition))
-        self._reads.stop(NotLeader(self._state.partition))
+        self.reads.stop(NotLeader(self._state.partition))
         if self._idle is not None and not self._idle.done():
             self._idle.set_exception(reason)
         self._answers.give_refusals()
@@ -224,8 +224,8 @@ class Leader:
         if not self.serving:
             self._answers.refuse(sink, token, NotLeader(self._state.partition))
         elif code == _GET or code in READS:
-            if not self._reads.arrive((op, sink, token)):
-                self._answers.refuse(sink, token, Overloaded(f"{len(self._reads)} reads wait"))
+            if not self.reads.arrive((op, sink, token)):
+                self._answers.refuse(sink, token, Overloaded(f"{len(self.reads)} reads wait"))
         elif code == _PUT or code in WRITES:
             if not self._queue.offer((op, sink, token)):
                 error = Overloaded(f"{len(self._queue)} writes wait, {self._queue.bytes} bytes")
@@ -247,19 +247,19 @@ class Leader:
         if self._stopped is None:
             self._queue.stamp(self._env.clock.now())
             try:
-                self._reads.turn()
+                self.reads.turn()
                 self._fill()
             except OSError as error:
                 self._break(f"the engine cannot be read: {error}", error)
         else:
-            self._reads.stop(NotLeader(self._state.partition))
+            self.reads.stop(NotLeader(self._state.partition))
         self._answers.flush()
 
     # docs/protocol.md P6
     def _fill(self) -> None:
         """Send as much as may be in flight."""
         room, sent, now = self._config.entries_in_flight_max, self._read_lease.sent, self._env.clock.now()
-        is_wanted = len(self._flights) < room and self._stopped is None and self._reads.wants_append()
+        is_wanted = len(self._flights) < room and self._stopped is None and self.reads.wants_append()
         while self._queue and len(self._flights) < room and self._stopped is None:
             if self._state.engine.is_behind():
                 self._pause()
@@ -270,11 +270,11 @@ class Leader:
                 break
             self._send(self._queue.take(now))
         is_wanted = is_wanted and self._read_lease.sent == sent
-        if len(self._flights) < room and self._stopped is None and (self._reads.wants_append() or is_wanted):
+        if len(self._flights) < room and self._stopped is None and (self.reads.wants_append() or is_wanted):
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
-        if (self._waiting or self._reads.is_waiting) and self._stopped is None:
+        if (self._waiting or self.reads.is_waiting) and self._stopped is None:
             self._deadlines.set(self._config.queue_wait_max_s / 4)
-        if self._idle is not None and not (self._queue or self._flights or self._reads or self._idle.done()):
+        if self._idle is not None and not (self._queue or self._flights or self.reads or self._idle.done()):
             self._idle.set_result(None)
 
     def _pause(self) -> None:
@@ -306,7 +306,7 @@ class Leader:
         elif self._flights:
             self._flights[-1].observed += decided.replies
         else:
-            self._reads.observe(decided.replies)
+            self.reads.observe(decided.replies)
 
     def _send_one_by_one(self, taken: Taken, error: Exception) -> None:
         """A batch could not be decided on: find out which operation is to blame. Nothing of the batch was done."""
@@ -361,10 +361,10 @@ class Leader:
         self._rest.acknowledged(self._env.clock.now() - sent_at)
         self._answers.give_all(flight.replies)
         if flight.observed:
-            self._reads.observe(flight.observed)
-        self._reads.acknowledged()
+            self.reads.observe(flight.observed)
+        self.reads.acknowledged()
         self._answers.flush()
-        if self._queue or self._idle is not None or self._reads:
+        if self._queue or self._idle is not None or self.reads:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:
@@ -384,7 +384,7 @@ class Leader:
     def _expire(self) -> None:
         """Refuse what has waited for too long: it was not appended, and is not any more."""
         before = self._env.clock.now() - self._config.queue_wait_max_s
-        self._reads.expire(before)
+        self.reads.expire(before)
         why = f"partition {self._state.partition}: the write has waited for too long"
         self._answers.fail_all(self._waiting.take_older(before), Unavailable(why))
         self._fill()

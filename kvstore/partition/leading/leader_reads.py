@@ -18,9 +18,11 @@ from kvstore.partition.leading.answers import Answers, Reply, lost
 from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.serving_ranges import ServingRanges
-from kvstore.partition.state.commands import Level, Op, Record, Result, Sink
+from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Record, Result, Sink
+from kvstore.partition.state.rows import EXPIRES, data_key, record_of
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import PART, WHOLE
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
 
 Read = tuple[Op, Sink, int]
@@ -31,6 +33,8 @@ STEPPING_MAX = 8
 """Reads of several turns that go on beside each other: each takes a step of every turn. The others wait for them."""
 TURN_BYTES = 4 << 20
 """What is read in one turn of the event loop, once it has been seen that values are large."""
+NOW_BYTES = 2 << 10
+"""Of a record that is read without waiting for its turn: what is larger is bounded there."""
 _LINEARIZABLE, _STRICT, _SESSION = int(Level.LINEARIZABLE), int(Level.STRICT), int(Level.SESSION)
 
 
@@ -88,6 +92,26 @@ class LeaderReads:
     @property
     def is_waiting(self) -> bool:
         return bool(self._strict or self._leaseless)
+
+    # docs/protocol.md P18
+    def now(self, key: bytes) -> Record | NotNow | None:
+        """Read a key's record here and now, under the lease, as a linearizable GET would find it in its turn. NOT_NOW
+        if that takes more than a look: no fresh lease, an expiry, a large value, another partition's key."""
+        if not self._read_lease.is_fresh(self._clock.now()):
+            return NOT_NOW
+        row_key = data_key(key)
+        readable = self._serving_ranges.readable
+        slice_ = readable.slices[row_key[1]]
+        if slice_ != WHOLE and not (slice_ == PART and readable.holds_row(row_key)):
+            return NOT_NOW
+        try:
+            row = self._state.engine.get(row_key)
+        except OSError:
+            return NOT_NOW  # submitted, it ends the lead
+        if row is not None and (row[0] >= EXPIRES or len(row) > NOW_BYTES):
+            return NOT_NOW
+        self._answers.given += 1
+        return None if row is None else record_of(row)
 
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:

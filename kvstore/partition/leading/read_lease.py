@@ -45,6 +45,10 @@ class ReadLease:
         """Whether the state may be read at `now`. To be asked in the same step as the read."""
         return now < self.lease_until
 
+    def is_fresh(self, now: float) -> bool:
+        """Whether there is a lease at `now` that a read need not renew."""
+        return now < self.lease_until and not self.wants_renewal(now)
+
     # docs/protocol.md P19
     def proves(self, ticket: int) -> bool:
         """Whether an append sent after a read with this ticket had arrived is acknowledged."""

@@ -8,7 +8,7 @@ value (documented per operation) or a StoreError instance.
 
 from __future__ import annotations
 
-from enum import IntEnum, IntFlag
+from enum import Enum, IntEnum, IntFlag, auto
 from typing import Any, NamedTuple, Protocol
 
 from kvstore.errors import StoreError
@@ -29,6 +29,15 @@ class Code(IntEnum):
     SCAN = 10
     SCAN_TOKENS = 11
     COUNT = 12
+
+
+class NotNow(Enum):
+    """Stands where a record would: the read has to be submitted."""
+
+    NOT_NOW = auto()
+
+
+NOT_NOW = NotNow.NOT_NOW
 
 
 class Level(IntEnum):

@@ -14,7 +14,7 @@ import msgspec
 
 from kvstore.env import Env
 from kvstore.errors import StoreError
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Record, Sink
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.control.load import Load, PartitionLoad, decode, encode
 from kvstore.server.routing.pending import written_bytes
@@ -54,11 +54,19 @@ class Tap:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         code = op[0]
         if code <= _KEYED_MAX:
-            written = 0 if code in POINT_READS else len(op[1]) + written_bytes(op)
-            self.seen.append((op[1], written))
-            if len(self.seen) >= BURST:
-                self._load_sampler.remove(self)
+            self._see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
         self._replica.submit(op, sink, token)
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        found = self._replica.read_now(key)
+        if found is not NOT_NOW:
+            self._see(key, 0)
+        return found
+
+    def _see(self, key: bytes, written: int) -> None:
+        self.seen.append((key, written))
+        if len(self.seen) >= BURST:
+            self._load_sampler.remove(self)
 
     def expel(self) -> None:
         self._replica.expel()

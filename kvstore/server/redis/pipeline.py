@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import NOT_NOW, Code
 from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
 from kvstore.server.redis.commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
@@ -29,6 +29,11 @@ from kvstore.server.redis.session import Session
 
 _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
+
+
+AT_ONCE_MAX = 128
+"""Reads of one round that are answered here and now, one after the other; the others take turns with those of other
+connections."""
 
 
 class Server(reply_queue.Server, specials.Server, Protocol):
@@ -106,6 +111,7 @@ class Pipeline:
         submit, sink = self._backend.submit, self.replies
         writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
         again = sink.again.reads
+        read_now, at_once = self._backend.read_now, AT_ONCE_MAX
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
@@ -114,6 +120,12 @@ class Pipeline:
                     return self._stall(words, waiting)
                 number = sink.issued
                 sink.issued = number + 1
+                if number == sink.answered and at_once and not session.level:
+                    at_once -= 1
+                    found = read_now(key)
+                    if found is not NOT_NOW:
+                        sink.complete(number << FORMAT_BITS | _VALUE_FORMAT, found)
+                        continue
                 reads[key] = number
                 again[number] = key
                 submit((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from kvstore.partition.state.commands import Op, Sink
+from kvstore.partition.state.commands import NotNow, Op, Record, Sink
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -57,4 +57,9 @@ class Backend(Protocol):
         self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
     ) -> None:
         """`sink.complete(token, result)` follows, once. `partition` is for operations that name no key of one."""
+        ...
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        """A linearizable GET whose answer is here and takes no more than a look; else NOT_NOW, and it has to be
+        submitted."""
         ...

@@ -11,7 +11,7 @@ from typing import assert_never
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
 from kvstore.partition.leading.answers import Soon
-from kvstore.partition.state.commands import Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, NotNow, Op, Record, Sink
 from kvstore.partition.state.traits import LEVEL_AT
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
@@ -97,6 +97,16 @@ class Dispatcher:
                     number = known.follow(way, target, op, sink, token)
                     return self._links.send(way.server, target, number, op)
         self._submit_with_care(op, sink, token, ring_version, partition)
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        """A linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It overtakes no
+        operation that was submitted and is answered: those are in the state that it reads."""
+        known = self._router
+        if self._held_keys:
+            return NOT_NOW
+        target = known.partition_of(key)
+        local = self._local.get(target)
+        return NOT_NOW if local is None or not known.is_free_here(target) else local.read_now(key)
 
     def _submit_with_care(
         self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None

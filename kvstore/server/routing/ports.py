@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from kvstore.partition.state.commands import Op, Sink
+from kvstore.partition.state.commands import NotNow, Op, Record, Sink
 from kvstore.types import PartitionId, ServerId
 
 
@@ -15,6 +15,10 @@ class LocalReplica(Protocol):
     def serving(self) -> bool: ...
 
     def submit(self, op: Op, sink: Sink, token: int) -> None: ...
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        """A linearizable GET that takes no more than a look; else NOT_NOW, and it has to be submitted."""
+        ...
 
     def expel(self) -> None:
         """Turn away what waits here and is another partition's."""

@@ -12,7 +12,7 @@ import pytest
 from kvstore.env import Env
 from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Record
 from kvstore.server.control import load_sampler as module
 from kvstore.server.control.load import Load, encode
 from kvstore.server.control.load_sampler import BURST, LoadSampler, Tap, loads_of_cluster
@@ -30,6 +30,9 @@ class Replica:
 
     def submit(self, op: Any, sink: Any, token: int) -> None:
         self.got.append((op, token))
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        return Record(b"v", 1, 1, 1, 0) if key == b"at hand" else NOT_NOW
 
     def expel(self) -> None:
         """Nothing waits here."""
@@ -81,6 +84,24 @@ async def test_a_burst_passes_through_and_then_operations_go_straight_again(
     await load_sampler.close()
     assert here.local[P1] is here.replica
     assert [load.partition for load in load_sampler.loads()] == [P1]
+
+
+async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
+    env: Env, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "TICK_S", 0.01)
+    here = Here()
+    load_sampler = LoadSampler(env, here, here)
+    load_sampler.start()
+    await wait_until(lambda: is_tapped(here), what="a tap")
+    tap = here.local[P1]
+    assert tap.read_now(b"elsewhere") is NOT_NOW
+    assert tap.seen == [], "it is submitted, and seen then"
+    for _ in range(BURST):
+        assert here.local[P1].read_now(b"at hand") == Record(b"v", 1, 1, 1, 0)
+    assert tap.seen == [(b"at hand", 0)] * BURST
+    assert here.local[P1] is here.replica
+    await load_sampler.close()
 
 
 async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(

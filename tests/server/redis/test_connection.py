@@ -20,7 +20,7 @@ from kvstore.errors import (
 from kvstore.partition.state.commands import Code, Level
 from kvstore.server.config import Limits
 from kvstore.server.redis import door as resp_door
-from kvstore.server.redis import gather, reply_queue
+from kvstore.server.redis import gather, pipeline, reply_queue
 from kvstore.server.redis.parser import BULK_BYTES_MAX
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
@@ -89,6 +89,32 @@ async def test_a_write_waits_for_a_read_of_its_own_connection(door: Door, read: 
         door.backend.do_held_reads()
         assert await raw.read_line() in (b"$3\r\n", b":3\r\n", b"*2\r\n")
         await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the write follows")
+
+
+async def test_a_read_behind_one_that_waits_is_not_answered_before_it(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The state that the first one will see may be a later one."""
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        before = len(door.backend.submitted)
+        door.backend.held_reads = []
+        raw.writer.write(packed(b"GET", b"k"))
+        await wait_until(lambda: at_least(len(door.backend.submitted), before + 1), what="the first is submitted")
+        monkeypatch.setattr(door.backend, "read_now", lambda key: pytest.fail("it was looked up at once"))
+        raw.writer.write(packed(b"GET", b"k"))
+        await wait_until(lambda: at_least(len(door.backend.submitted), before + 2), what="the second is submitted")
+        door.backend.do_held_reads()
+        assert await raw.read(2 * len(bulk(b"v"))) == bulk(b"v") * 2
+
+
+async def test_more_reads_than_may_be_answered_at_once_are_answered_all_the_same(door: Door) -> None:
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b"k", b"v"), b"+OK\r\n")
+        before, count = len(door.backend.submitted), 3 * pipeline.AT_ONCE_MAX
+        raw.writer.write(packed(b"GET", b"k") * count)
+        assert await raw.read(count * len(bulk(b"v"))) == bulk(b"v") * count
+        assert len(door.backend.submitted) == before + count
 
 
 async def has_changed(door: Door) -> bool:

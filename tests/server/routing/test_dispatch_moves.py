@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Level, Op, Sink
+from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
@@ -33,6 +33,9 @@ class Holding:
 
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.held.append((op, sink, token))
+
+    def read_now(self, key: bytes) -> NotNow:
+        return NOT_NOW
 
     def expel(self) -> None:
         self.is_expelled = True

@@ -199,6 +199,11 @@ def _no_lease(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ReadLease, "has_lease", lambda self, now: not self._closed)
 
 
+@mutant("a read at once needs no lease", story=acks_under_way, lease_ms=500)
+def _no_lease_at_once(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ReadLease, "is_fresh", lambda self, now: not self._closed)
+
+
 @mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)
 def _cached_lease(patch: pytest.MonkeyPatch) -> None:
     has_lease = ReadLease.has_lease

@@ -1,0 +1,93 @@
+"""Reads that do not wait for their turn: as fresh as the others, and only where a look is enough."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvstore.errors import NotLeader
+from kvstore.partition.config import PartitionConfig
+from kvstore.partition.leading.leader_reads import NOW_BYTES
+from kvstore.partition.state.commands import NOT_NOW, get, put
+from kvstore.partition.state.engine_memory import MemoryEngine
+from kvstore.partition.state.move_records import Founded, Freeze, Release
+from kvstore.partition.state.tokens import Span
+from kvstore.ring.hashing import TOKENS
+from kvstore.types import EntryId, LedgerId, PartitionId, Position
+from tests.partition.one_partition import TIME_MS, Partition
+from tests.sim.moving.moves import keys_in
+
+LEASE_MS = 500
+
+
+@pytest.fixture
+def p() -> Partition:
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=LEASE_MS)).start()
+    p.do(put(b"k", b"v"))
+    return p
+
+
+def test_what_is_acknowledged_is_read_at_once(p: Partition) -> None:
+    assert p.leader.reads.now(b"k") == p.do(get(b"k"))
+    assert p.leader.reads.now(b"absent") is None
+
+
+def test_what_is_not_acknowledged_is_not_seen(p: Partition) -> None:
+    p.submit(put(b"k", b"new"))
+    found = p.leader.reads.now(b"k")
+    assert found is not None
+    assert found is not NOT_NOW
+    assert found[0] == b"v"
+
+
+def test_a_lease_that_is_old_or_over_is_not_enough(p: Partition) -> None:
+    p.wait(LEASE_MS / 1000 * 0.6)
+    assert p.leader.reads.now(b"k") is NOT_NOW, "the read that is submitted instead renews it"
+    p.wait(LEASE_MS / 1000)
+    assert p.leader.reads.now(b"k") is NOT_NOW
+
+
+def test_while_a_renewal_is_under_way_the_rest_of_the_lease_is_used(p: Partition) -> None:
+    p.wait(LEASE_MS / 1000 * 0.6)
+    p.submit(get(b"k"))
+    assert len(p.log.under_way) == 1
+    assert p.leader.reads.now(b"k") is not NOT_NOW
+    p.wait(LEASE_MS / 1000 * 0.5)
+    assert p.leader.reads.now(b"k") is NOT_NOW
+
+
+def test_nothing_is_read_after_the_lead(p: Partition) -> None:
+    p.leader.stop(NotLeader(PartitionId("p1")))
+    assert p.leader.reads.now(b"k") is NOT_NOW
+
+
+def test_expiries_and_large_values_wait_for_their_turn(p: Partition) -> None:
+    p.do(put(b"short", b"v", expires_ms=TIME_MS + 100), put(b"large", b"x" * NOW_BYTES))
+    assert p.leader.reads.now(b"short") is NOT_NOW
+    assert p.leader.reads.now(b"large") is NOT_NOW
+    assert p.leader.reads.now(b"k") is not NOT_NOW
+
+
+def test_keys_of_others_are_not_answered_for() -> None:
+    moving, staying = Span(0, TOKENS // 2 - 1), Span(TOKENS // 2, TOKENS - 1)
+    (moved,), (kept,) = keys_in(moving, 1, b"m"), keys_in(staying, 1, b"s")
+    p = Partition(PartitionConfig(expiry_sweep_s=0, lease_ms=100_000))
+    p.loop.create_task(p.leader.start(Founded((moving, staying))))
+    p.settle()
+    p.acknowledge()
+    freeze = p.loop.create_task(p.leader.append_record(Freeze(1, PartitionId("p2"), moving)))
+    p.settle()
+    p.acknowledge()
+    assert p.leader.reads.now(moved) is None, "what is frozen can be read"
+    p.loop.create_task(p.leader.append_record(Release(1, Position(LedgerId(1), freeze.result().entry), 1)))
+    p.settle()
+    assert p.leader.reads.now(moved) is NOT_NOW, "from the moment in which the release is sent"
+    assert p.leader.reads.now(kept) is None
+    assert freeze.result() == Position(LedgerId(1), EntryId(1))
+
+
+def test_an_engine_that_cannot_be_read_is_left_to_the_turn(p: Partition, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: MemoryEngine, key: bytes) -> bytes:
+        raise OSError("a bad block")
+
+    monkeypatch.setattr(MemoryEngine, "get", broken)
+    assert p.leader.reads.now(b"k") is NOT_NOW
