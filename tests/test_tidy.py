@@ -82,7 +82,7 @@ LARGE_CLASSES = {
     "kvstore/partition/election/replica.py:Replica": 38,
     "kvstore/partition/leading/leader.py:Leader": 28,
     "kvstore/server/routing/membership.py:Membership": 31,
-    "kvstore/wal/leader_log.py:OpenLog": 27,
+    "kvstore/wal/leading/leader_log.py:OpenLog": 27,
     "kvstore/wal/tail.py:TailReader": 31,
 }
 

@@ -14,7 +14,7 @@ from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.creator import LedgerCreator, PasswordOf, no_password
 from kvstore.wal.handle import LedgerPorts
-from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker

@@ -14,7 +14,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from errno import EDQUOT, EIO, ENOSPC
+from errno import EDQUOT, ENOSPC
 from struct import pack
 
 from kvstore.bookie.config import BookieConfig
@@ -23,14 +23,14 @@ from kvstore.bookie.journal.record import (
     FILE_HEADER_SIZE,
     GROUP_HEADER_SIZE,
     RECORD_HEADER_SIZE,
-    FileHeader,
     GroupHeader,
     Kind,
     encode_group_header,
     encode_record_head,
 )
-from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, leaves, start_bytes
+from kvstore.bookie.journal.room import Use, leaves
 from kvstore.bookie.journal.segment import OpenFiles, Segment
+from kvstore.bookie.journal.supply import RETRY_S, SegmentSupply, overhead
 from kvstore.bookie.statistics import Statistics
 from kvstore.env.ports import Env
 
@@ -38,8 +38,6 @@ log = logging.getLogger(__name__)
 
 CERTIFY_S = 0.05
 """Idle time after which the last group is certified as synced: damage to it later is not taken for a torn tail."""
-RETRY_S = 1.0
-"""Between attempts to make the next segment, or to write, on a full disk."""
 
 
 class Journal:
@@ -67,14 +65,20 @@ class Journal:
         self._config = config
         self._segments = segments
         """The segments that there are; those which this journal begins are added."""
-        self._open_files = open_files
+        self.supply = SegmentSupply(
+            env,
+            config,
+            segments,
+            open_files,
+            on_ready=self._on_ready,
+            on_change=lambda: on_full(self.is_full),
+            on_damage=self._die,
+        )
         self._statistics = statistics
         self._on_synced = on_synced
         self._on_full = on_full
         self._on_rolled = on_rolled
         self._queue: deque[Group] = deque()
-        self._spare: Segment | None = None
-        self._next_file = 1
         self._syncing: Group | None = None
         self._sync_began = 0.0
         self._synced_file = 0
@@ -82,7 +86,6 @@ class Journal:
         self._is_certified = True
         self._is_scheduled = False
         self._is_blocked = False
-        self._lacks_room = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._is_stopped = False
         self.synced_group = 0
@@ -94,12 +97,12 @@ class Journal:
         `synced`: the segment and the offset where the journal's former part ends. `is_limbo`: records of that part may
         be missing. Raises OSError if there is no room.
         """
-        self._next_file = file
+        self.supply.next_file = file
         self._synced_file, self._synced_to = synced
         self.synced_group = group - 1
-        room += _overhead(len(self._segments) + 1)  # of a second group that names the segments
-        self._begin(self._create(room, size), group, is_limbo=is_limbo)
-        self.make_spare()
+        room += overhead(len(self._segments) + 1)  # of a second group that names the segments
+        self._begin(self.supply.create(room, size), group, is_limbo=is_limbo)
+        self.supply.make_spare()
 
     # Appending
 
@@ -107,7 +110,7 @@ class Journal:
     @property
     def is_full(self) -> bool:
         """Only the reserve is left, or not even that."""
-        return self._spare is None or self._is_blocked
+        return self.supply.spare is None or self._is_blocked
 
     @property
     def room(self) -> int:
@@ -125,23 +128,7 @@ class Journal:
         if not self.is_full or use is Use.FACT:
             return True
         is_left = self.room - size >= leaves(use, self._config.segment_bytes)
-        return use is not Use.ADD and (is_left or self._may_take(size, use))
-
-    def _may_take(self, size: int, use: Use) -> bool:
-        """Whether a small segment for a record of so many bytes may be made of the reserve; half of that is for facts
-        alone."""
-        config, start = self._config, start_bytes(self._config.segment_bytes)
-        stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)
-        return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
-
-    def _piece_bytes(self, size: int, use: Use) -> int:
-        """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so
-        that there are few of them."""
-        needed, usual = size + _overhead(len(self._segments) + 2), kept_bytes(self._config.segment_bytes)
-        return max(needed, min(usual, self._free_bytes() // 2) if use is Use.FACT else usual)
-
-    def _free_bytes(self) -> int:
-        return self._env.disk.free_bytes(self._config.journal_dir)
+        return use is not Use.ADD and (is_left or self.supply.may_make(size, use))
 
     def append(
         self, kind: int, flags: int, ledger: int, entry: int, body: bytes, *, urgent: bool = True, use: Use = Use.ADD
@@ -275,8 +262,8 @@ class Journal:
                 log.exception("group=%d whoever waited for it failed", group.number)
         if group.next is not None:
             self._on_rolled(group.segment)
-        elif self._spare is not None:
-            self._spare.fill(2 * group.end, self._sync_failed)
+        elif (spare := self.supply.spare) is not None:
+            spare.fill(2 * group.end, self._sync_failed)
         if self._syncing is None:
             self._later("certify", CERTIFY_S, self.certify)
 
@@ -307,7 +294,7 @@ class Journal:
     # Segments
 
     def _begin(self, segment: Segment, number: int, *, is_limbo: bool = False) -> None:
-        """Make `segment`, which was the spare, the one that is written to.
+        """Make `segment` the one that is written to.
 
         LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
         """
@@ -315,7 +302,6 @@ class Journal:
         self._seed = segment.seed
         # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.
         self._limit = segment.capacity - GROUP_HEADER_SIZE - RECORD_HEADER_SIZE
-        self._spare = None
         self._segments[segment.file] = segment
         if is_limbo:
             self.append(Kind.LIMBO, 0, -1, -1, b"", use=Use.FACT)
@@ -328,61 +314,16 @@ class Journal:
 
     def _roll(self, size: int, use: Use) -> Group:
         """Go on in the segment ahead. Raises JournalFull."""
-        spare = self._spare
-        needed = _overhead(len(self._segments) + 1) + size
-        if spare is None and not self._may_take(size, use):
-            raise JournalFull
-        try:
-            if spare is None:
-                spare = self._create(0, self._piece_bytes(size, use))
-            elif needed > spare.capacity:
-                spare.handle.allocate(needed)
-                spare.capacity = needed
-        except OSError as error:
-            raise JournalFull from error
+        following = self.supply.take(size, use)
         last = self.open_group
-        head = encode_record_head(Kind.NEXT, 0, -1, spare.file, b"", seed=self._seed, offset=last.end)
+        head = encode_record_head(Kind.NEXT, 0, -1, following.file, b"", seed=self._seed, offset=last.end)
         last.buffers += (head, b"")
         last.end += RECORD_HEADER_SIZE
-        last.next = spare
+        last.next = following
         self._queue.append(last)
-        self._begin(spare, last.number + 1)
-        self.make_spare()
+        self._begin(following, last.number + 1)
+        self.supply.make_spare()
         return self.open_group
-
-    def make_spare(self) -> None:
-        """Make the segment ahead if there is none, now or, on a full disk, as soon as there is room."""
-        if self._spare is not None or self._is_stopped:
-            return
-        try:
-            if self._free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
-                raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
-            self._spare = self._create(0, self._config.segment_bytes)
-        except OSError as error:
-            if error.errno == EIO:
-                self._die(f"journal segment={self._next_file} cannot be made: {error}")
-                return
-            if not self._lacks_room:
-                log.warning("no room for journal segment=%d, waiting for it: %s", self._next_file, error)
-            self._lacks_room = True
-            self._on_full(True)
-            self._later("spare", RETRY_S, self.make_spare)
-            return
-        self._lacks_room = False
-        self._on_full(self.is_full)
-
-    def _create(self, room: int, size: int) -> Segment:
-        salt = self._env.random.getrandbits(64) | 1
-        capacity = max(size, _overhead(len(self._segments) + 2) + room)
-        header, disk = FileHeader(self._next_file, salt), self._env.disk
-        segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
-        try:
-            segment.create(self._on_ready)
-        except OSError:
-            segment.remove()
-            raise
-        self._next_file += 1
-        return segment
 
     def _on_ready(self, error: OSError | None) -> None:
         if error is not None:
@@ -393,11 +334,7 @@ class Journal:
     def stop(self) -> None:
         """Write nothing more. What was not reported as synced may or may not be there."""
         self._is_stopped = True
+        self.supply.stop()
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-
-
-def _overhead(files: int) -> int:
-    """Bytes of a segment that are not for the record that begins it."""
-    return FILE_HEADER_SIZE + 2 * GROUP_HEADER_SIZE + 3 * RECORD_HEADER_SIZE + 4 * files

@@ -144,7 +144,7 @@ class Reclaimer:
         segment.remove()
         remove_checkpoint(self._env.disk, self._config.index_dir, segment.file)
         self._storage.statistics.reclaimed_bytes += freed
-        self._journal.make_spare()
+        self._journal.supply.make_spare()
         return True
 
     async def _rewrite(self, segment: Segment, ledger: int) -> bool:

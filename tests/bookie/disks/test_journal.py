@@ -122,7 +122,7 @@ def test_zeroes_are_written_ahead_so_that_syncs_need_no_metadata(world: SimWorld
         for entry in range(20):
             await shelf.add(L, entry, b"x" * 100_000)
             await pause(0.01)
-        spare = shelf.storage.journal._spare
+        spare = shelf.storage.journal.supply.spare
         assert spare is not None
         assert spare.filled > 3 << 20
 

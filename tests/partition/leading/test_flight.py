@@ -9,7 +9,7 @@ from kvstore.errors import Overloaded
 from kvstore.partition.leading.flight import FLIGHTS_MAX
 from kvstore.partition.state.commands import Level, get, put
 from kvstore.partition.state.marks import Mark
-from kvstore.wal.leader_log import IN_FLIGHT_MAX
+from kvstore.wal.leading.leader_log import IN_FLIGHT_MAX
 from tests.partition.one_partition import Partition
 
 

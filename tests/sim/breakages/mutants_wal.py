@@ -19,7 +19,7 @@ from kvstore.types import NO_ENTRY, EntryId, LedgerState, PartitionId
 from kvstore.wal import ensembles, opener, recovery
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerHandle
-from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
 from kvstore.wal.tail import TailReader

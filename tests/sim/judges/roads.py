@@ -26,9 +26,9 @@ from kvstore.partition.state.transfer import Import
 from kvstore.server.routing.router import Router
 from kvstore.wal import opener
 from kvstore.wal.copies.copying import Copying
-from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLog
+from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.takeover import LogTakeover
-from kvstore.wal.trim import Trimmer
 from kvstore.wal.writer import LedgerWriter
 from tests.sim.judges.probes import declare, probe
 

@@ -6,7 +6,7 @@ import asyncio
 
 from kvstore.types import Position, Seq
 from kvstore.wal.config import LogConfig
-from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.log import PartitionLogs
 from tests.sim.ledgers_and_logs.bench import Appended, P, first_seq
 

@@ -17,7 +17,7 @@ import pytest
 from kvstore.errors import StoreError
 from kvstore.types import PartitionId, Position, Quorum, Seq
 from kvstore.wal.config import LogConfig
-from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.ledger_list import BEGINNING
 from kvstore.wal.ports import LogEntry
 from tests.sim.ledgers_and_logs.ledgers import FAULTS, RELEASE, LedgerCluster, Writer, make_root

@@ -16,7 +16,7 @@ from kvstore.errors import (
 from kvstore.types import LedgerId, LedgerState, Quorum, Seq
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies import copier
-from kvstore.wal.leader_log import STALL_MAX_S
+from kvstore.wal.leading.standstill import STALL_MAX_S
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, Bench, FrozenStore, run
 from tests.sim.ledgers_and_logs.logs import NEVER, SMALL, Writer, numbers, opened, read_all
 

@@ -12,7 +12,7 @@ import pytest
 from kvstore.meta import paths
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.state.commands import Level
-from kvstore.wal.leader_log import OpenLog
+from kvstore.wal.leading.leader_log import OpenLog
 from tests.sim.judges.operations import Operation, Status
 from tests.sim.nodes import Node
 from tests.sim.stories.scenarios import KEY, Countdown, P, Stage, Stepped, Story, knobs, play

@@ -28,30 +28,25 @@ from kvstore.errors import (
 )
 from kvstore.meta.store import MetadataStore
 from kvstore.types import EntryId, LedgerId, LedgerMetadata, PartitionId, Position, Seq
-from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.copies.copier import Copier
 from kvstore.wal.creator import LedgerCreator
 from kvstore.wal.handle import LedgerHandle, LedgerPorts
+from kvstore.wal.leading.rolling import roll_reason
+from kvstore.wal.leading.standstill import end_at_a_standstill
+from kvstore.wal.leading.trim import Trimmer
 from kvstore.wal.ledger_list import NEVER, LedgerList
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.pins import Pins
 from kvstore.wal.ports import AppendDone
-from kvstore.wal.repair import bookies_of
 from kvstore.wal.takeover import TakenOver
-from kvstore.wal.trim import Trimmer
 
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX = 1_000
 """Entries that may wait for their acknowledgement or for the end of a roll. A leader that keeps a few in flight never
 gets there."""
-STALL_MAX_S = 6.0
-"""A leader whose entries have found no ack quorum for so long gives up its log: another may reach the bookies. Clients
-have been refused by then."""
 CLOSE_RETRY_S = 0.5
-YOUNG_S = 60.0
-"""A ledger of a long list is not rolled before that for anything but its size."""
 
 
 class _Held(NamedTuple):
@@ -104,7 +99,10 @@ class OpenLog:
         self.trimmer = Trimmer(self, store=store, ledgers=ports.ledgers, pins=Pins(store, lists), clock=ports.clock)
         self.copier.start()
         nursery.spawn(self._keep(), name=f"{partition} log")
-        nursery.spawn(self._notice_standstill(), name=f"{partition} standstill")
+        standstill = end_at_a_standstill(
+            lambda: None if self.lost is not None else self._handle, ports.choice, config.check_every_s, self._lose
+        )
+        nursery.spawn(standstill, name=f"{partition} standstill")
         nursery.spawn(self._sweep_now_and_then(), name=f"{partition} sweep")
 
     @property
@@ -253,7 +251,16 @@ class OpenLog:
             self._wake.clear()
             try:
                 await self._settle_first_seq()
-                if self.lost is None and (reason := self._roll_reason()):
+                now = self._ports.clock.now()
+                reason = roll_reason(
+                    self._config,
+                    self._handle.writer,
+                    self._ports.choice,
+                    growth=self._growth,
+                    age_s=now - self._handle.created_at,
+                    written_s=0.0 if self._first_append is None else now - self._first_append[1],
+                )
+                if reason and self.lost is None:
                     await self._roll(reason)
             except (MetadataError, NotEnoughBookies) as error:
                 log.info("partition=%s not rolled: %r", self.partition, error)
@@ -261,38 +268,6 @@ class OpenLog:
             except StoreError as error:
                 self._lose(error)
         await self._nursery.close()
-
-    async def _notice_standstill(self) -> None:
-        """Also during a roll, which waits for the former ledger. By looks, not by the clock: what has come while this
-        process stood still is read first."""
-        step_s, stalled_s, seen_at = self._config.check_every_s, 0.0, 0.0
-        while self.lost is None:
-            await asyncio.sleep(step_s)
-            handle = self._handle
-            handle.look_for_spares()
-            is_stalled = handle.writer.unconfirmed > 0 and handle.progress_at == seen_at
-            # Where the disks are full nobody else could lead either, and only a leader trims, which makes room.
-            is_full = self._ports.choice.is_full(handle.writer.metadata.quorum.ack)
-            stalled_s = stalled_s + step_s if is_stalled and not is_full else 0.0
-            seen_at = handle.progress_at
-            if stalled_s >= STALL_MAX_S:
-                self._lose(NotEnoughBookies(f"ledger {handle.ledger}: no ack quorum for {STALL_MAX_S} s"))
-
-    def _roll_reason(self) -> str:
-        config, writer, growth, now = self._config, self._handle.writer, self._growth, self._ports.clock.now()
-        if writer.length >= config.roll_bytes * growth or writer.last_added + 1 >= config.roll_entries * growth:
-            return "it is full"
-        if self._first_append is not None and now - self._first_append[1] >= config.roll_age_s * growth:
-            return "it is old"
-        if growth > 1 and now - self._handle.created_at < YOUNG_S * growth:
-            return ""  # other reasons may come again and again: a long list has to wait
-        if len(writer.metadata.fragments) >= config.roll_fragments:
-            return "its ensemble has changed too often"
-        if writer.metadata.quorum.ensemble < min(config.quorum.ensemble, len(self._ports.choice.spares())):
-            return "there are more bookies now"
-        if _has_lost_a_bookie(self._ports.choice, writer.metadata):
-            return "one of its bookies is gone and another can take its place"
-        return ""
 
     async def _sweep_now_and_then(self) -> None:
         age_s = self._config.orphan_age_s
@@ -366,11 +341,3 @@ class OpenLog:
             except MetadataError as error:
                 log.info("ledger=%d not closed yet: %r", old.ledger, error)
                 await asyncio.sleep(CLOSE_RETRY_S)
-
-
-def _has_lost_a_bookie(choice: BookieChoice, metadata: LedgerMetadata) -> bool:
-    """A bookie that the open ledger names, be it for entries long written, is not registered, and there are enough
-    others for a new one: closed, its copies can be made again elsewhere. None while the metadata store is away."""
-    if len(choice.spares()) < metadata.quorum.ensemble:
-        return False
-    return not all(map(choice.is_registered, bookies_of(metadata)))

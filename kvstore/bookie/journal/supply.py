@@ -1,0 +1,133 @@
+"""Makes a journal's segments, one ahead of the one that is written to.
+
+On a full disk there is none ahead until there is room again; what may not wait for that gets small segments of the
+reserve (docs/protocol.md, B9 and B20).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from errno import EIO, ENOSPC
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.journal.record import FILE_HEADER_SIZE, GROUP_HEADER_SIZE, RECORD_HEADER_SIZE, FileHeader
+from kvstore.bookie.journal.room import JournalFull, Use, kept_bytes, start_bytes
+from kvstore.bookie.journal.segment import OpenFiles, Segment
+from kvstore.env.ports import Env
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Between attempts to make the next segment, or to write, on a full disk."""
+
+
+class SegmentSupply:
+    """The segment ahead, and the making of others."""
+
+    def __init__(
+        self,
+        env: Env,
+        config: BookieConfig,
+        segments: dict[int, Segment],
+        open_files: OpenFiles,
+        *,
+        on_ready: Callable[[OSError | None], None],
+        on_change: Callable[[], None],
+        on_damage: Callable[[str], None],
+    ) -> None:
+        """`segments`: those that there are. `on_ready` is called when a segment's header is synced or cannot be,
+        `on_change` when there is a segment ahead or none could be made, `on_damage` if the disk is broken."""
+        self.spare: Segment | None = None
+        """The segment ahead; None: the disk is full."""
+        self.next_file = 1
+        self._env, self._config = env, config
+        self._loop = asyncio.get_running_loop()
+        self._segments, self._open_files = segments, open_files
+        self._on_ready, self._on_change, self._on_damage = on_ready, on_change, on_damage
+        self._lacks_room = False
+        self._retry: asyncio.TimerHandle | None = None
+        self._is_stopped = False
+
+    def make_spare(self) -> None:
+        """Make the segment ahead if there is none, now or, on a full disk, as soon as there is room."""
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
+        if self.spare is not None or self._is_stopped:
+            return
+        try:
+            if self._free_bytes() < self._config.segment_bytes + self._config.reserve_bytes:
+                raise OSError(ENOSPC, f"want {self._config.reserve_bytes} bytes to stay free")
+            self.spare = self.create(0, self._config.segment_bytes)
+        except OSError as error:
+            if error.errno == EIO:
+                self._on_damage(f"journal segment={self.next_file} cannot be made: {error}")
+                return
+            if not self._lacks_room:
+                log.warning("no room for journal segment=%d, waiting for it: %s", self.next_file, error)
+            self._lacks_room = True
+            self._on_change()
+            self._retry = self._loop.call_later(RETRY_S, self.make_spare)
+            return
+        self._lacks_room = False
+        self._on_change()
+
+    def take(self, size: int, use: Use) -> Segment:
+        """The segment that the journal goes on in, with room for a record of `size` bytes. Raises JournalFull."""
+        spare = self.spare
+        needed = overhead(len(self._segments) + 1) + size
+        if spare is None and not self.may_make(size, use):
+            raise JournalFull
+        try:
+            if spare is None:
+                return self.create(0, self._piece_bytes(size, use))
+            if needed > spare.capacity:
+                spare.handle.allocate(needed)
+                spare.capacity = needed
+        except OSError as error:
+            raise JournalFull from error
+        self.spare = None
+        return spare
+
+    def create(self, room: int, size: int) -> Segment:
+        """Make a segment of `size` bytes, and with `room` at least. Raises OSError."""
+        salt = self._env.random.getrandbits(64) | 1
+        capacity = max(size, overhead(len(self._segments) + 2) + room)
+        header, disk = FileHeader(self.next_file, salt), self._env.disk
+        segment = Segment(disk, self._config.journal_dir, header, capacity=capacity, open_files=self._open_files)
+        try:
+            segment.create(self._on_ready)
+        except OSError:
+            segment.remove()
+            raise
+        self.next_file += 1
+        return segment
+
+    def may_make(self, size: int, use: Use) -> bool:
+        """Whether a small segment for a record of so many bytes may be made of the reserve; half of that is for facts
+        alone."""
+        config, start = self._config, start_bytes(self._config.segment_bytes)
+        stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)
+        return use >= Use.REWRITE and self._free_bytes() >= self._piece_bytes(size, use) + stays
+
+    def _piece_bytes(self, size: int, use: Use) -> int:
+        """How large a small segment is made. For facts down to what the record itself takes: half of what is free, so
+        that there are few of them."""
+        needed, usual = size + overhead(len(self._segments) + 2), kept_bytes(self._config.segment_bytes)
+        return max(needed, min(usual, self._free_bytes() // 2) if use is Use.FACT else usual)
+
+    def _free_bytes(self) -> int:
+        return self._env.disk.free_bytes(self._config.journal_dir)
+
+    def stop(self) -> None:
+        """Make no more."""
+        self._is_stopped = True
+        if self._retry is not None:
+            self._retry.cancel()
+
+
+def overhead(files: int) -> int:
+    """Bytes of a segment that are not for the record that begins it."""
+    return FILE_HEADER_SIZE + 2 * GROUP_HEADER_SIZE + 3 * RECORD_HEADER_SIZE + 4 * files
