@@ -83,7 +83,7 @@ LARGE_CLASSES = {
     "kvstore/partition/leading/leader.py:Leader": 28,
     "kvstore/server/routing/membership.py:Membership": 31,
     "kvstore/wal/leading/leader_log.py:OpenLog": 27,
-    "kvstore/wal/tail.py:TailReader": 31,
+    "kvstore/wal/tailing/tail.py:TailReader": 31,
 }
 
 KVSTORE = sources("kvstore")

@@ -18,7 +18,7 @@ from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists, ReadersLists
 from kvstore.wal.ports import BookieClient, ListedLedger
 from kvstore.wal.seek import Seeker
-from kvstore.wal.tail import BATCH_BYTES_MAX, TailReader
+from kvstore.wal.tailing.tail import BATCH_BYTES_MAX, TailReader
 from kvstore.wal.takeover import LogTakeover
 
 

@@ -34,7 +34,7 @@ from kvstore.server.control.dating import JudgedClock
 from kvstore.server.peer.proof import Called
 from kvstore.types import BookieId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLog
-from kvstore.wal.tail import TailReader
+from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from tests.sim.breakages.catalogue import from_wal, mutant
 from tests.sim.stories.stories import (

@@ -22,7 +22,8 @@ from kvstore.wal.handle import LedgerHandle
 from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.lists import LedgerLists
 from kvstore.wal.recovery import EntryAnswer, LastAnswer, Recovery, Unknown
-from kvstore.wal.tail import TailReader
+from kvstore.wal.tailing.ledger_end import LedgerEnd
+from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
 from kvstore.wal.writer import LedgerWriter, State
 from tests.sim.ledgers_and_logs import (
@@ -277,21 +278,21 @@ def _early_end(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a tailer reads beyond the LAC")
 def _beyond_lac(patch: pytest.MonkeyPatch) -> None:
-    original = TailReader._limit
+    original: Any = LedgerEnd.limit
 
-    def limit(self: Any, reader: EntryReader) -> EntryId:
-        is_open = reader.metadata.state is LedgerState.OPEN
-        return EntryId(original(self, reader) + is_open)
+    def limit(self: Any) -> EntryId:
+        is_open = self._reader.metadata.state is LedgerState.OPEN
+        return EntryId(original.fget(self) + is_open)
 
-    patch.setattr(TailReader, "_limit", limit)
+    patch.setattr(LedgerEnd, "limit", property(limit))
 
 
 @mutant("a tail believes a number without a digest")
 def _unverified_lac(patch: pytest.MonkeyPatch) -> None:
-    async def believe(self: Any, reader: EntryReader, _asked: Any, answer: Any) -> None:
-        self._believe(reader, answer, answer.max_lac)
+    async def believe(self: Any, _asked: Any, answer: Any) -> None:
+        self._believe(answer, answer.max_lac)
 
-    patch.setattr(TailReader, "_verify", believe)
+    patch.setattr(LedgerEnd, "_verify", believe)
 
 
 @mutant("a lease counts from the acknowledgement")

@@ -10,8 +10,8 @@ from kvstore.types import BookieId, Quorum, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.log import PartitionLogs
-from kvstore.wal.polling import CHECK_S, PollChoice
-from kvstore.wal.tail import TailReader
+from kvstore.wal.tailing.polling import CHECK_S, PollChoice
+from kvstore.wal.tailing.tail import TailReader
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, RELEASE, Bench, P, run
 from tests.sim.ledgers_and_logs.logs import Writer, opened
 from tests.wal.ledgers import e

@@ -15,8 +15,8 @@ from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import Stat, ensure_path
 from kvstore.types import LedgerId, LedgerState, Seq
-from kvstore.wal.leading import trim
 from kvstore.wal.creator import owner_of
+from kvstore.wal.leading import trim
 from kvstore.wal.leading.trim import TRIMMED_MAX
 from kvstore.wal.ledger_list import Listed
 from kvstore.wal.lists import LedgerLists

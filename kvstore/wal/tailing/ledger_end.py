@@ -1,0 +1,176 @@
+"""Follows the end of one ledger that may still grow: by long polls, one at a time, and by what those bring along.
+
+A bookie's number is a hint until a digest vouches for it (docs/protocol.md T10); a bookie that gets no adds is found
+out by asking the others (T3).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import BookieError, Corrupted
+from kvstore.proto.digest import Packet
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerState
+from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.handle import LedgerPorts
+from kvstore.wal.ports import ReadAnswer
+from kvstore.wal.tailing.polling import PollChoice
+
+log = logging.getLogger(__name__)
+
+POLL_MS = 2_000
+"""One long poll; when it brings nothing the other bookies are asked whether this one is behind."""
+POLL_RETRY_S = 0.02
+ASK_S = 0.1
+"""So long others have to say what they know when a long poll has brought nothing."""
+
+
+class LedgerEnd:
+    """The last add confirmed of one ledger, as far as it is known here, and the entry behind it if that has come too.
+    `tell` is called when there may be something new."""
+
+    def __init__(
+        self, reader: EntryReader, first: EntryId, *, ports: LedgerPorts, nursery: Nursery, tell: Callable[[], None]
+    ) -> None:
+        """Everything before `first` is confirmed."""
+        self.lac = EntryId(first - 1)
+        self._reader, self._ports, self._nursery, self._tell = reader, ports, nursery, tell
+        self._loop = asyncio.get_running_loop()
+        self._choice = PollChoice()
+        self._wanted = first
+        self._piggyback: Packet | None = None
+        self._is_polling = False
+        self._is_over = False
+
+    # docs/protocol.md L10
+    @property
+    def limit(self) -> EntryId:
+        """The last entry that may be handed out."""
+        metadata = self._reader.metadata
+        return metadata.last_entry if metadata.state is LedgerState.CLOSED else self.lac
+
+    def confirm(self, entry: EntryId) -> bool:
+        """Take an entry for confirmed, as its writer says. Whether that is new."""
+        if entry <= self.lac:
+            return False
+        self.lac = entry
+        return True
+
+    def take(self, entry: EntryId) -> Packet | None:
+        """The packet that a long poll has brought along, if it is this entry's. Another is forgotten."""
+        packet, self._piggyback = self._piggyback, None
+        return packet if packet is not None and packet.entry == entry else None
+
+    def take_last(self, entry: EntryId) -> Packet | None:
+        """The same if it is the last entry that may be handed out; else nothing is forgotten."""
+        packet = self._piggyback
+        if packet is None or packet.entry != entry or self.limit != entry:
+            return None
+        self._piggyback = None
+        return packet
+
+    def stop(self) -> None:
+        """Learn nothing more: another ledger is read, or none."""
+        self._is_over = True
+
+    def poll(self, wanted: EntryId) -> None:
+        """Have one long poll under way, while the ledger is not closed. `wanted`: the entry that is read next."""
+        reader = self._reader
+        self._wanted = wanted
+        if reader.metadata.state is LedgerState.CLOSED or self._is_polling:
+            return
+        self._is_polling = True
+        lac = self.lac
+        near = reader.order(EntryId(lac + 1))
+        others = [bookie for bookie in reader.metadata.fragments[-1].ensemble if bookie not in near]
+        asked = self._choice.first((*near, *others))
+        self._ports.bookies.long_poll(asked, reader.metadata.ledger, lac, POLL_MS, partial(self._polled, lac, asked))
+
+    def _polled(self, lac: EntryId, asked: BookieId, answer: ReadAnswer | BookieError) -> None:
+        if self._is_over:
+            return
+        if isinstance(answer, BookieError):
+            log.debug("ledger=%d long poll: %s", self._reader.metadata.ledger, answer)
+            self._choice.failed(asked, self._ports.clock.now())
+            self._loop.call_later(POLL_RETRY_S, self._end_poll)
+        elif answer.max_lac <= lac:
+            heard = {asked: answer.max_lac}
+            self._nursery.spawn(self._ask_others(heard), name="is the bookie behind that was asked")
+        elif asked == self._ports.choice.own:  # it has checked what it learned that from (docs/protocol.md, B21)
+            self._believe(answer, answer.max_lac)
+        else:
+            self._nursery.spawn(self._verify(asked, answer), name="verify a last-add-confirmed")
+
+    async def _verify(self, asked: BookieId, answer: ReadAnswer) -> None:
+        """Ask for a packet that says the same as the number in an answer and has a digest, which the number has not
+        (docs/protocol.md, T10)."""
+        heard: dict[BookieId, EntryId] = {}
+        await self._hear(asked, heard)
+        lac = heard.get(asked, NO_ENTRY)
+        if lac < answer.max_lac:
+            ledger = self._reader.metadata.ledger
+            log.info("ledger=%d %s says lac=%d and shows %d", ledger, asked, answer.max_lac, lac)
+            self._choice.failed(asked, self._ports.clock.now())
+            await asyncio.sleep(POLL_RETRY_S)
+        if not self._is_over:
+            self._believe(answer, lac)
+
+    def _believe(self, answer: ReadAnswer, lac: EntryId) -> None:
+        """A digest vouches for `lac`, or this node's own bookie does."""
+        self.lac = max(self.lac, lac)
+        self._keep_piggyback(answer)
+        self._end_poll()
+        for bookie in self._choice.due(self._ports.clock.now()):
+            self._nursery.spawn(self._ask_again(bookie, lac), name=f"has {bookie} caught up")
+
+    async def _ask_others(self, heard: dict[BookieId, EntryId]) -> None:
+        """Ask the other bookies when a long poll brought nothing: there is nothing, or the bookie is one that gets no
+        adds (docs/protocol.md, T3). `heard` is what it knows."""
+        ensemble = self._reader.metadata.fragments[-1].ensemble
+        others = [bookie for bookie in ensemble if bookie not in heard]
+        asking = [self._nursery.spawn(self._hear(bookie, heard), name=f"ask {bookie}") for bookie in others]
+        with suppress(TimeoutError):
+            async with asyncio.timeout(ASK_S):
+                for task in asking:
+                    await task
+        for task in asking:
+            task.cancel()
+        if self._is_over:
+            return
+        most = self._choice.compare(heard, self._ports.clock.now())
+        if not self.confirm(most):
+            await asyncio.sleep(POLL_RETRY_S)  # a bookie that does not know the ledger yet answers at once
+        self._end_poll()
+
+    async def _ask_again(self, bookie: BookieId, known: EntryId) -> None:
+        """Ask whether a bookie that was behind knows by now what another knew a moment ago."""
+        await asyncio.sleep(ASK_S)
+        heard: dict[BookieId, EntryId] = {}
+        await self._hear(bookie, heard)
+        if not self._is_over and heard.get(bookie, NO_ENTRY) >= known:
+            self._choice.caught_up(bookie)
+
+    async def _hear(self, bookie: BookieId, heard: dict[BookieId, EntryId]) -> None:
+        with suppress(BookieError):
+            heard[bookie] = await self._ports.bookies.read_lac(
+                bookie, self._reader.metadata.ledger, self._reader.digest
+            )
+
+    def _end_poll(self) -> None:
+        if not self._is_over:
+            self._is_polling = False
+            self._tell()
+
+    def _keep_piggyback(self, answer: ReadAnswer) -> None:
+        if answer.packet is None or answer.entry != self._wanted or answer.entry > answer.max_lac:
+            return
+        reader = self._reader
+        try:
+            self._piggyback = reader.digest.open(reader.metadata.ledger, answer.entry, answer.packet)
+        except Corrupted:
+            return  # read again from elsewhere
