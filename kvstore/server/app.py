@@ -193,7 +193,7 @@ class Node:
         await self.begin_draining()
         led = self.hosting.leads
         await self.hosting.stop()
-        await self.membership.announce_draining()
+        await self.membership.announcement.drain()
         return led
 
     def state_of(self, partition: PartitionId) -> State | None:
@@ -353,7 +353,7 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
     await membership.announce()
-    stack.push_async_callback(membership.withdraw)
+    stack.push_async_callback(membership.announcement.withdraw)
 
 
 async def _credentials(node: Node) -> Credentials:

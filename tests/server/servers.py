@@ -60,7 +60,7 @@ class Server:
         self.dispatcher.use_links(self.links)
         self.resp = RespServer(self.env, self.dispatcher, limits, self.peers.accept, dict)
         self.cluster.addresses[self.id] = await self.resp.open(address)
-        self.membership._member = Member(id=self.id, resp=self.cluster.addresses[self.id])
+        self.membership.announcement.member = Member(id=self.id, resp=self.cluster.addresses[self.id])
         await self.membership.announce()
 
     async def close(self) -> None:

@@ -1,5 +1,4 @@
-"""Keeps this server's znode in place, and what it knows of the cluster fresh. Watches are hints; all is read again
-every 10 s."""
+"""Keeps what this server knows of the cluster fresh. Watches are hints; all is read again every 10 s."""
 
 from __future__ import annotations
 
@@ -10,13 +9,12 @@ from dataclasses import replace
 
 from kvstore.env import Env
 from kvstore.env.events import wait_within
-from kvstore.errors import MetadataError, NodeExists, NoSuchNode, UndecodableNode
+from kvstore.errors import MetadataError, NoSuchNode, UndecodableNode
 from kvstore.meta import paths
-from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.store import MetadataStore, Watch
-from kvstore.partition.election.election import LeaderRecord
-from kvstore.ring import codec
 from kvstore.ring.ring import Ring
+from kvstore.server.routing.announcement import Announcement
+from kvstore.server.routing.cluster_reader import ClusterReader
 from kvstore.server.routing.topology import ClusterTopology, Member
 from kvstore.types import PartitionId, ServerId
 
@@ -34,7 +32,9 @@ class Membership:
     """`topology` is replaced whole at each change; whoever asked by `on_topology` is told after it."""
 
     def __init__(self, env: Env, store: MetadataStore, member: Member) -> None:
-        self._env, self._store, self._member = env, store, member
+        self._env, self._store = env, store
+        self.announcement = Announcement(store, member)
+        self._reader = ClusterReader(store)
         self._nursery = env.nursery.child("membership")
         self._topology: ClusterTopology | None = None
         self._listeners: dict[int, Callable[[], None]] = {}
@@ -43,16 +43,11 @@ class Membership:
         """Paths to read again."""
         self._hint = asyncio.Event()
         self._watches: dict[str, Watch] = {}
-        self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
         self._failed = False
-        self.undecodable: set[str] = set()
-        """Nodes that could not be decoded when they were last read."""
         self._hinted = 0
         """The latest routing that somebody has told of, until that was looked at."""
         self._disbelieves_until = 0.0
         self.false_hints = 0
-        self._stored = 0, 0
-        """A version of the ring, and of its znode with it."""
 
     @property
     def topology(self) -> ClusterTopology:
@@ -60,7 +55,7 @@ class Membership:
         return self._topology
 
     def start(self) -> None:
-        """Begin to read; keeps the server's znode once `announce` is called."""
+        """Begin to read."""
         for path in (paths.RING, paths.SERVERS):
             self._watch(path)
         self._nursery.spawn(self._keep_fresh(), name="read")
@@ -77,28 +72,7 @@ class Membership:
 
     async def announce(self) -> None:
         """Let the cluster know that this server is up. It stays announced over lost sessions."""
-        self._kept.start(self._nursery)
-        try:
-            await self._kept.publish(self._member.encode())
-        except NodeExists:
-            log.warning("another process announces itself as server=%s; waiting until it is gone", self._member.id)
-        except MetadataError as error:
-            log.warning("server=%s is not announced yet: %s", self._member.id, error)
-
-    async def announce_draining(self) -> None:
-        """Let the cluster know that this server takes no replicas any more. Errors are logged."""
-        self._member = replace(self._member, draining=True)
-        try:
-            await self._kept.publish(self._member.encode())
-        except MetadataError as error:
-            log.warning("that server=%s drains is not announced: %s", self._member.id, error)
-
-    async def withdraw(self) -> None:
-        """Let the cluster know that this server is leaving. Errors are logged: the session's end does it too."""
-        try:
-            await self._kept.publish(None)
-        except MetadataError as error:
-            log.warning("server=%s could not be withdrawn: %s", self._member.id, error)
+        await self.announcement.publish(self._nursery)
 
     async def close(self) -> None:
         for watch in self._watches.values():
@@ -121,7 +95,7 @@ class Membership:
             if server is None or known is None or known[0] != server:
                 epoch = known[1] if known else 0
                 self._replace(found.with_leader(partition, None if server is None else (server, epoch)))
-            elif server == self._member.id:
+            elif server == self.announcement.member.id:
                 self._tell()  # what waits here for the partition can go on
         if server is None:
             self.suspect(partition)
@@ -133,14 +107,14 @@ class Membership:
     @property
     def stored_ring(self) -> tuple[Ring, int] | None:
         """The ring that is known here, with its znode's version; None if that is not known."""
-        ring, version = self.topology.ring, self._stored
+        ring, version = self.topology.ring, self._reader.stored
         return (ring, version[1]) if version[0] == ring.version else None
 
     # docs/protocol.md H9
     def note_written(self, ring: Ring, stored: int) -> None:
         """This server has written a later ring, which made its znode's version `stored`."""
-        if ring.version > self._stored[0]:
-            self._stored = ring.version, stored
+        if ring.version > self._reader.stored[0]:
+            self._reader.stored = ring.version, stored
         if self._topology is not None and ring.version > self._topology.ring.version:
             known = set(self._topology.ring.partitions)
             for partition in sorted(set(ring.partitions) - known):
@@ -165,14 +139,6 @@ class Membership:
         return True
 
     # ── reading ───────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def _is_our_former(self, data: bytes) -> bool:
-        """Whoever announced this server at this address before is gone: this process listens there."""
-        try:
-            former = Member.decode(data)
-        except UndecodableNode:
-            return True
-        return (former.id, former.resp) == (self._member.id, self._member.resp)
 
     def _watch(self, path: str) -> None:
         if path not in self._watches:
@@ -213,9 +179,9 @@ class Membership:
             everything = left_s <= 0 or not await wait_within(self._hint, left_s)
 
     async def _read_all(self) -> None:
-        self.undecodable.clear()
+        self._reader.undecodable.clear()
         try:
-            ring = await self._read_ring()
+            ring = await self._reader.ring()
         except NoSuchNode:
             if self._topology is None:
                 return  # a cluster that is only being made
@@ -223,9 +189,9 @@ class Membership:
         except UndecodableNode as error:
             if self._topology is None:
                 raise
-            self._pass_over(paths.RING, error)
+            self._reader.pass_over(paths.RING, error)
             ring = self._topology.ring
-        servers = await self._read_servers()
+        servers = await self._reader.servers(self._topology)
         leaders = {}
         for partition in sorted(ring.partitions):
             found = await self._read_leader(partition)
@@ -240,13 +206,13 @@ class Membership:
             try:
                 ring = await self._read_hinted_ring()
             except UndecodableNode as error:
-                self._pass_over(paths.RING, error)
+                self._reader.pass_over(paths.RING, error)
                 ring = known
             wanted |= {paths.partition_leader(each) for each in set(ring.partitions) - set(known.partitions)}
             self._replace(replace(self.topology, ring=self._newer(ring)))
             self._unwatch(set(known.partitions) - set(self.topology.ring.partitions))
         if paths.SERVERS in wanted:
-            self._replace(replace(self.topology, servers=await self._read_servers()))
+            self._replace(replace(self.topology, servers=await self._reader.servers(self._topology)))
         for partition in sorted(self.topology.ring.partitions):
             if paths.partition_leader(partition) in wanted:
                 leader = await self._read_leader(partition)
@@ -255,11 +221,11 @@ class Membership:
     async def _read_hinted_ring(self) -> Ring:
         """The ring; and if somebody has told of a later one than this metadata server has, the latest that there is.
         Who has told of one that there is not is believed again after a while."""
-        ring = await self._read_ring()
+        ring = await self._reader.ring()
         told = self._hinted
         if ring.routed < told:
             await self._store.sync(paths.RING)
-            ring = await self._read_ring()
+            ring = await self._reader.ring()
         if ring.routed < told:
             self.false_hints += 1
             self._disbelieves_until = self._env.clock.now() + DISBELIEF_S
@@ -268,13 +234,6 @@ class Membership:
             self._hinted = 0
         else:
             self._want(paths.RING)  # somebody has told of a still later one meanwhile
-        return ring
-
-    async def _read_ring(self) -> Ring:
-        data, stat = await self._store.get(paths.RING)
-        ring = codec.decode(data)
-        if ring.version > self._stored[0]:
-            self._stored = ring.version, stat.version
         return ring
 
     def _newer(self, ring: Ring) -> Ring:
@@ -289,43 +248,8 @@ class Membership:
                 watch.close()
 
     async def _read_leader(self, partition: PartitionId) -> tuple[ServerId, int] | None:
-        path = paths.partition_leader(partition)
-        self._watch(path)
-        try:
-            data, _ = await self._store.get(path)
-        except NoSuchNode:
-            return None
-        try:
-            record = LeaderRecord.decode(data)
-        except UndecodableNode as error:
-            self._pass_over(path, error)
-            return self._topology.leaders.get(partition) if self._topology is not None else None
-        return record.server, record.epoch
-
-    async def _read_servers(self) -> dict[ServerId, Member]:
-        found: dict[ServerId, Member] = {}
-        try:
-            names = await self._store.children(paths.SERVERS)
-        except NoSuchNode:
-            return found
-        for name in names:
-            server = ServerId(name)
-            try:
-                data, _ = await self._store.get(paths.server(server))
-                found[server] = Member.decode(data)
-            except NoSuchNode:
-                continue
-            except UndecodableNode as error:
-                self._pass_over(paths.server(server), error)
-                if self._topology is not None and server in self._topology.servers:
-                    found[server] = self._topology.servers[server]
-        return found
-
-    def _pass_over(self, path: str, error: UndecodableNode) -> None:
-        """What was known of it before goes on, and all else is read."""
-        if path not in self.undecodable:
-            log.error("%s cannot be read, going on with what was known of it: %s", path, error)
-        self.undecodable.add(path)
+        self._watch(paths.partition_leader(partition))
+        return await self._reader.leader(partition, self._topology)
 
     def _replace(self, topology: ClusterTopology) -> None:
         before, self._topology = self._topology, topology

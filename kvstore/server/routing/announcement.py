@@ -1,0 +1,58 @@
+"""Keeps this server's znode in place: over lost sessions, from `publish` until `withdraw`."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+from kvstore.env.ports import Nursery
+from kvstore.errors import MetadataError, NodeExists, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.ephemeral import KeptEphemeral
+from kvstore.meta.store import MetadataStore
+from kvstore.server.routing.topology import Member
+from kvstore.types import ServerId
+
+log = logging.getLogger(__name__)
+
+
+class Announcement:
+    """What this server tells the cluster about itself. Errors are logged: the znode is kept up meanwhile."""
+
+    def __init__(self, store: MetadataStore, member: Member) -> None:
+        self.member = member
+        self._kept = KeptEphemeral(store, paths.server(ServerId(member.id)), is_our_former=self._is_our_former)
+
+    async def publish(self, nursery: Nursery) -> None:
+        """Let the cluster know that this server is up."""
+        self._kept.start(nursery)
+        try:
+            await self._kept.publish(self.member.encode())
+        except NodeExists:
+            log.warning("another process announces itself as server=%s; waiting until it is gone", self.member.id)
+        except MetadataError as error:
+            log.warning("server=%s is not announced yet: %s", self.member.id, error)
+
+    async def drain(self) -> None:
+        """Let the cluster know that this server takes no replicas any more."""
+        self.member = replace(self.member, draining=True)
+        try:
+            await self._kept.publish(self.member.encode())
+        except MetadataError as error:
+            log.warning("that server=%s drains is not announced: %s", self.member.id, error)
+
+    async def withdraw(self) -> None:
+        """Let the cluster know that this server is leaving; the session's end does it too."""
+        try:
+            await self._kept.publish(None)
+        except MetadataError as error:
+            log.warning("server=%s could not be withdrawn: %s", self.member.id, error)
+
+    def _is_our_former(self, data: bytes) -> bool:
+        """Whether a znode is of a process that is gone, because it names this server at this address, where this
+        process listens."""
+        try:
+            former = Member.decode(data)
+        except UndecodableNode:
+            return True
+        return (former.id, former.resp) == (self.member.id, self.member.resp)
