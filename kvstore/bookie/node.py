@@ -7,8 +7,8 @@ from typing import Any
 
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.identity import establish
-from kvstore.bookie.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep.limbo import watch
 from kvstore.bookie.upkeep.reclaim import Reclaimer

@@ -23,7 +23,7 @@ from typing import Any
 
 from kvstore.bookie.adds import Done
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.service import BookieService
+from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.real import real_env, run
 from kvstore.proto import bookkeeper as wire

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.service import BookieService
+from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.bookie.upkeep.reclaim import Reclaimer
 from kvstore.env.real import real_env, run

@@ -13,9 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvstore.bookie import admission, checkpoints, fencing, identity, inventory, keys, reader, replay, turns
-from kvstore.bookie import service as service_module
 from kvstore.bookie import storage as storage_module
 from kvstore.bookie.adds import Adds
+from kvstore.bookie.connections import questions as questions_module
+from kvstore.bookie.connections import service as service_module
 from kvstore.bookie.facts import Facts
 from kvstore.bookie.fencing import Verdict
 from kvstore.bookie.journal import journal, scan, segment
@@ -242,7 +243,7 @@ def _deny() -> None:
     def deny(self: Any, status: Status, ledger: int, answer: Any) -> None:
         answer(status)
 
-    replace(service_module.BookieConnection, "_when_deniable", lambda _original: deny)
+    replace(questions_module.Questions, "_when_deniable", lambda _original: deny)
 
 
 @mutant("serves whoever means another bookie")
@@ -275,7 +276,7 @@ def _one_door() -> None:
 
 @mutant("keeps batches without limit for who does not read")
 def _any_batch() -> None:
-    replace(service_module, "has_room", lambda _original: lambda *_: True)
+    replace(questions_module, "has_room", lambda _original: lambda *_: True)
 
 
 @mutant("forgets no poll of a connection that is gone")

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.service import BookieService
+from kvstore.bookie.connections.service import BookieService
 from kvstore.env import Env
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto.bookkeeper import Answer

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.service import BookieService
+from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.real import real_env, run
 from tests.bookie.support import ME, Metadata

@@ -8,8 +8,8 @@ from collections.abc import Callable
 
 import pytest
 
-from kvstore.bookie import connection_limits
 from kvstore.bookie.admission import AT_ONCE_MAX
+from kvstore.bookie.connections import limits as connection_limits
 from kvstore.bookie.ledger import Ledger
 from kvstore.bookie.sparing import BURST, SparingLog
 from kvstore.bookie.turns import Piece, Turns

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from kvstore.bookie import connection_limits
+from kvstore.bookie.connections import limits as connection_limits
 from kvstore.proto import bookkeeper as wire
 from kvstore.proto import bookkeeper_pb2 as pb
 from kvstore.proto.bookkeeper import Operation, Status

@@ -25,7 +25,9 @@ from kvstore.wal.bookies import Bookies
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.choice import BookieView as RegisteredView
 from kvstore.wal.copies.copying import Copying
+from kvstore.wal.creator import owner_of
 from kvstore.wal.entry_reader import EntryReader
+from kvstore.wal.lists import LedgerLists
 from kvstore.wal.placement import newcomers_of
 from kvstore.wal.ports import BookieClient
 from kvstore.wal.repair import Missing
@@ -58,6 +60,7 @@ class Rereplicator:
     ) -> None:
         self._env, self._view, self._bookies, self._progress = env, view, bookies, progress
         self._ledgers = LedgerStore(store)
+        self._lists = LedgerLists(store)
         self._cookies = CookieStore(store)
         self._choice = BookieChoice(view, store, clock=env.clock, random=env.random)
         self.bytes_per_s = BYTES_PER_S
@@ -113,13 +116,23 @@ class Rereplicator:
     async def _replace_in(self, ledger: LedgerId, bookie: BookieId) -> Moved:
         metadata, version = await self._ledgers.read_latest(ledger)
         if metadata.state is not LedgerState.CLOSED:
-            return Moved(ledger, 0, STILL_OPEN)
+            return Moved(ledger, 0, "" if await self._was_passed_over(metadata) else STILL_OPEN)
         wanted = self._without(metadata, bookie)
         if wanted is None:
             return Moved(ledger, 0, NO_SPARE)
         copied = await self._fill(metadata, wanted)
         await self._ledgers.write(wanted, version)
         return Moved(ledger, copied, "")
+
+    async def _was_passed_over(self, metadata: LedgerMetadata) -> bool:
+        """Whether a ledger that is not closed was made for a log that has gone on without it: ids of a log rise, so it
+        is never listed, nobody writes to it, and its leader sweeps it some minutes after it was made."""
+        owner = owner_of(metadata)
+        if owner is None:
+            return False
+        listed, _ = await self._lists.read(owner, latest=True)
+        ids = [each.id for each in listed.ledgers]
+        return bool(ids) and metadata.ledger not in ids and metadata.ledger < ids[-1]
 
     def _without(self, metadata: LedgerMetadata, bookie: BookieId) -> LedgerMetadata | None:
         """The ledger with others in the bookie's place; None if there is nobody for one of them."""

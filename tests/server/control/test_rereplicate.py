@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator
-from kvstore.types import BookieId, EntryId, LedgerState
-from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, LEDGER, Bench, appended, holders, run
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum, Seq
+from kvstore.wal.creator import OWNER_KEY
+from kvstore.wal.ledger_list import LedgerList
+from kvstore.wal.lists import LedgerLists
+from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, LEDGER, Bench, P, appended, holders, run
 
 COUNT = 12
 
@@ -91,6 +96,29 @@ def test_an_open_ledger_is_left_to_its_writer() -> None:
         bench.bookies.stop(B3)
         assert [each.blocked for each in await recopier(bench).replace(B3)] == [STILL_OPEN]
         assert holders(bench, 0) == [B1, B2, B3]
+
+    run(case, bookies=4)
+
+
+@pytest.mark.parametrize(
+    ("listed", "blocked"), [((3, 4), STILL_OPEN), ((4, 5), STILL_OPEN), ((5,), ""), ((), STILL_OPEN)], ids=str
+)
+def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tuple[int, ...], blocked: str) -> None:
+    """The log may still come to a ledger beyond the last that it lists."""
+    four = LedgerId(4)
+
+    async def case(bench: Bench) -> None:
+        metadata = LedgerMetadata(
+            four, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), custom=((OWNER_KEY, P.encode()),), token=7
+        )
+        await bench.ledgers.create(metadata)
+        log = LedgerList()
+        for number in listed:
+            log = log.with_ledger(LedgerId(number), Seq(1), epoch=1, lease_ms=500)
+        await LedgerLists(bench.store).write(P, log, -1)
+        bench.bookies.stop(B3)
+        (moved,) = await recopier(bench).replace(B3)
+        assert moved.blocked == blocked
 
     run(case, bookies=4)
 

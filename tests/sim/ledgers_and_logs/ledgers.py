@@ -15,7 +15,7 @@ from typing import Any
 
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.service import BookieService
+from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import Corrupted, MetadataUnknown

@@ -10,7 +10,7 @@ import pytest
 
 from kvstore.bookie.authority import MetadataAuthority
 from kvstore.bookie.config import BookieConfig
-from kvstore.bookie.service import BookieService
+from kvstore.bookie.connections.service import BookieService
 from kvstore.bookie.storage import BookieStorage
 from kvstore.env.ports import Env
 from kvstore.errors import BookieError, LedgerFenced, StoreError

@@ -21,7 +21,7 @@ in one turn of the event loop."""
 
 
 class Answers(Protocol):
-    """What both versions of the protocol have; the module of each is one."""
+    """The encoders that both versions of the protocol have: the module of each."""
 
     def encode_add_response(self, _txn: int, status: int, ledger: int, entry: int, /) -> bytes: ...
     def encode_read_response(
@@ -46,7 +46,7 @@ M = TypeVar("M", bound=Member)
 
 
 def silent_one(connections: Iterable[M]) -> M | None:
-    """Who gives way when there are too many: the first that has never asked for anything."""
+    """Return the connection that gives way when there are too many: the first that has never asked for anything."""
     return next((each for each in connections if not each.has_asked), None)
 
 

@@ -1,0 +1,293 @@
+"""A bookie's connections: frames in, storage calls, frames out. Fed with bytes by the event loop or the simulator.
+
+Answers leave in the order in which they become ready, gathered into one write per turn of the loop. Who reads no
+answers is not read from either, nor is a client with too many adds under way: it would take a refusal for a fault of
+this bookie, and turn to others. A connection is answered in the version of the protocol that it speaks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from functools import partial
+from typing import Any
+
+from kvstore.bookie.config import BookieConfig
+from kvstore.bookie.connections.limits import UNREAD_HIGH_BYTES, Answers, silent_one
+from kvstore.bookie.connections.questions import Questions
+from kvstore.bookie.sparing import SparingLog
+from kvstore.bookie.storage import BookieStorage
+from kvstore.bookie.turns import Turns
+from kvstore.env.ports import Stream
+from kvstore.proto import bookkeeper as wire
+from kvstore.proto import bookkeeper_pb2 as pb
+from kvstore.proto import version_two
+from kvstore.proto.bookkeeper import BadFrame, BadRequest, Operation, Status
+from kvstore.proto.frames import FrameReader
+from kvstore.proto.version_two import BatchRead
+
+log = logging.getLogger(__name__)
+
+WRITE_BYTES = 1 << 20
+"""Answers gathered in one turn of the loop before they are written."""
+HARD_FACTOR = 4
+"""How far what recovery reads may exceed a connection's limit before the connection is not read for a while."""
+
+_ADD = int(Operation.ADD_ENTRY)
+
+
+class BookieService:
+    """Makes a handler for each connection, and closes them all."""
+
+    def __init__(self, storage: BookieStorage, config: BookieConfig) -> None:
+        self.storage = storage
+        self.config = config
+        self.connections: dict[BookieConnection, None] = {}
+        self.log = SparingLog(log)
+        self.lists = Turns()
+        """Of the entries of a ledger: one with many holes takes long."""
+        self.polls = 0
+        """Long polls that wait, of all connections."""
+
+    def handler(self) -> BookieConnection:
+        """The handler of a new connection."""
+        return BookieConnection(self)
+
+    def close(self) -> None:
+        """End all connections at once; what they wait for is answered to nobody."""
+        for connection in list(self.connections):
+            connection.abort()
+
+
+class BookieConnection:
+    """One client."""
+
+    def __init__(self, service: BookieService) -> None:
+        self._service = service
+        self._storage = service.storage
+        self._statistics = service.storage.statistics
+        self._config = service.config
+        self._loop = asyncio.get_running_loop()
+        self._frames = FrameReader(wire.PAYLOAD_MAX)
+        self.answers: Answers = wire
+        self._backlog: deque[bytes] = deque()
+        """Requests held back while the client does not read its answers, or there is no room for adds."""
+        self._out: list[bytes] = []
+        self._out_bytes = 0
+        self._is_flush_due = False
+        self._is_choked = False
+        self._is_reading_paused = False
+        self.is_closed = True
+        self.has_asked = self.is_named = False
+        """The client has said which bookie it means, and it is this one."""
+        self._adds = 0
+        self._add_bytes = 0
+        self._is_serve_due = False
+        self._transport: Stream
+        self._questions = Questions(self, service, service.storage, service.config)
+
+    # The stream
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+        connections = self._service.connections
+        if len(connections) >= self._config.connections_max:
+            silent = silent_one(connections)
+            gone = "a silent" if silent else "a new"
+            self._service.log.say(logging.WARNING, "there are %d connections: %s is closed", len(connections), gone)
+            if silent is None:
+                return self.abort()
+            silent.has_asked = True  # it gives way once
+            silent.abort()
+        self.is_closed = False
+        connections[self] = None
+        self._statistics.connections += 1
+        transport.set_write_buffer_limits(high=min(UNREAD_HIGH_BYTES, self._config.connection_bytes_max))
+
+    def data_received(self, data: bytes) -> None:
+        if self.is_closed:
+            return
+        self._backlog.extend(self._frames.feed(data))
+        self.has_asked |= bool(self._backlog)
+        self._serve()
+        if self._frames.fault and not self.is_closed:
+            self._give_up(self._frames.fault)
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._service.connections.pop(self, self) is None:
+            self._statistics.connections -= 1
+        self.is_closed = True
+        self._backlog.clear()
+        self._out.clear()
+        self._questions.take_back_polls()
+
+    @property
+    def unread_bytes(self) -> int:
+        """Answers that the client has not read."""
+        return self._out_bytes + self._transport.get_write_buffer_size()
+
+    def pause_writing(self) -> None:
+        self._is_choked = True
+        self._update_reading()
+
+    def resume_writing(self) -> None:
+        self._is_choked = False
+        self._serve()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.is_closed = True
+        self._transport.abort()
+
+    def _give_up(self, reason: str) -> None:
+        self._statistics.bad_requests += 1
+        self._service.log.say(logging.WARNING, "peer=%s closed: %s", self._transport.get_extra_info("peername"), reason)
+        self._flush()
+        self.is_closed = True
+        self._transport.close()
+
+    def _serve(self) -> None:
+        """Handle what has arrived, as far as the client takes its answers and there is room for adds."""
+        self._is_serve_due = False
+        backlog = self._backlog
+        while backlog and not (self._is_choked or self.is_closed or self._lacks_room(backlog[0])):
+            self._handle(backlog.popleft())
+            if self._out_bytes > WRITE_BYTES:
+                self._flush()
+        self._update_reading()
+
+    # docs/protocol.md B12
+    def _lacks_room(self, payload: bytes) -> bool:
+        """Whether the next request waits at the door; what comes behind it does too, and so keeps its place."""
+        if self._adds >= self._config.connection_pending_max or self._add_bytes >= self._config.connection_bytes_max:
+            return True  # goes on in _added
+        if self._storage.adds.is_busy:
+            self._storage.door.wait(self._serve)
+            return True
+        if self._storage.admission.is_busy and self._may_ask(payload):
+            self._storage.gate.wait(self._serve)
+            return True
+        return False
+
+    def _may_ask(self, payload: bytes) -> bool:
+        """Whether a request may have to wait for the metadata store. What cannot be understood does not."""
+        may_ask = self._storage.may_ask
+        if (plain := wire.plain_add(payload)) is not None:
+            _, ledger, _, key, body = plain
+            return may_ask(ledger, key, body, is_writers=True)
+        try:
+            request = self._decode(payload)
+        except (BadFrame, BadRequest):
+            return False
+        if isinstance(request, BatchRead):
+            return request.fence_key is not None and may_ask(request.ledger, request.fence_key)
+        add, read, lac = request.add, request.read, request.write_lac
+        match request.header.operation:
+            case Operation.ADD_ENTRY:
+                is_writers = add.flag != pb.AddRequest.RECOVERY_ADD
+                return may_ask(add.ledger, add.master_key, add.body, is_writers=is_writers)
+            case Operation.READ_ENTRY:
+                return read.flag == pb.ReadRequest.FENCE_LEDGER and may_ask(read.ledger, read.master_key)
+            case Operation.WRITE_LAC:
+                return may_ask(lac.ledger, lac.master_key, lac.body)
+        return False
+
+    def _decode(self, payload: bytes) -> pb.Request | BatchRead:
+        is_version_two = payload.startswith(version_two.MARK)
+        return version_two.decode_request(payload) if is_version_two else wire.decode_request(payload)
+
+    def _update_reading(self) -> None:
+        if self.is_closed:
+            return
+        is_over = (
+            self._is_choked
+            or bool(self._backlog)
+            or self._questions.pending > HARD_FACTOR * self._config.connection_pending_max
+        )
+        if is_over != self._is_reading_paused:
+            self._is_reading_paused = is_over
+            (self._transport.pause_reading if is_over else self._transport.resume_reading)()
+
+    def send(self, frame: bytes) -> None:
+        if self.is_closed:
+            return
+        self._out.append(frame)
+        self._out_bytes += len(frame)
+        if not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def question_ended(self) -> None:
+        """There is room for another question."""
+        if self._is_reading_paused:
+            self._update_reading()
+
+    def _flush(self) -> None:
+        self._is_flush_due = False
+        if self._out and not self.is_closed:
+            data = b"".join(self._out)
+            self._out.clear()
+            self._out_bytes = 0
+            self._transport.write(data)
+
+    # Requests
+
+    def _handle(self, payload: bytes) -> None:
+        plain = wire.plain_add(payload)
+        if plain is not None:
+            self._add(*plain)
+            return
+        try:
+            if payload.startswith(version_two.MARK):
+                self.answers = version_two
+            request = self._decode(payload)
+        except BadFrame as error:
+            self._give_up(str(error))
+            return
+        except BadRequest as error:
+            self._statistics.bad_requests += 1
+            self.send(wire.encode_status(error.txn, error.operation, Status.BAD_REQUEST))
+            return
+        if isinstance(request, BatchRead):
+            self._questions.ask_batch(request)
+            return
+        header = request.header
+        operation: int = header.operation
+        if header.version != pb.VERSION_THREE:
+            self.send(wire.encode_status(header.txn_id, operation, Status.BAD_VERSION))
+        elif not self.is_named and len(request.context) and not self._is_meant(request):
+            self.send(wire.encode_status(header.txn_id, operation, Status.UNKNOWN_LEDGER_STATE))
+            self._give_up(f"it means another bookie than {self._storage.bookie}")
+        elif operation == _ADD:
+            add = request.add
+            is_recovery = add.flag == pb.AddRequest.RECOVERY_ADD
+            self._add(header.txn_id, add.ledger, add.entry, add.master_key, add.body, is_recovery)
+        else:
+            self._questions.ask(operation, header.txn_id, request)
+
+    def _is_meant(self, request: pb.Request) -> bool:
+        """False if the client names another bookie: one whose disk or address this bookie may have inherited."""
+        for pair in request.context:
+            if pair.key == wire.BOOKIE_KEY:
+                self.is_named = pair.value == self._storage.bookie
+                return self.is_named
+        return True
+
+    def _add(self, txn: int, ledger: int, entry: int, key: bytes, body: bytes, is_recovery: bool = False) -> None:
+        size = len(body)
+        self._adds += 1
+        self._add_bytes += size
+        done = partial(self._added, txn, ledger, entry, size)
+        self._storage.add(ledger, entry, body, key, recovery=is_recovery, done=done)
+
+    def _added(self, txn: int, ledger: int, entry: int, size: int, status: Status) -> None:
+        self._adds -= 1
+        self._add_bytes -= size
+        if self._backlog and not self._is_serve_due:
+            self._is_serve_due = True
+            self._loop.call_soon(self._serve)
+        self.send(self.answers.encode_add_response(txn, status, ledger, entry))
