@@ -7,7 +7,6 @@ import pytest
 from kvstore.server.control.rereplicate import NO_SPARE, STILL_OPEN, Rereplicator
 from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, LedgerState, Quorum, Seq
 from kvstore.wal.creator import OWNER_KEY
-from kvstore.wal.ledger_list import LedgerList
 from kvstore.wal.lists import LedgerLists
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, B4, LEDGER, Bench, P, appended, holders, run
 
@@ -112,10 +111,11 @@ def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tup
             four, Quorum(3, 3, 2), (Fragment(EntryId(0), (B1, B2, B3)),), custom=((OWNER_KEY, P.encode()),), token=7
         )
         await bench.ledgers.create(metadata)
-        log = LedgerList()
+        lists = LedgerLists(bench.store)
+        log, version = await lists.make(P)
         for number in listed:
             log = log.with_ledger(LedgerId(number), Seq(1), epoch=1, lease_ms=500)
-        await LedgerLists(bench.store).write(P, log, -1)
+        await lists.write(P, log, version)
         bench.bookies.stop(B3)
         (moved,) = await recopier(bench).replace(B3)
         assert moved.blocked == blocked
