@@ -100,7 +100,9 @@ def test_an_open_ledger_is_left_to_its_writer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "blocked"), [((3, 4), STILL_OPEN), ((4, 5), STILL_OPEN), ((5,), ""), ((), STILL_OPEN)], ids=str
+    ("listed", "blocked"),
+    [((3,), STILL_OPEN), ((3, 4), STILL_OPEN), ((4, 5), STILL_OPEN), ((5,), ""), ((), STILL_OPEN)],
+    ids=str,
 )
 def test_an_open_ledger_that_its_log_has_passed_over_keeps_no_bookie(listed: tuple[int, ...], blocked: str) -> None:
     """The log may still come to a ledger beyond the last that it lists."""
