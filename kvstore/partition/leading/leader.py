@@ -60,6 +60,7 @@ class Leader:
     ) -> None:
         """`state` has applied the log up to its recovered end."""
         self.serving = False
+        self.epoch = log.epoch
         env = replace(env, clock=LeadClock(env.clock, state))
         self._env, self._config, self._state, self._log = env, config, state, log
         self._on_stopped = on_stopped
@@ -81,13 +82,9 @@ class Leader:
         self._deadlines, self._again = Alarm(self._loop, self._expire), Alarm(self._loop, self._wake)
         self._entries = self._mutations = self._pauses = 0
 
-    @property
-    def epoch(self) -> int:
-        return self._log.epoch
-
     def statistics(self) -> dict[str, Any]:
         return {
-            "epoch": self._log.epoch,
+            "epoch": self.epoch,
             "entries": self._entries,
             "mutations": self._mutations,
             "answers": self._answers.given,
@@ -126,7 +123,14 @@ class Leader:
             raise Unavailable(f"partition {self._state.partition}: there was no lead to release yet, or not any more")
         self.serving = False
         if drain_max_s is not None:
-            await self._drained_or_serving(drain_max_s)
+            try:
+                async with asyncio.timeout(drain_max_s):
+                    await self._drained()
+            except TimeoutError:
+                self._idle = None
+                self.serving = self._stopped is None
+                busy = f"partition {self._state.partition}: busy, {len(self._queue)} operations wait"
+                raise Unavailable(busy) from None
         try:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
@@ -137,16 +141,6 @@ class Leader:
             raise Unavailable(f"partition {self._state.partition}: not released in time") from error
         finally:
             self.stop(NotLeader(self._state.partition))
-
-    async def _drained_or_serving(self, within_s: float) -> None:
-        """Raises Unavailable, with the leader serving as before, if there is too much to answer."""
-        try:
-            async with asyncio.timeout(within_s):
-                await self._drained()
-        except TimeoutError:
-            self._idle = None
-            self.serving = self._stopped is None
-            raise Unavailable(f"partition {self._state.partition}: busy, {len(self._queue)} operations wait") from None
 
     def stop(self, reason: StoreError) -> None:
         """End at once: what is in flight is of unknown outcome, what is queued was not done."""
@@ -191,17 +185,13 @@ class Leader:
         logged = Logged(self._state)
         self._append(self._evaluator.record(record, self._env.clock.date_ms(), requests), [(logged, 0, None)])
         if isinstance(record, Release):
-            self._thaw()
+            self._waiting.unfreeze()
+            self._wake()
         return await logged.done
 
     async def prove(self) -> None:
         """Return once an append is acknowledged: this was the leader when it was called. Raises StoreError."""
         await self._append_control(Kind.EMPTY)
-
-    def _thaw(self) -> None:
-        """What may be written has changed: decide anew on what waits for it."""
-        self._waiting.thaw()
-        self._wake()
 
     def expel(self) -> None:
         """Turn away now what waits here and is another partition's."""
@@ -356,7 +346,8 @@ class Leader:
         """It is applied. Raises OSError if what waited for it cannot be read."""
         self._evaluator.applied()
         if flight.made.entry.control and self.serving_ranges.applied():
-            self._thaw()
+            self._waiting.unfreeze()
+            self._wake()
         self._read_lease.acknowledge(sent_at)
         self._rest.acknowledged(self._env.clock.now() - sent_at)
         self._answers.give_all(flight.replies)
@@ -368,7 +359,7 @@ class Leader:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:
-        """What is on this machine cannot be trusted or used any more; but a disk that is full only costs the lead."""
+        """End the process: the state here cannot be trusted any more. A disk that is full only costs the lead."""
         if not (isinstance(error, OSError) and error.errno == ENOSPC):
             self._env.fatal(f"partition {self._state.partition}: {why}")
         self._lose(OutcomeUnknown(why))

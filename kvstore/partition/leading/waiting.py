@@ -29,7 +29,7 @@ class Waiting:
         """Let them wait for their range. Returns those that found no room."""
         return [each[1] for each in arrived if not self.frozen.offer(each)]
 
-    def thaw(self) -> None:
+    def unfreeze(self) -> None:
         """Put what waits for a range first in the next entry, because other ranges take writes now."""
         self.queue.put_back(self.frozen.take_all())
 

@@ -57,9 +57,9 @@ def test_what_names_no_key_and_what_is_malformed_is_decided_on_as_ever() -> None
     assert expel([commands.delete_range(b"a", b"z"), (3, 7), (8, b"k", b"no operations")], []) == ([], [0, 1, 2])
 
 
-def test_what_thaws_is_decided_on_before_what_is_queued() -> None:
+def test_what_is_unfrozen_is_decided_on_before_what_is_queued() -> None:
     waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
-    waiting.thaw()
+    waiting.unfreeze()
     assert [item[2] for item in waiting.queue.take(1.0).items] == [0, 1, 2]
     assert not waiting
 
@@ -71,12 +71,12 @@ def test_what_is_too_old_leaves_wherever_it_waits() -> None:
     assert not waiting
 
 
-def test_what_thaws_and_freezes_again_and_goes_to_and_fro_keeps_the_time_of_its_arrival() -> None:
+def test_what_is_unfrozen_and_freezes_again_and_goes_to_and_fro_keeps_the_time_of_its_arrival() -> None:
     waiting = waiting_of([commands.put(KEPT, b"2")], [commands.put(KEPT, b"0"), commands.put(KEPT, b"1")])
     waiting.queue.offer((commands.put(KEPT, b"3"), None, 3))
     waiting.queue.stamp(4.0)
     for _ in range(3):
-        waiting.thaw()
+        waiting.unfreeze()
         taken = waiting.queue.take(5.0)
         assert waiting.put_aside(taken.arrived(taken.items[:2], 5.0)) == []
         waiting.queue.put_back(taken.arrived(taken.items[2:], 5.0))
