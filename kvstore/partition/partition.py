@@ -151,7 +151,7 @@ class Partition:
         """After `stop`: see that neither the leader's znode nor what was published names this replica. Raises
         MetadataError: to be called again, unless the server has another replica of the partition by then."""
         if not self._is_taken_back:
-            await self._replica.take_back()
+            await self._replica.claiming.withdraw()
             self._is_taken_back = True
 
     def on_outvoted(self, outvoted: Callable[[], None]) -> None:
@@ -268,7 +268,7 @@ class Partition:
             "move_copies_wrong": self._source.counts.copies_wrong,
             "moves_stuck": len(self._source.counts.stuck),
             "moves": self.mover.statistics() if self.mover is not None else {},
-            "failure": str(replica.failure) if replica.failure else self._trials.why or None,
+            "failure": str(replica.following.failure) if replica.following.failure else self._trials.why or None,
             "is_in_doubt": self._trials.trial.since > 0,
             "leading": leader.statistics() if leader is not None else None,
             "log": led.statistics() if (led := replica.leading_log) is not None else None,
@@ -279,8 +279,10 @@ class Partition:
     def _answer_here(self, op: Op) -> Any:
         """Answer a session or stale read from what this replica has applied."""
         state = self.state
-        if self._replica.failure is not None or state.position is None:
-            return Unavailable(f"partition {self.id}: this replica has no state: {self._replica.failure or 'not yet'}")
+        if self._replica.following.failure is not None or state.position is None:
+            return Unavailable(
+                f"partition {self.id}: this replica has no state: {self._replica.following.failure or 'not yet'}"
+            )
         if state.is_suspect:
             return Unavailable(f"partition {self.id}: {self._trials.why}")
         if self._is_behind_start:

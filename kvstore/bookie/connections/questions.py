@@ -42,7 +42,7 @@ class Client(Member, Protocol):
 
 
 class Shared(Protocol):
-    """What all clients share: kvstore.bookie.connections.service.BookieService."""
+    """Shared by all clients: kvstore.bookie.connections.service.BookieService."""
 
     lists: Turns
     polls: int

@@ -9,14 +9,17 @@ from contextlib import closing
 from typing import assert_never
 
 from kvstore.env import Env, Task
-from kvstore.env.events import end_task, wait_within
-from kvstore.errors import Corrupted, InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
+from kvstore.env.events import wait_within
+from kvstore.errors import InvalidRequest, MetadataError, NotLeader, StoreError, Unavailable
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import peer_replicas, role_events
-from kvstore.partition.election.election import RANK_DELAY_S, LeaderRecord, Published, furthest, rank_of
+from kvstore.partition.election.claiming import Claiming
+from kvstore.partition.election.election import furthest
+from kvstore.partition.election.following import Following
 from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
+from kvstore.partition.election.publishing import Publishing
 from kvstore.partition.election.role_events import Command, Event
 from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.partition.election.standing import Standing
@@ -34,14 +37,14 @@ log = logging.getLogger(__name__)
 
 REREAD_S = 10.0
 """A watch is only a hint; this often the leader's znode is read without one."""
-PUBLISH_S = 1.0
+PROVEN_S = 1.0
+"""After a proof the leader's znode is read again."""
 VAIN_RANK_MAX = 400
 """A minute."""
 OPEN_PATIENCE_S = 10.0
 """A candidate that applies nothing of the log for so long gives the lead back."""
 WAKE_S_MIN = 0.001
 """No timer is shorter: the time left until a moment may be less than a clock can tell, and time would stand still."""
-PENDING_MAX = 64
 
 
 class Replica:
@@ -66,8 +69,6 @@ class Replica:
     ) -> None:
         self.leader: Leader | None = None
         self.state, self.tail = state, tail
-        self.failure: StoreError | None = None
-        """Why this replica applies nothing any more; None while it is well."""
         self.elections = 0
         self._env, self._config, self._partition, self.server = env, config, partition, server
         self._claims, self._logs = claims, logs
@@ -76,22 +77,35 @@ class Replica:
         self._nonce = env.random.randbytes(8).hex()
         self._owner = RoleMachine(server, self._nonce)
         self._trials = trials
-        self._should_be_barred = False
-        trials.on_barred = self._bar_soon
+        self._reread = asyncio.Event()
+        self.following = Following(
+            env,
+            tail,
+            self._owner,
+            trials,
+            feed=self._feed,
+            role_change=self._role_change,
+            server=server,
+            name=partition,
+        )
+        self.claiming = Claiming(
+            claims,
+            state,
+            server,
+            self._nonce,
+            feed=self._feed,
+            reread=self._reread,
+            is_stopped=lambda: self.role is Role.STOPPED,
+        )
+        self._publishing = Publishing(claims, state, trials, server, self._nonce)
         self._standing = Standing(
             env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
         )
-        self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
-        self._reread = asyncio.Event()
         self._role_changed = asyncio.Event()
         """Set once, at the next change; then there is another."""
         self._yielding = asyncio.Lock()
-        self._changing = asyncio.Lock()
-        """Held while the leader's znode is changed."""
         self._opening: Task | None = None
-        self._tailing: Task | None = None
         self._log: LeaderLog | None = None
-        self._claimed = LeaderRecord(server, 0, self._nonce)
         self._vain_leads = 0
         """Times in a row that this replica has opened the log and could not lead: it stands later each time
         (docs/protocol.md, G22)."""
@@ -117,12 +131,12 @@ class Replica:
         """Begin to tail, to watch the leader's znode, and to stand when there is none."""
         spawn = self._env.nursery.spawn
         self._standing.look()
-        self._start_tail()
+        self.following.start()
         self._claims.start(self._env.nursery)
         spawn(self._watch_leader(), name=f"{self._partition} leader znode")
         spawn(self._standing.run(), name=f"{self._partition} date")
-        spawn(self._perform_metadata(), name=f"{self._partition} election")
-        spawn(self._publish(), name=f"{self._partition} publish")
+        spawn(self.claiming.run(), name=f"{self._partition} election")
+        spawn(self._publishing.run(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
         held = self._peer_replicas.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
         spawn(held, name=f"{self._partition} hold leader")
@@ -135,15 +149,7 @@ class Replica:
         self._feed(role_events.Stop())
         if self._log is not None:
             self._log.close_for_good()
-        async with self._changing:  # a claim under way comes to its end: it would stay for as long as the session
-            try:
-                await self._claims.release(self._claimed)
-            except MetadataError as error:
-                log.info("partition=%s leader znode not given back: %s", self._partition, error)
-
-    async def take_back(self) -> None:
-        """Of one that has stopped. Raises MetadataError."""
-        await self._claims.withdraw(self._claimed)
+        await self.claiming.give_back()
 
     async def _let_go(self) -> None:
         await self.hand_over_to_any()
@@ -164,7 +170,7 @@ class Replica:
     async def yield_lead(self, successor: ServerId) -> None:
         """Release the lead and tell `successor`, which is prepared; lead again if it does not take over. Raises
         StoreError if the lead could not be released: it is kept, unless the log was lost meanwhile."""
-        take = Take(self._claimed, await self._claims.term())
+        take = Take(self.claiming.claimed, await self._claims.term())
         async with self._yielding:
             leader = self.leader
             if leader is None or not leader.serving:
@@ -285,7 +291,7 @@ class Replica:
             case role_events.PublishAndRank():
                 self._env.nursery.spawn(self._rank(), name=f"{self._partition} rank")
             case role_events.Claim() | role_events.Succeed() | role_events.RemoveStale() | role_events.GiveBack():
-                self._enqueue(command)
+                self.claiming.enqueue(command)
             case _:
                 assert_never(command)
 
@@ -293,44 +299,6 @@ class Replica:
         """Tick at that time. The timer's clock may run ahead of ours; then the owner asks again."""
         delay = max(WAKE_S_MIN, at - self._env.clock.now())
         asyncio.get_running_loop().call_later(delay, self._feed, role_events.Tick())
-
-    def _enqueue(self, command: Command) -> None:
-        if self._commands.full():
-            self._reread.set()  # nothing is lost: the next reading of the znode decides again
-        else:
-            self._commands.put_nowait(command)
-
-    async def _perform_metadata(self) -> None:
-        """One at a time and in order, so that a claim never overtakes a give-back."""
-        while True:
-            command = await self._commands.get()
-            try:
-                async with self._changing:
-                    if self.role is not Role.STOPPED:
-                        await self._change_metadata(command)
-            except StoreError as error:
-                log.info("partition=%s %s: %r", self._partition, command, error)
-                if isinstance(command, role_events.Claim | role_events.Succeed):
-                    self._feed(role_events.NotClaimed())
-                await asyncio.sleep(RANK_DELAY_S)
-                self._reread.set()
-
-    async def _change_metadata(self, command: Command) -> None:
-        match command:
-            case role_events.Claim():
-                self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
-                won = await self._claims.claim(self._claimed)
-                self._feed(role_events.Claimed() if won else role_events.NotClaimed())
-            case role_events.Succeed(record, term):
-                self._claimed = LeaderRecord(self.server, self.state.epoch, self._nonce)
-                won = await self._claims.succeed(record, term, self._claimed)
-                self._feed(role_events.Claimed() if won else role_events.NotClaimed())
-            case role_events.RemoveStale(record):
-                await self._claims.remove_stale(record)
-                self._reread.set()
-            case role_events.GiveBack():
-                await self._claims.release(self._claimed)
-                self._reread.set()
 
     # ── the leader's znode and the other replicas ─────────────────────────────────────────────────────────────────────
 
@@ -348,25 +316,10 @@ class Replica:
                     log.debug("partition=%s leader znode not read: %r", self._partition, error)
                 await wait_within(self._reread, REREAD_S)
 
-    async def _publish(self) -> None:
-        while True:
-            try:
-                await self._claims.publish(self._progress)
-            except MetadataError as error:
-                log.debug("partition=%s not published: %r", self._partition, error)
-            await asyncio.sleep(PUBLISH_S)
-
-    @property
-    def _progress(self) -> Published:
-        trial, checks = self._trials.trial, self.state.checks
-        doubt = (trial.since, *list(checks.items())[-1]) if trial.is_barred and checks else None
-        return Published(self.state.seq, self.state.durable_seq, self.state.epoch, self._nonce, doubt)
-
     async def _rank(self) -> None:
         incumbent = self._env.nursery.spawn(self._peer_replicas.incumbent(), name="ask serving")
         try:
-            await self._claims.publish(self._progress, always=True)
-            rank = rank_of(self.server, await self._claims.published(), self._replicas())
+            rank = await self._publishing.rank(self._replicas())
         except MetadataError as error:
             log.debug("partition=%s not ranked: %r", self._partition, error)
             rank = len(self._peer_replicas.servers)
@@ -375,49 +328,15 @@ class Replica:
 
     # ── tailing and leading ───────────────────────────────────────────────────────────────────────────────────────────
 
-    def _start_tail(self) -> None:
-        if self._tailing is None and self.failure is None and self.role is not Role.STOPPED:
-            self._tailing = self._env.nursery.spawn(self._follow_log(), name=f"{self._partition} tail")
-
-    async def _follow_log(self) -> None:
-        try:
-            await self.tail.run()
-        except StoreError as error:
-            self.failure = error
-            log.error("partition=%s this replica stops: %r", self._partition, error)
-            self._feed(role_events.Barred(True))
-            if isinstance(error, Corrupted):
-                await self._until_led_by_another()
-                self._trials.on_outvoted()
-
-    async def _until_led_by_another(self) -> None:
-        """Whoever leads has applied what this replica could not, or is further."""
-        while self._owner.leader in (None, self.server):
-            await self._role_change(REREAD_S)
-
-    def _bar_soon(self, is_barred: bool) -> None:
-        """Not from inside the step that has found it out. What has failed stays barred."""
-        self._should_be_barred = is_barred
-        asyncio.get_running_loop().call_soon(self._bar)
-
-    def _bar(self) -> None:
-        """As it was said last: more than one thing may have been found out within a turn of the event loop."""
-        is_barred = self._should_be_barred or self.failure is not None
-        if is_barred is not self._owner.is_barred:
-            self._feed(role_events.Barred(is_barred))
-
-    async def _stop_tail(self) -> None:
-        tailing, self._tailing = self._tailing, None
-        if tailing is not None:
-            await end_task(tailing)
-
     async def _open(self) -> None:
         opened = False
         try:
-            self._log = await self._logs.open_as_leader(self._partition, self._config.listed_lease_ms, self._next_seq)
+            self._log = await self._logs.open_as_leader(
+                self._partition, self._config.listed_lease_ms, lambda: Seq(self.state.seq + 1)
+            )
             self._vain_leads += 1  # unless it goes on: the list has one ledger more
             await self.tail.wait_applied(self._log.recovered_end, OPEN_PATIENCE_S)
-            await self._stop_tail()
+            await self.following.stop()
             self.leader = leader = Leader(self._env, self._config, self.state, self._log, self._ended)
             await self._begin(leader)
             opened, self._vain_leads = True, 0
@@ -433,10 +352,7 @@ class Replica:
         fence it: look again soon."""
         if self.leader is not None:
             self.leader.submit(get(b"-", Level.STRICT), Nobody(), 0)
-        asyncio.get_running_loop().call_later(PUBLISH_S, self._reread.set)
-
-    def _next_seq(self) -> Seq:
-        return Seq(self.state.seq + 1)
+        asyncio.get_running_loop().call_later(PROVEN_S, self._reread.set)
 
     def _ended(self, reason: StoreError) -> None:
         log.info("partition=%s leads no more: %r", self._partition, reason)
@@ -448,4 +364,4 @@ class Replica:
         if self._log is not None:
             self._log.close_for_good()
         self.leader = self._log = None
-        self._start_tail()
+        self.following.start()

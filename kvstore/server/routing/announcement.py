@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class Announcement:
-    """What this server tells the cluster about itself. Errors are logged: the znode is kept up meanwhile."""
+    """Tells the cluster about this server. Errors are logged: the znode is kept up meanwhile."""
 
     def __init__(self, store: MetadataStore, member: Member) -> None:
         self.member = member

@@ -19,7 +19,7 @@ class News:
         self._timer: asyncio.TimerHandle | None = None
 
     def forget(self) -> None:
-        """What comes from now on is news."""
+        """Forget what was told: from now on all is news."""
         self._is_here = False
 
     def tell(self) -> None:

@@ -108,7 +108,7 @@ async def test_a_candidate_that_is_told_of_another_leader_while_its_tail_ends_ta
         with pytest.raises(asyncio.CancelledError):
             await opening  # type: ignore[misc]
     assert (world.replica.leader, world.begun) == (None, [])
-    assert world.replica._tailing is not None
+    assert world.replica.following.is_running
 
 
 async def test_a_replica_that_ends_watches_nothing_any_more(world: World) -> None:
@@ -129,6 +129,6 @@ async def test_what_is_found_out_last_within_a_turn_of_the_event_loop_bars_or_fr
     """A replica whose trial had ended stayed barred for good, or one in doubt went free."""
     world.replica._owner.is_barred = said[1]
     for each in said:
-        world.replica._bar_soon(each)
+        world.replica.following.bar_soon(each)
     await asyncio.sleep(0)
     assert world.replica._owner.is_barred is said[1]

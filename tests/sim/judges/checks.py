@@ -63,7 +63,9 @@ def lagging(cluster: Cluster, partition: PartitionId) -> list[str]:
         if replica is None or replica.state.position is None:
             found.append(f"{partition} is not on {node.name}")
         else:
-            assert replica._replica.failure is None, f"P5 {node.name} {partition}: {replica._replica.failure}"
+            assert replica._replica.following.failure is None, (
+                f"P5 {node.name} {partition}: {replica._replica.following.failure}"
+            )
             positions.append((replica.state.position, node.name))
     if len({position for position, _ in positions}) > 1:
         found.append(f"{partition} stands at {positions}")

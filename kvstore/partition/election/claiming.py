@@ -1,0 +1,95 @@
+"""Changes the leader's znode as the role machine says: one change at a time and in order, so that a claim never
+overtakes a give-back."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+
+from kvstore.errors import MetadataError, StoreError
+from kvstore.partition.election import role_events
+from kvstore.partition.election.election import RANK_DELAY_S, LeaderRecord
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.role_events import Command, Event
+from kvstore.partition.state.state import State
+from kvstore.types import ServerId
+
+log = logging.getLogger(__name__)
+
+PENDING_MAX = 64
+
+
+class Claiming:
+    """Of one replica. `feed` takes what has come of a claim; `reread` is set where the znode has to be read again."""
+
+    def __init__(
+        self,
+        claims: Claims,
+        state: State,
+        server: ServerId,
+        nonce: str,
+        *,
+        feed: Callable[[Event], None],
+        reread: asyncio.Event,
+        is_stopped: Callable[[], bool],
+    ) -> None:
+        self.claimed = LeaderRecord(server, 0, nonce)
+        """The last claim's record."""
+        self._claims, self._state, self._server, self._nonce = claims, state, server, nonce
+        self._feed, self._reread, self._is_stopped = feed, reread, is_stopped
+        self._commands: asyncio.Queue[Command] = asyncio.Queue(PENDING_MAX)
+        self._changing = asyncio.Lock()
+        """Held while the leader's znode is changed."""
+
+    def enqueue(self, command: Command) -> None:
+        """Carry the command out after those before it."""
+        if self._commands.full():
+            self._reread.set()  # nothing is lost: the next reading of the znode decides again
+        else:
+            self._commands.put_nowait(command)
+
+    async def run(self) -> None:
+        """Carry commands out until the replica stops."""
+        while True:
+            command = await self._commands.get()
+            try:
+                async with self._changing:
+                    if not self._is_stopped():
+                        await self._change(command)
+            except StoreError as error:
+                log.info("partition=%s %s: %r", self._state.partition, command, error)
+                if isinstance(command, role_events.Claim | role_events.Succeed):
+                    self._feed(role_events.NotClaimed())
+                await asyncio.sleep(RANK_DELAY_S)
+                self._reread.set()
+
+    async def give_back(self) -> None:
+        """After the replica has stopped: give the znode back. A claim under way comes to its end first: it would stay
+        for as long as the session."""
+        async with self._changing:
+            try:
+                await self._claims.release(self.claimed)
+            except MetadataError as error:
+                log.info("partition=%s leader znode not given back: %s", self._state.partition, error)
+
+    async def withdraw(self) -> None:
+        """See that neither the znode nor what was published names a replica that has stopped. Raises MetadataError."""
+        await self._claims.withdraw(self.claimed)
+
+    async def _change(self, command: Command) -> None:
+        match command:
+            case role_events.Claim():
+                self.claimed = LeaderRecord(self._server, self._state.epoch, self._nonce)
+                won = await self._claims.claim(self.claimed)
+                self._feed(role_events.Claimed() if won else role_events.NotClaimed())
+            case role_events.Succeed(record, term):
+                self.claimed = LeaderRecord(self._server, self._state.epoch, self._nonce)
+                won = await self._claims.succeed(record, term, self.claimed)
+                self._feed(role_events.Claimed() if won else role_events.NotClaimed())
+            case role_events.RemoveStale(record):
+                await self._claims.remove_stale(record)
+                self._reread.set()
+            case role_events.GiveBack():
+                await self._claims.release(self.claimed)
+                self._reread.set()

@@ -1,0 +1,85 @@
+"""Runs a replica's tail while it follows the log, and bars the replica when it cannot apply what it reads."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+from kvstore.env import Env, Task
+from kvstore.env.events import end_task
+from kvstore.errors import Corrupted, StoreError
+from kvstore.partition.election import role_events
+from kvstore.partition.election.role_machine import Role, RoleMachine
+from kvstore.partition.election.tail import Tail
+from kvstore.partition.election.trials import Trials
+from kvstore.types import ServerId
+
+log = logging.getLogger(__name__)
+
+LOOK_S = 10.0
+"""This often a replica that has failed looks for a leader, also without a change that it hears of."""
+
+
+class Following:
+    """Of one replica, whose role machine says whether it may lead. `feed` tells it; `role_change(timeout_s)` returns
+    when the role or the leader has changed."""
+
+    def __init__(
+        self,
+        env: Env,
+        tail: Tail,
+        machine: RoleMachine,
+        trials: Trials,
+        *,
+        feed: Callable[[role_events.Event], None],
+        role_change: Callable[[float], Awaitable[None]],
+        server: ServerId,
+        name: str,
+    ) -> None:
+        self.failure: StoreError | None = None
+        """Why the replica applies nothing any more; None while it is well."""
+        self._env, self._tail, self._machine, self._trials, self._name = env, tail, machine, trials, name
+        self._feed, self._role_change, self._server = feed, role_change, server
+        self._task: Task | None = None
+        self._should_be_barred = False
+        trials.on_barred = self.bar_soon
+
+    @property
+    def is_running(self) -> bool:
+        return self._task is not None
+
+    def start(self) -> None:
+        """Follow the log, unless the replica has failed or stopped."""
+        if self._task is None and self.failure is None and self._machine.role is not Role.STOPPED:
+            self._task = self._env.nursery.spawn(self._run(), name=f"{self._name} tail")
+
+    async def stop(self) -> None:
+        """End the tail: the replica is about to lead."""
+        task, self._task = self._task, None
+        if task is not None:
+            await end_task(task)
+
+    async def _run(self) -> None:
+        try:
+            await self._tail.run()
+        except StoreError as error:
+            self.failure = error
+            log.error("partition=%s this replica stops: %r", self._name, error)
+            self._feed(role_events.Barred(True))
+            if isinstance(error, Corrupted):
+                while self._machine.leader in (None, self._server):
+                    await self._role_change(LOOK_S)
+                self._trials.on_outvoted()  # another leads: it has applied what this replica could not, or is further
+
+    def bar_soon(self, is_barred: bool) -> None:
+        """Bar the replica from leading, or free it; not from inside the step that has found it out. A replica that has
+        failed stays barred."""
+        self._should_be_barred = is_barred
+        asyncio.get_running_loop().call_soon(self._bar)
+
+    def _bar(self) -> None:
+        """Do as was said last: more than one thing may have been found out within a turn of the event loop."""
+        is_barred = self._should_be_barred or self.failure is not None
+        if is_barred is not self._machine.is_barred:
+            self._feed(role_events.Barred(is_barred))

@@ -1,0 +1,43 @@
+"""Publishes how far a replica is, and ranks it among those that have published the same."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from kvstore.errors import MetadataError
+from kvstore.partition.election.election import Published, rank_of
+from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.trials import Trials
+from kvstore.partition.state.state import State
+from kvstore.types import ServerId
+
+log = logging.getLogger(__name__)
+
+PUBLISH_S = 1.0
+
+
+class Publishing:
+    """Of one replica."""
+
+    def __init__(self, claims: Claims, state: State, trials: Trials, server: ServerId, nonce: str) -> None:
+        self._claims, self._state, self._trials, self._server, self._nonce = claims, state, trials, server, nonce
+
+    async def run(self) -> None:
+        """Publish whatever has changed, now and then."""
+        while True:
+            try:
+                await self._claims.publish(self._progress())
+            except MetadataError as error:
+                log.debug("partition=%s not published: %r", self._state.partition, error)
+            await asyncio.sleep(PUBLISH_S)
+
+    async def rank(self, replicas: tuple[ServerId, ...]) -> int:
+        """Publish, and count the replicas that are further. Raises MetadataError."""
+        await self._claims.publish(self._progress(), always=True)
+        return rank_of(self._server, await self._claims.published(), replicas)
+
+    def _progress(self) -> Published:
+        trial, state = self._trials.trial, self._state
+        doubt = (trial.since, *list(state.checks.items())[-1]) if trial.is_barred and state.checks else None
+        return Published(state.seq, state.durable_seq, state.epoch, self._nonce, doubt)
