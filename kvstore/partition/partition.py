@@ -100,7 +100,8 @@ class Partition:
         self._pinning = Pinning(env, partition, self.state, self._leading, pins)
         self.mover: Mover | None = None
         if rings is not None:
-            self.mover = Mover(self._means(env, server_env, rings, pins, logs))
+            means = Means(env, server_env, partition, self.state, self._leading, rings, pins, logs, peers, self._source)
+            self.mover = Mover(means)
         self._exports = snapshots.Exports(self.state, env.clock)
         absences = Absences(store, partition)
         self._upkeep = Upkeep(env, config, partition, server, self._replica, self._claims, replicas, turns, absences)
@@ -108,21 +109,6 @@ class Partition:
         self._is_taken_back = False
         self._is_behind_start = True
         """Until it has applied what the others had when it started it knows nothing of what was there before."""
-
-    def _means(self, env: Env, server_env: Env, rings: Rings, pins: Pins, logs: Logs) -> Means:
-        return Means(
-            env,
-            server_env,
-            self.id,
-            self.state,
-            self._leading,
-            rings,
-            pins,
-            logs,
-            self._peers,
-            self._source,
-            lambda *_: None,
-        )
 
     async def start(self) -> None:
         """Begin to follow the log and to take part in elections."""

@@ -235,10 +235,11 @@ class Leader:
         self._turn_is_due = False
         self._answers.give_refusals()
         if self._stopped is None:
-            self._queue.stamp(self._env.clock.now())
+            now = self._env.clock.now()
+            self._queue.stamp(now)
             try:
                 self.reads.turn()
-                self._fill()
+                self._fill(now)
             except OSError as error:
                 self._break(f"the engine cannot be read: {error}", error)
         else:
@@ -246,15 +247,15 @@ class Leader:
         self._answers.flush()
 
     # docs/protocol.md P6
-    def _fill(self) -> None:
+    def _fill(self, now: float) -> None:
         """Send as much as may be in flight."""
-        room, sent, now = self._config.entries_in_flight_max, self._read_lease.sent, self._env.clock.now()
+        room, sent = self._config.entries_in_flight_max, self._read_lease.sent
         is_wanted = len(self._flights) < room and self._stopped is None and self.reads.wants_append()
-        while self._queue and len(self._flights) < room and self._stopped is None:
+        while (queued := len(self._queue)) and len(self._flights) < room and self._stopped is None:
             if self._state.engine.is_behind():
                 self._pause()
                 break
-            left = self._rest.left(now, len(self._queue), self._queue.bytes)
+            left = self._rest.left(now, queued, self._queue.bytes)
             if left and self._idle is None and not is_wanted:
                 self._again.set(left)
                 break
@@ -262,7 +263,7 @@ class Leader:
         is_wanted = is_wanted and self._read_lease.sent == sent
         if len(self._flights) < room and self._stopped is None and (self.reads.wants_append() or is_wanted):
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
-        if (self._waiting or self.reads.is_waiting) and self._stopped is None:
+        if (self._queue or self._waiting.frozen or self.reads.is_waiting) and self._stopped is None:
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._flights or self.reads or self._idle.done()):
             self._idle.set_result(None)
@@ -285,10 +286,11 @@ class Leader:
             self._send_one_by_one(taken, error)
             return
         now = self._env.clock.now()
-        self._queue.put_back(taken.arrived(decided.rest, now))
-        refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
-        self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
-        self._answers.turn_away_all(decided.away)
+        if decided.rest or decided.frozen or decided.away:  # it goes back to wait, or to another partition
+            self._queue.put_back(taken.arrived(decided.rest, now))
+            refused = self._waiting.put_aside(taken.arrived(decided.frozen, now))
+            self._answers.fail_all(refused, Overloaded(f"{len(self._waiting.frozen)} writes wait for a range"))
+            self._answers.turn_away_all(decided.away)
         if decided.entry is not None:
             starved = 0.0 if decided.rest else self._env.starved()
             self._rest.begin(now, len(taken.items), starved, is_pinned=len(self._state.held) > 0)
@@ -374,11 +376,12 @@ class Leader:
 
     def _expire(self) -> None:
         """Refuse what has waited for too long: it was not appended, and is not any more."""
-        before = self._env.clock.now() - self._config.queue_wait_max_s
+        now = self._env.clock.now()
+        before = now - self._config.queue_wait_max_s
         self.reads.expire(before)
         why = f"partition {self._state.partition}: the write has waited for too long"
         self._answers.fail_all(self._waiting.take_older(before), Unavailable(why))
-        self._fill()
+        self._fill(now)
         self._answers.flush()
 
     def _reap(self, keys: list[bytes], sink: Sink) -> None:

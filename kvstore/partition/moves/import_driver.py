@@ -59,7 +59,7 @@ class Means:
     logs: Logs
     peers: Peers
     source: Source
-    reached: Callable[[str, MoveId], None]
+    reached: Callable[[str, MoveId], None] = lambda *_: None
     """Told of every step before and after it."""
     copied_until: float = 0.0
     """When the next page may be copied, of any move."""
