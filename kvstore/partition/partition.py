@@ -92,8 +92,7 @@ class Partition:
             self._leader_of,
             self._trials,
         )
-        self._turn_away, self._on_leader = turn_away, on_leader
-        self._rings = rings
+        self._turn_away, self._on_leader, self._rings = turn_away, on_leader, rings
         self._assigned_at, self._assigned_tokens = -1, NOTHING
         self._source = Source(env, partition, self.state, self._leading, FREEZE_S)
         pins = Pins(store, LedgerLists(store))
