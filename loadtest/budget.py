@@ -58,11 +58,11 @@ class Load:
 
 
 BUDGET = (
-    Load("SET, 1 connection", "SET", 1, 1, 400, (480, 335)),
-    Load("SET, 50 connections", "SET", 50, 1, 5_000, (120, 35)),
-    Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (52, 13)),
-    Load("GET, 1 connection", "GET", 1, 1, 400, (145, 3)),
-    Load("GET, 50 connections", "GET", 50, 1, 10_000, (76, 1)),
+    Load("SET, 1 connection", "SET", 1, 1, 400, (470, 335)),
+    Load("SET, 50 connections", "SET", 50, 1, 5_000, (105, 30)),
+    Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (51, 13)),
+    Load("GET, 1 connection", "GET", 1, 1, 400, (80, 5)),
+    Load("GET, 50 connections", "GET", 50, 1, 10_000, (68, 1)),
 )
 
 
