@@ -43,7 +43,8 @@ class LedgerEnd:
         self._loop = asyncio.get_running_loop()
         self._choice = PollChoice()
         self._wanted = first
-        self._piggyback: Packet | None = None
+        self.piggyback: Packet | None = None
+        """The packet that the last long poll has brought along."""
         self._is_polling = False
         self._is_over = False
 
@@ -63,15 +64,15 @@ class LedgerEnd:
 
     def take(self, entry: EntryId) -> Packet | None:
         """The packet that a long poll has brought along, if it is this entry's. Another is forgotten."""
-        packet, self._piggyback = self._piggyback, None
+        packet, self.piggyback = self.piggyback, None
         return packet if packet is not None and packet.entry == entry else None
 
     def take_last(self, entry: EntryId) -> Packet | None:
         """The same if it is the last entry that may be handed out; else nothing is forgotten."""
-        packet = self._piggyback
+        packet = self.piggyback
         if packet is None or packet.entry != entry or self.limit != entry:
             return None
-        self._piggyback = None
+        self.piggyback = None
         return packet
 
     def stop(self) -> None:
@@ -171,6 +172,6 @@ class LedgerEnd:
             return
         reader = self._reader
         try:
-            self._piggyback = reader.digest.open(reader.metadata.ledger, answer.entry, answer.packet)
+            self.piggyback = reader.digest.open(reader.metadata.ledger, answer.entry, answer.packet)
         except Corrupted:
             return  # read again from elsewhere

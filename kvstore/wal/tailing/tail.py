@@ -68,6 +68,7 @@ class TailReader:
         """The metadata of the present ledger may have changed."""
         self._looked_at = 0.0
         self._news = News()
+        self._is_closed = False
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.tell)]
 
     async def read(self, wait_ms: int) -> Sequence[LogEntry]:
@@ -93,6 +94,7 @@ class TailReader:
 
     async def close(self) -> None:
         """Stop reading and watching."""
+        self._is_closed = True
         self._on_close(self)
         if self._reader is not None:
             self._end.stop()
@@ -110,7 +112,7 @@ class TailReader:
         """The one entry that a long poll has brought along, if it is the next: what a tail at the end of the log
         gets."""
         reader, entry = self._reader, self._next
-        packet = None if reader is None else self._end.take_last(entry)
+        packet = self._end.take_last(entry) if reader is not None and self._end.piggyback is not None else None
         if reader is None or packet is None:
             return []
         self._next = EntryId(entry + 1)
@@ -161,6 +163,8 @@ class TailReader:
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
         self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._news.tell)
         self._next = first
+        if self._is_closed:  # meanwhile
+            self._end.stop()
         self._looked_at = self._ports.clock.now()
         self._is_stale = False
         for watch in self._watches[1:]:
@@ -210,15 +214,15 @@ class TailReader:
                 entries.append(LogEntry(Position(reader.metadata.ledger, packet.entry), packet.payload))
                 size += len(packet.payload)
                 self._next = EntryId(packet.entry + 1)
-                self._end.confirm(packet.lac)
+                if packet.lac > self._end.lac:
+                    self._end.lac = packet.lac
         if entries:
             self._after = entries[-1].position
         return entries
 
     async def _read_some(self, reader: EntryReader, limit: EntryId, *, is_first: bool) -> list[Packet]:
         entry = self._next
-        piggyback = self._end.take(entry)
-        if piggyback is not None:
+        if self._end.piggyback is not None and (piggyback := self._end.take(entry)) is not None:
             return [piggyback]
         nearest = reader.order(entry)[0]
         if nearest == self._ports.choice.own:

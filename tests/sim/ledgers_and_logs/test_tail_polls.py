@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from kvstore.types import BookieId, Quorum, Seq
+from kvstore.types import BookieId, LedgerId, Quorum, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.log import PartitionLogs
@@ -107,3 +108,28 @@ def test_who_is_behind_is_polled_last() -> None:
     assert choice.due(now=1.0 + CHECK_S) == []
     choice.caught_up(B3)
     assert choice.first((B1, B2, B3)) == B3
+
+
+def test_a_tail_that_is_closed_while_it_opens_a_ledger_asks_nobody_anything_any_more() -> None:
+    async def case(bench: Bench) -> None:
+        writer = Writer(await opened(bench.logs(LogConfig(check_every_s=0.1))))
+        await writer.append(2)
+        reader = bench.logs().reader(P, None)
+        read_ledger = reader._ports.ledgers.read
+
+        async def close_meanwhile(ledger: LedgerId) -> Any:
+            found = await read_ledger(ledger)
+            await reader.close()
+            return found
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(reader._ports.ledgers, "read", close_meanwhile)
+            await reader._open(LedgerId(0), e(0))
+        polled = []
+        patched = reader._end._believe
+        reader._end._believe = lambda *answer: polled.append(patched(*answer))  # type: ignore[method-assign]
+        reader._end.poll(e(0))
+        await bench.pass_time(3)
+        assert polled == []
+
+    run(case)
