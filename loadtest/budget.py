@@ -40,7 +40,6 @@ from loadtest.generator.options import path_word
 
 OFFSETS = range(30_000, 34_000, 100)
 FILE_S = 10.0
-KERNEL = ("syscr", "syscw")
 STANDARD = "standard library"
 
 

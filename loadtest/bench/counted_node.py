@@ -16,9 +16,6 @@ from collections import Counter
 from pathlib import Path
 from types import FrameType
 
-FIRST_LINE = "<"
-"""How the names of files begin that are none."""
-
 
 def _counts(profile: cProfile.Profile) -> dict[str, dict[str, int]]:
     python: Counter[str] = Counter()
