@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from kvstore.errors import InvalidRequest
+from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.changes import Interest, Logged
 from kvstore.proto import feed_pb2
 
@@ -12,6 +14,16 @@ ROWS_DEFAULT, BYTES_DEFAULT = 10_000, 1 << 20
 ROWS_MAX, BYTES_MAX = 50_000, 5 << 19
 ROW_BYTES = 40
 """Of a change beside key and value, at most."""
+
+
+def interest_in(start: bytes, end: bytes) -> Interest:
+    """The keys that a reader asks for. Raises InvalidRequest; a bound is at most the longest key and a zero byte."""
+    for bound in (start, end):
+        if len(bound) > KEY_BYTES_MAX + 1:
+            raise InvalidRequest(f"want a bound of at most {KEY_BYTES_MAX + 1} bytes, got {len(bound)}")
+    if end and end <= start:
+        raise InvalidRequest(f"want start < end, got {start!r} and {end!r}")
+    return Interest(start, end)
 
 
 class Bounds(NamedTuple):

@@ -12,10 +12,11 @@ from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Protocol
 
 from kvstore.env.events import wait_within
-from kvstore.errors import InvalidRequest, MetadataError, Overloaded, Retryable, StoreError, Unavailable
+from kvstore.errors import MetadataError, Overloaded, Retryable, StoreError, Unavailable
 from kvstore.partition.state.changes import DELETED, EXPIRED, Interest, Logged
 from kvstore.proto import kv_pb2
 from kvstore.server.feed.feeds import Feeds
+from kvstore.server.feed.pages import interest_in
 from kvstore.server.feed.tail import Cursor
 from kvstore.server.feed.watch_plan import Follow, Plan
 from kvstore.types import PartitionId
@@ -42,10 +43,8 @@ class Writes(Protocol):
 async def send_watch(feeds: Feeds, request: kv_pb2.WatchRequest, stream: Writes) -> None:
     """Send what a request watches, until the client goes. Raises StoreError: PositionTrimmed, InvalidRequest,
     Unavailable, Overloaded."""
-    if request.end and request.end <= request.start:
-        raise InvalidRequest(f"want start < end, got {request.start!r} and {request.end!r}")
+    interest = interest_in(request.start, request.end)
     heartbeat_s = request.heartbeat_ms / 1000 or HEARTBEAT_S
-    interest = Interest(request.start, request.end)
     watch = Watch(feeds, interest, heartbeat_s=heartbeat_s, keys_only=request.keys_only)
     feeds.admit(watch.wake)
     try:

@@ -29,7 +29,7 @@ from kvstore.ring import PartitionState, Ring
 from kvstore.rpc.calls import Few
 from kvstore.rpc.status import abort
 from kvstore.server.feed.feeds import Feeds
-from kvstore.server.feed.pages import Bounds, Page
+from kvstore.server.feed.pages import Bounds, Page, interest_in
 from kvstore.server.feed.tail import Cursor
 from kvstore.server.routing.backend import Backend
 from kvstore.types import LedgerId, PartitionId
@@ -184,7 +184,7 @@ class FeedService(feed_pb2_grpc.FeedServicer):
         if kept is not None:
             return kept[0]
         news = asyncio.Event()
-        interest = Interest(request.start, request.end)
+        interest = interest_in(request.start, request.end)
         cursor = await self._feeds.cursor(PartitionId(request.partition), request.after, interest, news.set)
         return Place(cursor, news)
 

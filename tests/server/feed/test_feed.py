@@ -272,6 +272,16 @@ async def test_a_partition_that_is_none_is_refused(reading: Reading) -> None:
         await reading.page("p9", 0)
 
 
+@pytest.mark.parametrize("bounds", [(b"k" * 4098, b""), (b"", b"k" * (1 << 20)), (b"b", b"a")], ids=["1", "2", "3"])
+async def test_what_no_key_can_be_is_no_bound(reading: Reading, bounds: tuple[bytes, bytes]) -> None:
+    """A megabyte of it would be kept for each watch and each place."""
+    start, end = bounds
+    with pytest.raises(InvalidRequest, match="want"):
+        await reading.page("p1", 0, start=start, end=end)
+    with pytest.raises(InvalidRequest, match="want"):
+        await reading.world.watch(Interest(start, end))
+
+
 async def test_a_place_behind_the_end_is_refused_and_none_is_held_there(reading: Reading) -> None:
     last = reading.world.logs["p1"].put((b"a", b"1"))
     assert (await reading.page("p1", last)).next == last
