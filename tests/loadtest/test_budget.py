@@ -10,7 +10,7 @@ from loadtest.budget import BUDGET, Budget, Load, running_budget
 
 pytestmark = pytest.mark.cluster
 
-ATTEMPTS_MAX = 6
+ATTEMPTS_MAX = 3
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +21,7 @@ def budget() -> Iterator[Budget]:
 
 @pytest.mark.parametrize("load", [load for load in BUDGET if load.budget], ids=lambda load: load.name)
 def test_an_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
-    """In the least of some counts: what goes on in the background counts more where the load takes longer."""
+    """In the least of some counts: what goes on in the background is not the same at all times."""
     counted = []
     for _ in range(ATTEMPTS_MAX):
         costs = budget.measure(load)

@@ -26,7 +26,7 @@ LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
 LOOK_SOON_S, FEW = 0.005, 64
 """And how often while operations wait only for keys that are on their way, and few: to send these out costs little."""
-CROWD_S = 50e-6
+CROWD_S = 20e-6
 """Reads so close to each other are of one turn of the event loop: to look their keys up together costs less."""
 WAITING_BYTES_MAX = 64 << 20
 """Keys and values of what waits."""
