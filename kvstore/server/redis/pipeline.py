@@ -31,6 +31,10 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 
+AT_ONCE_MAX = 128
+"""Reads of one round that may be answered here and now: their replies are sent when the round is over."""
+
+
 class Server(reply_queue.Server, specials.Server, Protocol):
     """Bounds and serves the commands of all connections: kvstore.server.redis.door.RespServer."""
 
@@ -106,7 +110,7 @@ class Pipeline:
         submit, sink = self._backend.submit, self.replies
         writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
         again = sink.again.reads
-        read_now = self._backend.read_now
+        read_now, at_once = self._backend.read_now, AT_ONCE_MAX
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
@@ -115,7 +119,8 @@ class Pipeline:
                     return self._stall(words, waiting)
                 number = sink.issued
                 sink.issued = number + 1
-                if number == sink.answered and not session.level:
+                if number == sink.answered and at_once and not session.level:
+                    at_once -= 1
                     found = read_now(key)
                     if found is not NOT_NOW:
                         sink.complete(number << FORMAT_BITS | _VALUE_FORMAT, found)
