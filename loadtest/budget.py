@@ -59,7 +59,7 @@ class Load:
 BUDGET = (
     Load("SET, 1 connection", "SET", 1, 1, 400, (480, 345)),
     Load("SET, 50 connections", "SET", 50, 1, 5_000),
-    Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (55, 14)),
+    Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (60, 17)),
     Load("GET, 1 connection", "GET", 1, 1, 400, (75, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
 )
