@@ -45,7 +45,7 @@ STANDARD = "standard library"
 
 @dataclass(frozen=True)
 class Load:
-    """`operations` in all, on so many connections, `pipeline` of them at a time on each."""
+    """`operations` in all, divided among the connections, `pipeline` at a time on each."""
 
     name: str
     command: str
@@ -131,8 +131,7 @@ class Counted(LocalCluster):
             if time.monotonic() > until:
                 raise TimeoutError(f"{node.id} does not say what it has counted")
             time.sleep(0.01)
-        found: dict[str, dict[str, int]] = json.loads(self.counts_of(node.id).read_text())
-        return Counter(found["python"]) + Counter(found["native"])
+        return Counter(json.loads(self.counts_of(node.id).read_text()))
 
 
 def layer_of(function: str) -> str:

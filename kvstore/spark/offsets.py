@@ -157,7 +157,7 @@ def _check_reached(offset: Mapping[str, Any], feed: PartitionFeed) -> None:
 
 
 def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> list[Span]:
-    """Divide what lies between two offsets into portions of at most so many sequences."""
+    """Divide what lies between two offsets into portions of at most `rows_max` sequences."""
     found = []
     for partition in partitions_of(end):
         first, last = sequence_of(start, partition), sequence_of(end, partition)
@@ -168,7 +168,7 @@ def spans(start: Mapping[str, Any], end: Mapping[str, Any], rows_max: int) -> li
 
 
 def tasks(spans: Sequence[Span], rows_max: int) -> list[tuple[Span, ...]]:
-    """Give each task its portions: one span, or several that have no more than so many sequences together."""
+    """Give each task its portions: one span, or several that have no more than `rows_max` sequences together."""
     found: list[list[Span]] = []
     left = 0
     for span in spans:

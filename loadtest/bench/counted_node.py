@@ -2,7 +2,7 @@
 `python -m loadtest.bench.counted_node FILE node run --config …`.
 
 SIGUSR1 begins a count, SIGUSR2 ends it and writes it to FILE as JSON: for each Python file and function how often
-it was called, and how often it called something written in C.
+it was called, and how often it called something written in C, together.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from pathlib import Path
 from types import FrameType
 
 
-def _counts(profile: cProfile.Profile) -> dict[str, dict[str, int]]:
-    python: Counter[str] = Counter()
-    native: Counter[str] = Counter()
+def _counts(profile: cProfile.Profile) -> Counter[str]:
+    calls: Counter[str] = Counter()
     for entry in profile.getstats():
         if isinstance(entry.code, str):
             continue
         name = f"{entry.code.co_filename}:{entry.code.co_qualname}"
-        python[name] += entry.callcount
-        native[name] += sum(each.callcount for each in entry.calls or () if isinstance(each.code, str))
-    return {"python": dict(python), "native": dict(native)}
+        native = sum(each.callcount for each in entry.calls or () if isinstance(each.code, str))
+        calls[name] += entry.callcount + native
+    return calls
 
 
 def install(file: Path) -> None:

@@ -106,7 +106,7 @@ class SegmentSupply:
         return segment
 
     def may_make(self, size: int, use: Use) -> bool:
-        """Whether a small segment for a record of so many bytes may be made of the reserve; half of that is for facts
+        """Whether a small segment for a record of `size` bytes may be made of the reserve, half of which is for facts
         alone."""
         config, start = self._config, start_bytes(self._config.segment_bytes)
         stays = start if use is Use.FACT else max(start, config.reserve_bytes // 2)

@@ -37,7 +37,7 @@ Reply = tuple[Any, int, Result]
 """Sink, token, result."""
 
 TOGETHER_MIN = 4
-"""So many plain puts are decided on together at less cost than one by one."""
+"""From this number on, to decide on plain puts together costs less than one by one."""
 REAP = 64
 """(REAP, b"", keys): delete those of `keys` that are past their expiry. Only a leader asks itself for it."""
 

@@ -22,7 +22,6 @@ from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Record,
 from kvstore.partition.state.rows import EXPIRES, data_key, record_of
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
-from kvstore.partition.state.tokens import PART, WHOLE
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
 
 Read = tuple[Op, Sink, int]
@@ -100,9 +99,7 @@ class LeaderReads:
         if not self._read_lease.is_fresh(self._clock.now()):
             return NOT_NOW
         row_key = data_key(key)
-        readable = self._serving_ranges.readable
-        slice_ = readable.slices[row_key[1]]
-        if slice_ != WHOLE and not (slice_ == PART and readable.holds_row(row_key)):
+        if not self._serving_ranges.may_read(row_key):
             return NOT_NOW
         try:
             row = self._state.engine.get(row_key)

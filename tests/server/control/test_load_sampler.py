@@ -69,14 +69,21 @@ async def is_tapped(here: Here) -> bool:
     return isinstance(here.local[P1], Tap)
 
 
-async def test_a_burst_passes_through_and_then_operations_go_straight_again(
-    env: Env, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+async def tapped(env: Env, monkeypatch: pytest.MonkeyPatch) -> tuple[Here, LoadSampler]:
+    """A replica with a tap before it, and who has put it there."""
     monkeypatch.setattr(module, "TICK_S", 0.01)
     here = Here()
     load_sampler = LoadSampler(env, here, here)
     load_sampler.start()
     await wait_until(lambda: is_tapped(here), what="a tap")
+    return here, load_sampler
+
+
+async def test_a_burst_passes_through_and_then_operations_go_straight_again(
+    tapped: tuple[Here, LoadSampler],
+) -> None:
+    here, load_sampler = tapped
     for number in range(BURST + 5):
         here.local[P1].submit((Code.GET, b"k%d" % number, 0, 0), None, number)
     assert here.local[P1] is here.replica, "the burst is over"
@@ -87,13 +94,9 @@ async def test_a_burst_passes_through_and_then_operations_go_straight_again(
 
 
 async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
-    env: Env, monkeypatch: pytest.MonkeyPatch
+    tapped: tuple[Here, LoadSampler],
 ) -> None:
-    monkeypatch.setattr(module, "TICK_S", 0.01)
-    here = Here()
-    load_sampler = LoadSampler(env, here, here)
-    load_sampler.start()
-    await wait_until(lambda: is_tapped(here), what="a tap")
+    here, load_sampler = tapped
     tap = here.local[P1]
     assert tap.read_now(b"elsewhere") is NOT_NOW
     assert tap.seen == [], "it is submitted, and seen then"
@@ -105,13 +108,9 @@ async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
 
 
 async def test_a_replica_that_stops_while_it_is_tapped_does_not_come_back(
-    env: Env, monkeypatch: pytest.MonkeyPatch
+    tapped: tuple[Here, LoadSampler],
 ) -> None:
-    monkeypatch.setattr(module, "TICK_S", 0.01)
-    here = Here()
-    load_sampler = LoadSampler(env, here, here)
-    load_sampler.start()
-    await wait_until(lambda: is_tapped(here), what="a tap")
+    here, load_sampler = tapped
     del here.local[P1]
     await load_sampler.close()
     assert P1 not in here.local
