@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -218,6 +218,15 @@ class Partition:
         else:
             self._complete_soon(sink, token, NotLeader(self.id, self.leader or ""))
 
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """The same for puts of one sink, in this order."""
+        leader = self._replica.leader
+        if leader is not None and leader.serving:
+            leader.submit_puts(ops, sink, tokens)
+        else:
+            for op, token in zip(ops, tokens, strict=True):
+                self.submit(op, sink, token)
+
     def read_now(self, key: bytes) -> Record | NotNow | None:
         """Read a key's record at once, if this replica leads and that takes no more than a look; else NOT_NOW."""
         leader = self._replica.leader
@@ -276,7 +285,8 @@ class Partition:
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
-        if _level_of(op) == Level.SESSION and state.seq < self._owned_seq():
+        member = self._rings.ring.partitions.get(self.id) if self._rings is not None else None
+        if _level_of(op) == Level.SESSION and member is not None and state.seq < member.owned_seq:
             return NotCaughtUp(f"partition {self.id}: something that came to it since is not here yet")
         tokens = scope(op, state.ownership.owned)
         if tokens is None or self._is_ahead_of_ring():
@@ -309,10 +319,6 @@ class Partition:
         """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by
         such a ring might be sent elsewhere by the next one (docs/protocol.md M16)."""
         return self._rings is not None and self._rings.ring.next_move <= self.state.ownership.newest
-
-    def _owned_seq(self) -> int:
-        member = self._rings.ring.partitions.get(self.id) if self._rings is not None else None
-        return member.owned_seq if member is not None else 0
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         if method == CHECKS:

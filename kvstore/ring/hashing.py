@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 
 from mmh3 import mmh3_32_uintdigest
 
 _OPENS = ord("{")
+_tag_of = re.compile(rb"[^{]*\{([^}]+)\}").match
 
 TOKENS = 1 << 32
 """Tokens are 0 to TOKENS - 1."""
@@ -15,21 +16,20 @@ TOKENS = 1 << 32
 def hash_tag(key: bytes) -> bytes:
     """Return the part of a key that is hashed: the bytes between the first `{` and the next `}` if there are any, else
     the whole key."""
-    start = key.find(b"{")
-    if start < 0:
-        return key
-    end = key.find(b"}", start + 1)
-    return key[start + 1 : end] if end > start + 1 else key
+    found = _tag_of(key)
+    return found[1] if found else key
 
 
 def token_of(key: bytes) -> int:
     """The key's token: murmur3, 32 bits, unsigned."""
-    if _OPENS in key:  # a number: to look for bytes costs more than to hash them
-        key = hash_tag(key)
+    if _OPENS in key and (found := _tag_of(key)):  # a number: to look for bytes costs more than to hash them
+        key = found[1]
     return mmh3_32_uintdigest(key)
 
 
-def tokens_of(keys: Iterable[bytes]) -> list[int]:
-    """The tokens of many keys, at the price of one call."""
-    murmur, opens = mmh3_32_uintdigest, _OPENS
-    return [murmur(key) if opens not in key else token_of(key) for key in keys]
+def tokens_of(keys: list[bytes]) -> list[int]:
+    """The tokens of many keys, at the price of a few calls."""
+    if _OPENS in b"".join(keys):
+        tag_of = _tag_of
+        keys = [found[1] if _OPENS in key and (found := tag_of(key)) else key for key in keys]
+    return list(map(mmh3_32_uintdigest, keys))

@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
+from itertools import repeat
 from types import MappingProxyType
 from typing import NamedTuple
 
 from sortedcontainers import SortedDict
 
-from kvstore.ring.hashing import TOKENS, token_of
+from kvstore.ring.hashing import TOKENS, token_of, tokens_of
 from kvstore.ring.moves import FIRST_MOVE, Journey, Move, MoveId, MoveState, Pace
 from kvstore.ring.operations import Operation
 from kvstore.types import PartitionId, ServerId
@@ -137,6 +138,11 @@ class Ring:
     def partition_of(self, key: bytes) -> PartitionId:
         """The partition that owns a key."""
         return self._owners[bisect_left(self._bounds, token_of(key))]
+
+    def partitions_of(self, keys: list[bytes]) -> list[PartitionId]:
+        """The partitions that own these keys."""
+        places = map(bisect_left, repeat(self._bounds), tokens_of(keys))
+        return list(map(self._owners.__getitem__, places))
 
     def has_left(self, partition: PartitionId) -> bool:
         """Whether it owns nothing any more, for good. One that this version does not name may have joined since."""

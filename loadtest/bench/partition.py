@@ -27,7 +27,7 @@ from kvstore.env.clock import SystemClock
 from kvstore.errors import StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import Op, RequestId, get, put
+from kvstore.partition.state.commands import Op, RequestId, Sink, get, put
 from kvstore.partition.state.engine_rocks import RocksEngine
 from kvstore.partition.state.entry import decode
 from kvstore.partition.state.state import State
@@ -69,7 +69,7 @@ class InstantLog:
         pass
 
 
-class Counter:
+class Counter(Sink):
     """A sink that counts, and wakes who waits for a number of results."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ from kvstore.env.clock import Unjudged
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import Op
+from kvstore.partition.state.commands import Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, Kind, decode
@@ -83,7 +83,7 @@ class FakeLog:
         self.tell_lost = lost
 
 
-class Caller:
+class Caller(Sink):
     """A sink that keeps what it got."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,9 @@ class LedPartition:
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.leader.submit(op, sink, token)
 
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        self.leader.submit_puts(ops, sink, tokens)
+
     def read_now(self, key: bytes) -> Record | NotNow | None:
         return self.leader.reads.now(key) if self.serving else NOT_NOW
 
@@ -135,6 +138,15 @@ class OneServer:
         owner = partition or self.topology.ring.partition_of(op[1])
         self.partitions[owner].submit(op, sink, token)
 
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        owners = self.topology.ring.partitions_of([op[1] for op in ops])
+        if self.failure is not None or len(set(owners)) > 1:
+            for op, token in zip(ops, tokens, strict=True):
+                self.submit(op, sink, token)
+        else:
+            self.submitted += ops
+            self.partitions[owners[0]].submit_puts(ops, sink, tokens)
+
     def read_now(self, key: bytes) -> Record | NotNow | None:
         if self.failure is not None or self.held_reads is not None:
             return NOT_NOW
@@ -179,7 +191,7 @@ async def one_server(root: Path, partitions: int = 3) -> AsyncIterator[tuple[Env
         await env.nursery.close()
 
 
-class Collector:
+class Collector(Sink):
     """A Sink that keeps results, and lets a test wait for them."""
 
     def __init__(self) -> None:

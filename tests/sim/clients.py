@@ -9,7 +9,7 @@ from random import Random
 from typing import Any, Protocol
 
 from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, Retryable, StoreError, Unavailable
-from kvstore.partition.state.commands import NOT_NOW, Code, Op, RequestId
+from kvstore.partition.state.commands import NOT_NOW, Code, Op, RequestId, Sink
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.sim.judges.operations import WRITES, Operation, Recorder, Status
@@ -18,6 +18,7 @@ from tests.sim.world.loop import Process
 from tests.sim.world.network import SimNetwork
 
 declare(
+    "client.put_together",
     "client.read_at_once",
     "client.unknown",
     "client.retried_after_unknown",
@@ -162,7 +163,7 @@ def _is_answer(error: StoreError) -> bool:
     return isinstance(error, ConditionFailed)
 
 
-class _Call:
+class _Call(Sink):
     """One submission on its way to a node and back. A Sink on the node's side."""
 
     def __init__(self, network: SimNetwork, client: str, node: Doors, operation: Operation, ring_version: int) -> None:
@@ -207,13 +208,17 @@ class _Call:
             self._network.loop.call_soon(self._submit, op, version, by_key, context=context)
 
     def _submit(self, op: Op, ring_version: int, by_key: PartitionId | None) -> None:
-        """On the node: half of the plain GETs go the short way, as those of the Redis door do."""
+        """On the node: half of the plain GETs and PUTs go the short way, as those of the Redis door do."""
         backend, is_odd = self._backend, int(self._sent_at * 1e6) & 1
-        if is_odd and tuple(op[2:]) == (0, 0) and op[0] == Code.GET and ring_version <= backend.topology.ring.routed:
-            found = backend.read_now(op[1])
-            if found is not NOT_NOW:
-                probe("client.read_at_once")
-                return self.complete(0, found)
+        if is_odd and ring_version <= backend.topology.ring.routed:
+            if op[0] == Code.GET and tuple(op[2:]) == (0, 0):
+                found = backend.read_now(op[1])
+                if found is not NOT_NOW:
+                    probe("client.read_at_once")
+                    return self.complete(0, found)
+            elif op[0] == Code.PUT and op[1]:
+                probe("client.put_together")
+                return backend.submit_puts([op], self, [0])
         backend.submit(op, self, 0, ring_version, by_key)
 
     def _return(self, answer: tuple[Any, dict[PartitionId, tuple[int, int]], Ring], answered_at: float) -> None:

@@ -42,12 +42,21 @@ class Answers:
 
     def give_all(self, replies: list[Reply]) -> None:
         """The same for many; the results of one sink mostly stand together."""
-        self.given += len(replies)
-        last: Sink | None = None
-        for sink, token, result in replies:
-            if sink is not last:
-                self._sinks[id(sink)] = last = sink
-            sink.complete(token, result)
+        count = len(replies)
+        self.given += count
+        begin = 0
+        while begin < count:
+            sink, token, result = replies[begin]
+            self._sinks[id(sink)] = sink
+            end = begin + 1
+            while end < count and replies[end][0] is sink:
+                end += 1
+            if end == begin + 1:
+                sink.complete(token, result)
+            else:
+                _, tokens, results = zip(*replies[begin:end], strict=True)
+                sink.complete_all(tokens, results)
+            begin = end
 
     def fail_all(self, items: Iterable[tuple[Op, Sink, int]], error: StoreError) -> None:
         """The same error for many."""
@@ -92,7 +101,7 @@ class Soon:
         answers.flush()
 
 
-class Once:
+class Once(Sink):
     """A sink for one operation that this program itself waits for."""
 
     def __init__(self) -> None:
@@ -110,7 +119,7 @@ class Once:
         """There is nobody to send to."""
 
 
-class Logged:
+class Logged(Sink):
     """A sink for a record of the log: its position, taken in the step in which it is applied."""
 
     def __init__(self, state: State) -> None:
@@ -131,7 +140,7 @@ class Logged:
         """There is nobody to send to."""
 
 
-class Nobody:
+class Nobody(Sink):
     """The sink of an operation whose result is nobody's concern."""
 
     def complete(self, token: int, result: Result | StoreError) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from errno import ENOSPC
 from typing import Any
@@ -225,6 +225,15 @@ class Leader:
         if not self._turn_is_due:
             self._wake()
 
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """The same for puts of one sink."""
+        if self.serving and self._queue.offer_puts(ops, sink, tokens):
+            if not self._turn_is_due:
+                self._wake()
+        else:  # what there is room for, or none
+            for op, token in zip(ops, tokens, strict=True):
+                self.submit(op, sink, token)
+
     def _wake(self) -> None:
         if not self._turn_is_due:
             self._turn_is_due = True
@@ -322,7 +331,7 @@ class Leader:
         self._mutations += len(made.entry.keys)
         self._log.append(made.payload, Seq(made.entry.first_seq), self._done)
 
-    # docs/protocol.md P2
+    # docs/protocol.md P2, P8
     def _done(self, position: Position | None, sent_at: float, error: StoreError | None) -> None:
         """The oldest entry in flight is acknowledged, or is not."""
         if self._stopped is not None or not self._flights:
@@ -338,14 +347,6 @@ class Leader:
             self._flights.appendleft(flight)
             self._break(f"entry {position} cannot be applied: {failure}", failure)
             return
-        try:
-            self._answer(flight, sent_at)
-        except OSError as failure:
-            self._break(f"the engine cannot be read: {failure}", failure)
-
-    # docs/protocol.md P8
-    def _answer(self, flight: Flight, sent_at: float) -> None:
-        """It is applied. Raises OSError if what waited for it cannot be read."""
         self._evaluator.applied()
         if flight.made.entry.control and self.serving_ranges.applied():
             self._waiting.unfreeze()
@@ -353,9 +354,12 @@ class Leader:
         self._read_lease.acknowledge(sent_at)
         self._rest.acknowledged(self._env.clock.now() - sent_at)
         self._answers.give_all(flight.replies)
-        if flight.observed:
-            self.reads.observe(flight.observed)
-        self.reads.acknowledged()
+        try:
+            if flight.observed:
+                self.reads.observe(flight.observed)
+            self.reads.acknowledged()
+        except OSError as failure:
+            return self._break(f"the engine cannot be read: {failure}", failure)
         self._answers.flush()
         if self._queue or self._idle is not None or self.reads:
             self._wake()

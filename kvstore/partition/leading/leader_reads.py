@@ -316,7 +316,7 @@ class LeaderReads:
         self._wake()
 
 
-class _Again:
+class _Again(Sink):
     """The sink of a delete that a read has asked for."""
 
     def __init__(self, reads: LeaderReads, read: Read) -> None:

@@ -6,6 +6,7 @@ What it decides is what `operations` decides one by one; whatever is not plain i
 from __future__ import annotations
 
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any
 
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -20,6 +21,8 @@ LOOKED_UP_MAX = 128
 """Records read at once: any of them may have a megabyte."""
 
 _PUT = int(Code.PUT)
+_version = Struct(">Q")
+_NEVER = bytes(_version.size)
 
 
 def put_all(
@@ -69,15 +72,16 @@ def _may_be_together(draft: Draft, keys: list[bytes], values: list[bytes]) -> bo
 
 def _created(rows: Sequence[bytes | None]) -> list[int] | None:
     """The sequence that created each record, 0 for one that is absent; None if a record expires."""
-    created: list[int] = []
-    for row in rows:
-        if row is None:
-            created.append(0)
-        elif row[0] < EXPIRES:
-            created.append(int.from_bytes(row[17:25] if row[0] == AGED else row[1:9], "big"))
-        else:
-            return None
-    return created
+    if not any(rows):
+        return [0] * len(rows)
+    flags = bytes([row[0] if row is not None else 0 for row in rows])
+    if max(flags) >= EXPIRES:
+        return None
+    versions = [
+        _NEVER if row is None else row[17:25] if flag == AGED else row[1:9]
+        for flag, row in zip(flags, rows, strict=True)
+    ]
+    return [each for (each,) in _version.iter_unpack(b"".join(versions))]
 
 
 def _fit(keys: list[int], values: list[int]) -> bool:

@@ -4,12 +4,14 @@ they keep wherever they wait (docs/protocol.md, P10). Decides only."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from operator import itemgetter
 from typing import NamedTuple
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import Item
-from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.operations import size_of
 
 ITEM_BYTES = 64
@@ -20,6 +22,7 @@ ENTRY_ITEMS_MAX = 1000
 Arrived = tuple[float, Item]
 """With the time at which it came."""
 _PUT = int(Code.PUT)
+_key_of, _value_of = itemgetter(1), itemgetter(2)
 
 
 class Taken(NamedTuple):
@@ -47,8 +50,7 @@ class Queue:
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0
         self._config = config
-        self._items: deque[tuple[Item, int]] = deque()
-        """With its size."""
+        self._items: deque[Item] = deque()
         self._arrivals: deque[tuple[float, int]] = deque()
         """Time and number of those that came together, in the order of the items. Times need not rise: what was put
         back is older or newer than what stands behind it."""
@@ -63,18 +65,28 @@ class Queue:
         config = self._config
         if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False
-        self._items.append((item, size))
+        self._items.append(item)
         self.bytes += size
         self._unstamped += 1
+        return True
+
+    def offer_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> bool:
+        """The same for puts of one sink, all or none of them."""
+        count, config = len(ops), self._config
+        size = ITEM_BYTES * count + sum(map(len, map(_key_of, ops))) + sum(map(len, map(_value_of, ops)))
+        if len(self._items) + count > config.queue_items_max or self.bytes + size > config.queue_bytes_max:
+            return False
+        self._items.extend(zip(ops, repeat(sink), tokens))
+        self.bytes += size
+        self._unstamped += count
         return True
 
     def put_back(self, arrived: list[Arrived]) -> None:
         """Put operations before all others, in this order."""
         for at, item in reversed(arrived):
-            size = _size(item[0])
-            self._items.appendleft((item, size))
+            self._items.appendleft(item)
             self._arrivals.appendleft((at, 1))
-            self.bytes += size
+            self.bytes += _size(item[0])
 
     def stamp(self, now: float) -> None:
         """Note that everything offered since the last call arrived at `now`."""
@@ -86,22 +98,21 @@ class Queue:
         """The operations of the next entry."""
         self.stamp(now)
         if self.bytes <= self._config.entry_bytes_max and len(self._items) <= ENTRY_ITEMS_MAX:
-            taken = Taken([item for item, _ in self._items], list(self._arrivals))
+            taken = Taken(list(self._items), list(self._arrivals))
             self._clear()
             return taken
         items: list[Item] = []
         size = 0
         while self._items and size < self._config.entry_bytes_max and len(items) < ENTRY_ITEMS_MAX:
-            item, item_size = self._items.popleft()
-            items.append(item)
-            size += item_size
+            items.append(self._items.popleft())
+            size += _size(items[-1][0])
         self.bytes -= size
         return Taken(items, self._take_arrivals(len(items)))
 
     def take_all(self, now: float) -> list[Arrived]:
         """Everything."""
         self.stamp(now)
-        found = list(_each(self._arrivals, [item for item, _ in self._items]))
+        found = list(_each(self._arrivals, self._items))
         self._clear()
         return found
 
@@ -115,8 +126,8 @@ class Queue:
         for at, together in arrivals:
             some = [items.popleft() for _ in range(together)]
             if at < before:
-                late += [item for item, _ in some]
-                self.bytes -= sum(size for _, size in some)
+                late += some
+                self.bytes -= sum(_size(op) for op, _, _ in some)
             else:
                 self._items.extend(some)
                 self._arrivals.append((at, together))

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvstore.errors import OutcomeUnknown, Refused, StoreError
-from kvstore.partition.state.commands import RequestId, Result
+from kvstore.partition.state.commands import RequestId, Result, Sink
 
 RANGE_KEYS_MAX = 1000
 RANGE_BYTES_MAX = 1 << 20
@@ -16,7 +16,7 @@ RangeId = tuple[bytes, int, int]
 """Client, sequence, hash of the key."""
 
 
-class RangeSink:
+class RangeSink(Sink):
     """The sink of a DELETE_RANGE of which a part has been decided: it is under way until it is answered, and cannot be
     refused any more."""
 

@@ -21,7 +21,7 @@ LOOK_ON_S = 0.1
 partition, and must not keep others from being found."""
 
 
-class Sweeper:
+class Sweeper(Sink):
     """`reap(keys, sink)` logs the deletes; the next sweep begins when they are logged. A Sink."""
 
     def __init__(

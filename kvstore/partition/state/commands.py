@@ -8,6 +8,7 @@ value (documented per operation) or a StoreError instance.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum, IntEnum, IntFlag, auto
 from typing import Any, NamedTuple, Protocol
 
@@ -180,6 +181,11 @@ class Sink(Protocol):
     def complete(self, token: int, result: Result | StoreError) -> None:
         """Called exactly once per submitted operation, on the event loop, never from inside `submit`."""
         ...
+
+    def complete_all(self, tokens: Sequence[int], results: Sequence[Result | StoreError]) -> None:
+        """The same for several, in this order."""
+        for token, result in zip(tokens, results, strict=True):
+            self.complete(token, result)
 
     def flush(self) -> None:
         """Called once after a group of `complete` calls: send what has gathered."""

@@ -16,6 +16,8 @@ docs/formats.md (State store) has every byte.
 
 from __future__ import annotations
 
+from itertools import repeat
+from operator import add
 from struct import Struct
 from typing import NamedTuple
 
@@ -106,8 +108,7 @@ def data_key(key: bytes) -> bytes:
 
 def data_keys_of(keys: list[bytes]) -> list[bytes]:
     """Where the records of many keys stand."""
-    pack = _pack_data_key
-    return [pack(b"d", token) + key for token, key in zip(tokens_of(keys), keys, strict=True)]
+    return list(map(add, map(_pack_data_key, repeat(b"d"), tokens_of(keys)), keys))
 
 
 def token_bound(token: int) -> bytes:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import repeat
+from operator import add, sub
 
 from crc32c import crc32c
 
@@ -345,21 +347,26 @@ _EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
 
 def _put_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:
     """Puts without expiries. Returns how many keys they created, and the rows written."""
-    put, time_ms, created = batch.put, entry.time_ms, 0
-    ages = iter(entry.ages)
-    written = []
-    seq = entry.first_seq
-    for kind, key, row_key, value in zip(entry.kinds, entry.keys, data_keys, entry.values, strict=True):
-        if kind == CREATE:
-            row = pack_fresh(0, seq, time_ms) + value
-            put(ORDER + key, b"")
-            created += 1
-        else:
-            row = pack_aged(AGED, seq, time_ms, seq - next(ages)) + value
-        put(row_key, row)
-        written.append(row)
-        seq += 1
-    return created, written
+    kinds, keys, ages = entry.kinds, entry.keys, entry.ages
+    first, time_ms = entry.first_seq, entry.time_ms
+    seqs = range(first, first + len(keys))
+    if not ages:
+        heads, created = list(map(pack_fresh, repeat(0), seqs, repeat(time_ms))), keys
+    elif len(ages) == len(keys):
+        heads, created = list(map(pack_aged, repeat(AGED), seqs, repeat(time_ms), map(sub, seqs, ages))), []
+    else:
+        each = iter(ages)
+        heads = [
+            pack_fresh(0, seq, time_ms) if kind == CREATE else pack_aged(AGED, seq, time_ms, seq - next(each))
+            for kind, seq in zip(kinds, seqs, strict=True)
+        ]
+        created = [key for kind, key in zip(kinds, keys, strict=True) if kind == CREATE]
+    written = list(map(add, heads, entry.values))
+    for _ in map(batch.put, data_keys, written):
+        pass
+    for _ in map(batch.put, map(ORDER.__add__, created), repeat(b"")):
+        pass
+    return len(created), written
 
 
 def _change_all(batch: Batch, entry: Entry, data_keys: list[bytes]) -> tuple[int, list[bytes]]:

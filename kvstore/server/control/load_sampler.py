@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -56,6 +56,11 @@ class Tap:
         if code <= _KEYED_MAX:
             self._see(op[1], 0 if code in POINT_READS else len(op[1]) + written_bytes(op))
         self._replica.submit(op, sink, token)
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        for op in ops[: BURST - len(self.seen)]:
+            self._see(op[1], len(op[1]) + written_bytes(op))
+        self._replica.submit_puts(ops, sink, tokens)
 
     def read_now(self, key: bytes) -> Record | NotNow | None:
         found = self._replica.read_now(key)

@@ -33,7 +33,7 @@ class BatchBudget:
         return _Counted(self, size, sink)
 
 
-class _Counted:
+class _Counted(Sink):
     """Gives the room back when the batch has ended, whether or not anybody still waits for it."""
 
     __slots__ = ("_room", "_sink", "_size")

@@ -12,7 +12,7 @@ from kvstore.env.events import wait_within
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.meta.store import MetadataStore
 from kvstore.partition.election.leader_znode import Claims
-from kvstore.partition.state.commands import Code, Level, Op, Result
+from kvstore.partition.state.commands import Code, Level, Op, Result, Sink
 from kvstore.proto import admin_pb2
 from kvstore.ring import Member, Move, MoveId, MoveState, Ring, Rings
 from kvstore.ring import replicas as replica_steps
@@ -233,7 +233,7 @@ class RingAdmin:
         return keys, sizes
 
 
-class _Answers:
+class _Answers(Sink):
     """The sink of several operations; keeps what is no error."""
 
     def __init__(self, count: int) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Op, Result
+from kvstore.partition.state.commands import Code, Op, Result, Sink
 from kvstore.partition.state.traits import KEYLESS, READS
 from kvstore.proto import kv_pb2
 from kvstore.rpc.channels import timeout_s
@@ -218,7 +218,7 @@ class Session:
             lane.cancel_timer()
 
 
-class _Lane:
+class _Lane(Sink):
     """The sink of one lane's operations."""
 
     __slots__ = (

@@ -111,7 +111,7 @@ class RespConnection:
         self.replies.hold_back(self._server.now())
 
     def resume_writing(self) -> None:
-        self.replies.let_out()
+        self.replies.hold_back(None)
         self.pipeline.resume()
 
     # ── the end ───────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from kvstore.errors import InvalidRequest
-from kvstore.partition.state.commands import Code
+from kvstore.partition.state.commands import Code, Sink
 from kvstore.server.redis.commands import Several
 from kvstore.server.redis.replies import failure
 from kvstore.server.routing.backend import Backend
@@ -30,7 +30,7 @@ class Answering(Protocol):
     def flush(self) -> None: ...
 
 
-class Gather:
+class Gather(Sink):
     """Several operations of one command: the sink of their results, which makes one reply of them.
 
     Reads whose values do not fit in what the connection may hold are given up, and done again by it with a Gather for

@@ -23,6 +23,8 @@ SKIPPED_ARGUMENTS_MAX = 1 << 20
 SKIPPED_BULK_MAX = 512 << 20
 """What is larger than these is no mistake of a client but not this protocol."""
 _HEADER_BYTES_MAX = 32
+_ALIKE_MIN = 20
+"""Lines; from so many on it pays to look whether all commands are alike."""
 
 _HEADS = [b"$%d" % length for length in range(4097)]
 _COUNTS = {b"*%d" % count: count for count in range(1, 65)}
@@ -207,7 +209,8 @@ def _cut(data: bytes, found: list[Command]) -> int:
     """Read commands from the start of `data` as long as they are plain; where the first other one starts."""
     heads, counts = _HEADS, _COUNTS
     parts = data.split(b"\r\n")
-    at, last = 0, len(parts) - 1
+    last = len(parts) - 1
+    at = _cut_alike(parts, last, found) if last >= _ALIKE_MIN else 0
     try:
         while at < last:
             head = parts[at]
@@ -239,6 +242,28 @@ def _cut(data: bytes, found: list[Command]) -> int:
     if at == last and not parts[last]:
         return len(data)
     return len(data) - sum(map(len, parts[at:])) - 2 * (last - at)
+
+
+def _cut_alike(parts: list[bytes], last: int, found: list[Command]) -> int:
+    """Read commands of one number of arguments from the start of `parts`, if the first `last` of these are nothing else
+    but one that may be incomplete; which part comes next. The same checks, argument by argument of all commands."""
+    count = _COUNTS.get(parts[0], 0)
+    step = 1 + 2 * count
+    whole = last // step
+    end = whole * step
+    if not count or parts[:end:step].count(parts[0]) != whole:
+        return 0
+    head_of, columns = _HEADS.__getitem__, []
+    try:
+        for at in range(2, step, 2):
+            column = parts[at:end:step]
+            if parts[at - 1 : end : step] != list(map(head_of, map(len, column))):
+                return 0
+            columns.append(column)
+    except IndexError:  # a long one
+        return 0
+    found += map(list, zip(*columns, strict=True))
+    return end
 
 
 def _bulk_length(data: bytes, at: int, line: int) -> int:

@@ -6,7 +6,7 @@ are forgotten and read again in their turn, and what cannot be read again begins
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from kvstore.env import Stream
@@ -32,6 +32,7 @@ RESERVED_BYTES_MAX = 16 << 20
 FORMAT_BITS = 6
 _FORMAT_MASK = (1 << FORMAT_BITS) - 1
 _GET, _OK_FORMAT = int(Code.GET), Fmt.OK
+_OK, _INT = {int(Fmt.OK)}, {int}
 _NO_ROOM = Overloaded("other clients do not read their replies")
 
 
@@ -100,6 +101,21 @@ class ReplyQueue:
         if len(reply) <= self._unchecked or self.admit(number, len(reply)):
             self.answer(number, reply)
 
+    def complete_all(self, tokens: Sequence[int], results: Sequence[Any]) -> None:
+        first, count = tokens[0], len(tokens)
+        if set(map(type, results)) != _INT or {token & _FORMAT_MASK for token in tokens} != _OK:
+            for token, result in zip(tokens, results, strict=True):
+                self.complete(token, result)
+        elif first >> FORMAT_BITS == self.answered and tokens == tuple(
+            range(first, first + (count << FORMAT_BITS), 1 << FORMAT_BITS)
+        ):
+            self.due.append(replies.OK * count)
+            self.answered += count
+            self._release()
+        else:
+            self._early.update(dict.fromkeys([token >> FORMAT_BITS for token in tokens], replies.OK))
+            self._release()
+
     def answer(self, number: int, reply: bytes) -> None:
         """The reply of a command whose result is not formatted by `complete`."""
         if number == self.answered:
@@ -127,9 +143,12 @@ class ReplyQueue:
         self.in_flight_max = min(now + (now if not self.again.below else now // 4 + 1), IN_FLIGHT_MAX)
 
     def _release(self) -> None:
-        while (reply := self._early.pop(self.answered, None)) is not None:
-            self.due.append(reply)
-            self.answered += 1
+        early, first = self._early, self.answered
+        end = first
+        while end in early:
+            end += 1
+        self.due += map(early.pop, range(first, end))
+        self.answered = end
 
     def use_protocol(self, version: int) -> None:
         """Later replies are in this version of the protocol."""
@@ -238,6 +257,8 @@ class ReplyQueue:
         """Whether there is room for replies of `size` bytes; if so, it is kept for them. Raises CommandError."""
         if not size:
             return True
+        if self.issued == self.answered:
+            self._reserved = 0  # nobody would come back to who waits for it
         if self._is_refused:
             self._is_refused = False
             self._session.queued = None
@@ -250,13 +271,9 @@ class ReplyQueue:
         self._reserved += size
         return True
 
-    def hold_back(self, since: float) -> None:
-        """The client does not read what it was sent."""
-        self.is_full, self.full_since = True, since
-
-    def let_out(self) -> None:
-        """It reads again."""
-        self.is_full, self.full_since = False, None
+    def hold_back(self, since: float | None) -> None:
+        """The client does not read what it was sent; None: it reads again."""
+        self.is_full, self.full_since = since is not None, since
 
     def lose(self) -> None:
         """The client is gone: nothing is read again for it."""

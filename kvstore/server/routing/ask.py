@@ -29,7 +29,7 @@ async def ask(backend: Submits, op: Op, partition: PartitionId | None = None, ri
     return result
 
 
-class _Answer:
+class _Answer(Sink):
     """The sink of one operation."""
 
     def __init__(self) -> None:

@@ -3,7 +3,7 @@ what."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kvstore.partition.state.commands import NotNow, Op, Record, Sink
@@ -57,6 +57,10 @@ class Backend(Protocol):
         self, op: Op, sink: Sink, token: int, ring_version: int = 0, partition: PartitionId | None = None
     ) -> None:
         """`sink.complete(token, result)` follows, once. `partition` is for operations that name no key of one."""
+        ...
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """The same for puts of one sink: those of one partition go there together, in this order."""
         ...
 
     def read_now(self, key: bytes) -> Record | NotNow | None:

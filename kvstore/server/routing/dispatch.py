@@ -5,7 +5,8 @@ and does what it says. What may go straight to the leader here, or along the way
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import compress
 from typing import assert_never
 
 from kvstore.env import Env
@@ -100,6 +101,23 @@ class Dispatcher:
                     number = known.follow(way, target, op, sink, token)
                     return self._links.send(way.server, target, number, op)
         self._submit_with_care(op, sink, token, ring_version, partition)
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """The same for puts of one sink: those of one partition go there together, in this order."""
+        known = self._router
+        owners = known.topology.ring.partitions_of([op[1] for op in ops])
+        targets = set(owners)
+        for target in targets if len(targets) == 1 else sorted(targets):
+            some, numbers = ops, tokens
+            if len(targets) > 1:
+                are_its = [owner == target for owner in owners]
+                some, numbers = list(compress(ops, are_its)), list(compress(tokens, are_its))
+            local = self._local.get(target)
+            if local is not None and local.serving and not self._held_keys and known.is_free_here(target):
+                local.submit_puts(some, sink, numbers)
+            else:
+                for op, token in zip(some, numbers, strict=True):
+                    self.submit(op, sink, token)
 
     def read_now(self, key: bytes) -> Record | NotNow | None:
         """A linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It overtakes no

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from kvstore.partition.state.commands import NotNow, Op, Record, Sink
@@ -15,6 +16,11 @@ class LocalReplica(Protocol):
     def serving(self) -> bool: ...
 
     def submit(self, op: Op, sink: Sink, token: int) -> None: ...
+
+    def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
+        """The same for puts of one sink, in this order."""
+        for op, token in zip(ops, tokens, strict=True):
+            self.submit(op, sink, token)
 
     def read_now(self, key: bytes) -> Record | NotNow | None:
         """A linearizable GET that takes no more than a look; else NOT_NOW, and it has to be submitted."""

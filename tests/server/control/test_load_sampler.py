@@ -16,13 +16,14 @@ from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Record
 from kvstore.server.control import load_sampler as module
 from kvstore.server.control.load import Load, encode
 from kvstore.server.control.load_sampler import BURST, LoadSampler, Tap, loads_of_cluster
+from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
 from tests.waiting import wait_until
 
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
-class Replica:
+class Replica(LocalReplica):
     serving = True
 
     def __init__(self) -> None:

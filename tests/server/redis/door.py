@@ -33,6 +33,10 @@ class Raw:
             except asyncio.IncompleteReadError as error:
                 return error.partial
 
+    async def read_until(self, end: bytes) -> bytes:
+        async with asyncio.timeout(PATIENCE_S):
+            return await self.reader.readuntil(end)
+
     async def read_line(self) -> bytes:
         async with asyncio.timeout(PATIENCE_S):
             return await self.reader.readline()

@@ -319,3 +319,12 @@ async def test_a_read_behind_a_transaction_sees_all_of_it(door: Door) -> None:
     async with door.raw() as raw:
         await raw.ask(packed(b"SET", b, b"old"), b"+OK\r\n")
         assert await raw.ask(transaction + packed(b"GET", b), expected) == expected
+
+
+async def test_room_for_a_transaction_that_was_not_done_is_free_for_the_next(door: Door) -> None:
+    """Nothing is in flight, so no answer would ever let the second one go on."""
+    queued = packed(b"MULTI") + packed(b"GET", b"k") * 9 + packed(b"SET", b"k")
+    async with door.raw() as raw:
+        raw.writer.write((queued + packed(b"EXEC")) * 2 + packed(b"PING"))
+        answers = await raw.read_until(b"+PONG\r\n")
+        assert answers.count(b"-EXECABORT") == 2

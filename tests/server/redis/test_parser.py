@@ -16,7 +16,9 @@ arguments = st.one_of(
     st.binary(max_size=40),
     st.sampled_from([b"", b"\r\n", b"*3\r\n$3\r\n", b"$1\r\n", b"GET", b"x" * 5000, b"*1", b"\r", b"\n"]),
 )
-commands = st.lists(st.lists(arguments, min_size=1, max_size=5), min_size=1, max_size=6)
+mixed = st.lists(st.lists(arguments, min_size=1, max_size=5), min_size=1, max_size=6)
+alike = st.integers(1, 4).flatmap(lambda n: st.lists(st.lists(arguments, min_size=n, max_size=n), max_size=14))
+commands = st.one_of(mixed, st.tuples(alike, mixed).map(lambda both: [*both[0], *both[1]]))
 
 
 def packed(*words: bytes) -> bytes:

@@ -14,6 +14,7 @@ from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.ring import Ring, plan, steps
 from kvstore.ring.hashing import token_of
 from kvstore.ring.moves import MoveId
+from kvstore.server.routing.ports import LocalReplica
 from kvstore.types import PartitionId, ServerId
 from tests.server.routing.test_dispatch import has_arrived, has_lost, kill, result_of, send
 from tests.server.servers import Servers, servers
@@ -22,7 +23,7 @@ from tests.waiting import wait_until
 P1, P2 = PartitionId("p1"), PartitionId("p2")
 
 
-class Holding:
+class Holding(LocalReplica):
     """A replica that answers when the test wants it to."""
 
     serving = True

@@ -12,6 +12,7 @@ from typing import Any
 from kvstore.errors import StoreError
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.state import commands
+from kvstore.partition.state.commands import Sink
 from kvstore.types import PartitionId
 from tests.sim.clients import Identity, Worker
 from tests.sim.judges.operations import Status
@@ -40,7 +41,7 @@ async def same_again(world: World) -> AsyncIterator[None]:
     assert tuple(second) == tuple(first), f"a retry of {asked} got {second} after {first}"
 
 
-class _Answer:
+class _Answer(Sink):
     """The sink of one operation that the test itself asks."""
 
     def __init__(self) -> None:

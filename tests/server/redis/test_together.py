@@ -1,0 +1,131 @@
+"""Plain SETs that are begun together, against the same ones begun one by one: no client sees a difference."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import Overloaded
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.partition.state.commands import Code, Record, get
+from kvstore.server.redis import parser, pipeline
+from tests.server.backends import Collector
+from tests.server.redis.door import Door, redis_door
+from tests.server.redis.test_parser import packed
+from tests.waiting import wait_until
+
+END = b"$3\r\nend\r\n"
+
+
+@pytest.fixture
+async def door(tmp_path: Path) -> AsyncIterator[Door]:
+    async with redis_door(tmp_path) as opened:
+        yield opened
+
+
+def some_pipelines(seed: int) -> list[bytes]:
+    """What one client sends, a pipeline at a time: mostly SETs, of few keys, and what must not be begun with them."""
+    draw = random.Random(seed)
+    pipelines = []
+    for _ in range(30):
+        others = draw.choice((0.0, 0.0, 0.0, 0.1, 0.5))
+        commands = []
+        for _ in range(draw.choice((3, 4, 16, 17, 80))):
+            key = b"k%d" % draw.randrange(60)
+            value = draw.choice((b"", b"v%d" % draw.randrange(1000), b"a\r\nb", b"x" * 5000))
+            if draw.random() >= others:
+                commands.append((b"SET", key, value))
+            else:
+                commands.append(
+                    draw.choice(
+                        [
+                            (b"GET", key),
+                            (b"GET", key),
+                            (b"DEL", key),
+                            (b"set", key, value),
+                            (b"SET", b"", value),
+                            (b"SET", b"k" * (KEY_BYTES_MAX + 1), value),
+                            (b"SET", key, value, b"PX", b"60000"),
+                            (b"INCR", b"n"),
+                            (b"PING",),
+                            (b"MULTI",),
+                            (b"EXEC",),
+                        ]
+                    )
+                )
+        pipelines.append(b"".join(packed(*words) for words in commands))
+    return [*pipelines, packed(b"DISCARD")]
+
+
+async def replies(door: Door, pipelines: list[bytes]) -> bytes:
+    async with door.raw() as raw:
+        for each in pipelines:
+            raw.writer.write(each)
+        raw.writer.write(packed(b"ECHO", b"end"))
+        return await raw.read_until(END)
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_a_client_gets_the_same_replies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    found = []
+    for together_min, alike_min in ((pipeline.TOGETHER_MIN, parser._ALIKE_MIN), (1 << 30, 1 << 30)):
+        monkeypatch.setattr(pipeline, "TOGETHER_MIN", together_min)
+        monkeypatch.setattr(parser, "_ALIKE_MIN", alike_min)
+        async with redis_door(tmp_path / str(together_min)) as door:
+            got = await replies(door, some_pipelines(seed))
+            rows = [await get_all(door)]
+            found.append((got, rows))
+    assert found[0] == found[1]
+
+
+async def is_true(what: bool) -> bool:
+    return what
+
+
+async def get_all(door: Door) -> list[bytes | None]:
+    sink = Collector()
+    keys = [b"n", *(b"k%d" % number for number in range(60))]
+    for token, key in enumerate(keys):
+        door.backend.submit(get(key), sink, token)
+    await wait_until(lambda: is_true(len(sink.results) == len(keys)), what="all keys are read")
+    found = [sink.results[token] for token in range(len(keys))]
+    return [each.value if isinstance(each, Record) else None for each in found]
+
+
+async def test_they_go_to_their_leader_in_one_call(door: Door, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    submit_puts = door.backend.submit_puts
+    monkeypatch.setattr(
+        door.backend, "submit_puts", lambda ops, *rest: calls.append(len(ops)) or submit_puts(ops, *rest)
+    )
+    async with door.raw() as raw:
+        count = pipeline.TOGETHER_MIN
+        await raw.ask(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(count)), b"+OK\r\n" * count)
+    assert calls == [count]
+
+
+async def test_a_set_behind_a_read_of_its_key_waits_for_it(door: Door) -> None:
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b"k3", b"old"), b"+OK\r\n")
+        door.backend.held_reads = []
+        raw.writer.write(packed(b"GET", b"k3"))
+        await wait_until(lambda: is_true(bool(door.backend.held_reads)), what="the read is under way")
+        raw.writer.write(b"".join(packed(b"SET", b"k%d" % each, b"new") for each in range(8)))
+        await wait_until(
+            lambda: is_true(any(op[1] == b"k2" for op in door.backend.submitted)), what="the first are begun"
+        )
+        assert not any(op[0] == Code.PUT and op[2] == b"new" and op[1] == b"k3" for op in door.backend.submitted)
+        door.backend.do_held_reads()
+        expected = b"$3\r\nold\r\n" + b"+OK\r\n" * 8
+        assert await raw.read(len(expected)) == expected
+
+
+async def test_errors_of_some_stand_where_they_belong(door: Door) -> None:
+    door.backend.failure = Overloaded("no room")
+    async with door.raw() as raw:
+        raw.writer.write(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(6)))
+        for _ in range(6):
+            assert (await raw.read_line()).startswith(b"-TRYAGAIN")
