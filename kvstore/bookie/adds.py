@@ -132,7 +132,7 @@ class Adds:
             done(self._refusals.no_room())
             return
         group = journal.open_group
-        group.adds.append((ledger, entry, offset, len(body), lac, done))
+        group.adds.append((ledger, entry, offset, body, lac, done))
         ledger.last_group = group.number
         self.pending_bytes += len(body)
 
@@ -141,7 +141,7 @@ class Adds:
         offset = self._journal.append(Kind.ADD, RECOVERY, ledger.id, entry, body, use=Use.REWRITE)
         group = self._journal.open_group
         lac = HEADER.unpack_from(body)[2]
-        group.adds.append((ledger, entry, offset, len(body), lac, _nobody))
+        group.adds.append((ledger, entry, offset, body, lac, _nobody))
         ledger.last_group = group.number
         self.pending_bytes += len(body)
 
@@ -152,9 +152,12 @@ class Adds:
     def synced(self, group: Group) -> None:
         """A group is on the disk: show all its entries, then tell those who sent them."""
         segment, stored, size_sum = group.segment, self._inventory.stored, 0
-        for ledger, entry, offset, size, lac, _ in group.adds:
+        for ledger, entry, offset, body, lac, _ in group.adds:
+            size = len(body)
             stored(segment, ledger, entry, offset, size)
             size_sum += size
+            for each in ledger.listeners:
+                each.entry_stored(entry, body)
             if lac > ledger.lac:
                 ledger.raise_lac(lac)
         self.pending_bytes -= size_sum

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 from kvstore.bookie.entry_index import EntryIndex
 from kvstore.proto.digest import LAC_HEADER
 from kvstore.types import LedgerId
+
+
+class Listener(Protocol):
+    """A reader on this node (kvstore.wal.ports.Listener). Its calls raise nothing."""
+
+    def entry_stored(self, entry: int, packet: bytes) -> None: ...
+    def lac_raised(self, lac: int) -> None: ...
 
 
 class Ledger:
@@ -22,6 +30,7 @@ class Ledger:
         "key",
         "lac",
         "last_group",
+        "listeners",
         "tail_bytes",
         "tail_from",
         "tail_moved",
@@ -47,6 +56,8 @@ class Ledger:
         """The last journal group with a record of this ledger; on the disk if the journal has synced that group."""
         self.waiters: dict[Callable[[], None], None] = {}
         """Called once, and forgotten, when `lac` rises or the ledger goes."""
+        self.listeners: tuple[Listener, ...] = ()
+        """Of this node: told of every packet once it is on the disk, and of `lac`."""
         self.tail_from = -1
         """Where in `index.places` the entries of the segment that is being written begin; -1: none yet."""
         self.tail_bytes = 0
@@ -59,6 +70,8 @@ class Ledger:
         if lac <= self.lac:
             return
         self.lac = lac
+        for each in self.listeners:
+            each.lac_raised(lac)
         if self.waiters:
             self.wake()
 

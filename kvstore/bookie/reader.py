@@ -10,7 +10,7 @@ from typing import Any
 from kvstore.bookie.entry_index import NOWHERE, OFFSET_BITS, OFFSET_MASK
 from kvstore.bookie.inventory import Inventory
 from kvstore.bookie.journal.journal import Journal
-from kvstore.bookie.ledger import Ledger
+from kvstore.bookie.ledger import Ledger, Listener
 from kvstore.bookie.sparing import SparingLog
 from kvstore.bookie.statistics import Statistics
 from kvstore.proto.bookkeeper import LAST_ENTRY, Status
@@ -127,6 +127,20 @@ class Reader:
         else:
             return self._wait(found, previous_lac, min(timeout_ms, self._poll_ms_max), done)
         return _nothing
+
+    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+        """Tell of each packet of the ledger once it is on the disk, and of its LAC, from what that is now on. What is
+        returned ends it. None if the ledger is not known here; one that goes tells nothing more."""
+        found = self._ledgers.get(ledger)
+        if found is None:
+            return None
+
+        def end() -> None:
+            found.listeners = tuple(each for each in found.listeners if each is not listener)
+
+        found.listeners += (listener,)
+        listener.lac_raised(found.lac)
+        return end
 
     def _wait(self, ledger: Ledger, previous_lac: int, timeout_ms: int, done: ReadDone) -> Callable[[], None]:
         def look() -> None:

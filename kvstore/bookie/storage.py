@@ -32,6 +32,7 @@ from kvstore.bookie.journal.group import Group
 from kvstore.bookie.journal.journal import Journal
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.keys import KEY_MAX, Keys
+from kvstore.bookie.ledger import Listener
 from kvstore.bookie.opening import make_directory, tidy, write_again
 from kvstore.bookie.reader import ReadDone, Reader
 from kvstore.bookie.refusals import Refusals
@@ -273,6 +274,10 @@ class BookieStorage:
         """Answer when the LAC has passed `previous_lac`, with the entry after that if it is here, or at the timeout.
         What is returned takes the question back."""
         return self.reader.long_poll(ledger, previous_lac, timeout_ms, done=done)
+
+    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+        """Tell of what is stored of the ledger from now on; what is returned ends it. None if it is not known here."""
+        return self.reader.listen(ledger, listener)
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
         """The entries here, as runs (first, count), rising."""

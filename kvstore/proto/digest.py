@@ -27,6 +27,9 @@ HEADER = Struct(">qqqq")
 LAC_HEADER = Struct(">qq")
 """ledger, lac."""
 
+PAYLOAD_AT = HEADER.size + 4
+"""Where the payload of a packet with a CRC32C begins."""
+
 _U32 = Struct(">I")
 _U64 = Struct(">Q")
 

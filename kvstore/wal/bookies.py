@@ -15,7 +15,7 @@ from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
 from kvstore.wal.connection import AddDone, Connection, Encode, ReadDone, error_of
-from kvstore.wal.ports import LocalBookie, ReadAnswer
+from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
 
@@ -94,6 +94,11 @@ class Bookies:
     ) -> None:
         """Wait for the LAC to pass `previous_lac`; see BookieClient."""
         self._at(bookie).long_poll(ledger, previous_lac, timeout_ms, partial(_polled, bookie, done))
+
+    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+        """Hear of what the node's own bookie stores; see BookieClient."""
+        own = self._clients.get(self.own) if self.own is not None else None
+        return own.listen(ledger, listener) if isinstance(own, _Local) else None
 
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
         """The ids of the entries that the bookie holds; see BookieClient."""
@@ -189,6 +194,9 @@ class _Local:
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
         # The storage keeps the time itself.
         self._storage.long_poll(ledger, previous_lac, timeout_ms, done=partial(_local_answer, done, ledger))
+
+    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+        return self._storage.listen(ledger, listener)
 
     async def entries(self, ledger: LedgerId) -> HeldEntries:
         answered: asyncio.Future[HeldEntries | StoreError] = self._loop.create_future()

@@ -66,8 +66,25 @@ class BookieClient(Protocol):
         once, perhaps before this returns."""
         ...
 
+    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+        """Have the node's own bookie tell what it stores of the ledger from now on; what is returned ends it. None if
+        there is no bookie here, or it does not know the ledger."""
+        ...
+
     async def entries(self, bookie: BookieId, ledger: LedgerId) -> HeldEntries:
         """The ids of the ledger's entries that the bookie holds. Raises BookieError."""
+        ...
+
+
+class Listener(Protocol):
+    """Hears of one ledger what the node's own bookie has on its disk."""
+
+    def entry_stored(self, entry: int, packet: bytes) -> None:
+        """The packet of an entry, which may not be confirmed yet."""
+        ...
+
+    def lac_raised(self, lac: int) -> None:
+        """The last add confirmed, learned from a packet whose digest was right."""
         ...
 
 
@@ -110,6 +127,10 @@ class LocalBookie(Protocol):
         done: Callable[[Status, int, bytes | None, int], Any],
     ) -> object:
         """As `read`, once the LAC has passed `previous_lac` or at the timeout."""
+        ...
+
+    def listen(self, ledger: int, listener: Listener) -> Callable[[], None] | None:
+        """See BookieClient."""
         ...
 
     def list_entries(self, ledger: int, *, done: Callable[[Status, Sequence[tuple[int, int]]], Any]) -> None:
@@ -187,13 +208,23 @@ class LeaderLog(Protocol):
         ...
 
 
+class Taker(Protocol):
+    """Takes the next entries of a log as soon as they are confirmed, in the callback that has brought them."""
+
+    def may_take(self) -> bool:
+        """False: it does not keep up just now, and they have to wait."""
+        ...
+
+    def take(self, entries: Sequence[LogEntry]) -> None: ...
+
+
 class LogReader(Protocol):
     """Reads a partition's log in order without fencing: closed ledgers to their end, the open one up to its LAC."""
 
-    async def read(self, wait_ms: int) -> Sequence[LogEntry]:
+    async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
         """The next entries in order (bounded in bytes), waiting up to `wait_ms` (a long poll) if there is none yet;
         empty at timeout. Raises NoSuchLedger when the position was trimmed, BookieError when too few bookies answer
-        just now."""
+        just now. While it waits, `taker` may be given the next entries instead; what it raises is raised here."""
         ...
 
     def confirm(self, position: Position) -> None:

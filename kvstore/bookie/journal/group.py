@@ -9,8 +9,8 @@ from kvstore.bookie.journal.record import GROUP_HEADER_SIZE
 from kvstore.bookie.journal.segment import Segment
 from kvstore.bookie.ledger import Ledger
 
-Stored = tuple[Ledger, int, int, int, int, Callable[..., Any]]
-"""Ledger, entry, offset of the record, size of the packet, its LAC, and whom to tell."""
+Stored = tuple[Ledger, int, int, bytes, int, Callable[..., Any]]
+"""Ledger, entry, offset of the record, packet, its LAC, and whom to tell."""
 
 
 class Group:

@@ -62,7 +62,7 @@ class Tail:
             reader = self._logs.reader(self._partition, self._state.position)
             try:
                 while True:
-                    await self._apply(await reader.read(POLL_MS))
+                    await self._apply(await reader.read(POLL_MS, self))
             except NoSuchLedger:
                 log.info("partition=%s position=%s was trimmed: installing a snapshot", self._partition, self.position)
                 await self._install()
@@ -89,6 +89,17 @@ class Tail:
         while self._state.seq < seq:
             self._progress.clear()
             await self._progress.wait()
+
+    def may_take(self) -> bool:
+        return not self._state.engine.is_behind()
+
+    def take(self, entries: Sequence[LogEntry]) -> None:
+        """Apply entries that have come while their read waits. Raises what `run` does."""
+        apply = self._state.apply
+        for entry in entries:
+            apply(entry)
+        self.entries += len(entries)
+        self._progress.set()
 
     async def _apply(self, entries: Sequence[LogEntry]) -> None:
         for start in range(0, len(entries), ENTRIES_PER_TURN):

@@ -19,6 +19,7 @@ from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerState
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ports import ReadAnswer
+from kvstore.wal.tailing.fresh import FreshEntries
 from kvstore.wal.tailing.polling import PollChoice
 
 log = logging.getLogger(__name__)
@@ -45,6 +46,12 @@ class LedgerEnd:
         self._wanted = first
         self.piggyback: Packet | None = None
         """The packet that the last long poll has brought along."""
+        self.fresh = FreshEntries(reader.metadata.digest, first)
+        """Entries that the node's own bookie has told of."""
+        self._end_listening: Callable[[], None] | None = None
+        self._heard_at = 0.0
+        """When the own bookie told of something new, by the event loop's clock."""
+        self._timer: asyncio.TimerHandle | None = None
         self._is_polling = False
         self._is_over = False
 
@@ -78,11 +85,28 @@ class LedgerEnd:
     def stop(self) -> None:
         """Learn nothing more: another ledger is read, or none."""
         self._is_over = True
+        if self._end_listening is not None:
+            self._end_listening()
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def entry_stored(self, entry: int, packet: bytes) -> None:
+        """Hear of a packet that is on the own bookie's disk."""
+        self.fresh.keep(entry, packet)
+
+    def lac_raised(self, lac: int) -> None:
+        """Hear of the last add confirmed from the own bookie: its number will do (docs/protocol.md, T10)."""
+        if lac > self.lac:
+            self.lac = EntryId(lac)
+            self._heard_at = self._loop.time()
+            self._tell()
 
     def poll(self, wanted: EntryId) -> None:
-        """Have one long poll under way, while the ledger is not closed. `wanted`: the entry that is read next."""
+        """Have one long poll under way, or the own bookie tell what it stores, while the ledger is not closed.
+        `wanted`: the entry that is read next."""
         reader = self._reader
         self._wanted = wanted
+        self.fresh.forget_before(wanted)
         if reader.metadata.state is LedgerState.CLOSED or self._is_polling:
             return
         self._is_polling = True
@@ -90,6 +114,34 @@ class LedgerEnd:
         near = reader.order(EntryId(lac + 1))
         others = [bookie for bookie in reader.metadata.fragments[-1].ensemble if bookie not in near]
         asked = self._choice.first((*near, *others))
+        if asked == self._ports.choice.own and self._listens():
+            self._watch(asked)
+        else:
+            self._long_poll(asked, lac)
+
+    def _listens(self) -> bool:
+        if self._end_listening is None:
+            self._end_listening = self._ports.bookies.listen(self._reader.metadata.ledger, self)
+        return self._end_listening is not None
+
+    def _watch(self, own: BookieId) -> None:
+        """Ask the others, as after a long poll, when the own bookie has told nothing new for as long as one takes."""
+        for bookie in self._choice.due(self._ports.clock.now()):
+            self._nursery.spawn(self._ask_again(bookie, self.lac), name=f"has {bookie} caught up")
+        self._look_at(own, self._loop.time() + POLL_MS / 1000)
+
+    def _look_at(self, own: BookieId, when: float) -> None:
+        def look() -> None:
+            due = self._heard_at + POLL_MS / 1000
+            if due > when:
+                self._look_at(own, due)
+            else:
+                self._nursery.spawn(self._ask_others({own: self.lac}), name="is the own bookie behind")
+
+        self._timer = self._loop.call_at(when, look)
+
+    def _long_poll(self, asked: BookieId, lac: EntryId) -> None:
+        reader = self._reader
         self._ports.bookies.long_poll(asked, reader.metadata.ledger, lac, POLL_MS, partial(self._polled, lac, asked))
 
     def _polled(self, lac: EntryId, asked: BookieId, answer: ReadAnswer | BookieError) -> None:

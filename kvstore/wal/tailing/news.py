@@ -15,6 +15,7 @@ class News:
         self._loop = asyncio.get_running_loop()
         self._is_here = False
         self._waiting: asyncio.Future[None] | None = None
+        self._failure: Exception | None = None
         self._wait_until = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -25,6 +26,11 @@ class News:
     def tell(self) -> None:
         """There may be something new."""
         self._is_here = True
+        self._wake_up()
+
+    def fail(self, error: Exception) -> None:
+        """Raise it from the wait that is under way."""
+        self._failure = error
         self._wake_up()
 
     async def wait(self, seconds: float) -> None:
@@ -40,6 +46,9 @@ class News:
             await self._waiting
         finally:
             self._waiting = None
+            failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def close(self) -> None:
         """Wake nobody any more."""

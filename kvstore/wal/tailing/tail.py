@@ -7,6 +7,7 @@ again.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
@@ -15,12 +16,12 @@ from kvstore.errors import BookieError, Corrupted, MetadataError, NoSuchEntry, N
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore, Watch
 from kvstore.proto.digest import Packet
-from kvstore.types import BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
+from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId, LedgerState, PartitionId, Position
 from kvstore.wal.entry_reader import EntryReader
 from kvstore.wal.handle import LedgerPorts
 from kvstore.wal.ledger_list import BEGINNING, LedgerList
 from kvstore.wal.lists import LedgerLists
-from kvstore.wal.ports import LogEntry
+from kvstore.wal.ports import LogEntry, Taker
 from kvstore.wal.tailing.ledger_end import LedgerEnd
 from kvstore.wal.tailing.news import TIMER_MIN_S, News
 
@@ -30,6 +31,8 @@ BATCH_ENTRIES_MAX = 64
 BATCH_BYTES_MAX = 4 << 20
 PARALLEL_MAX = 8
 """Reads sent to other nodes at once."""
+GIVEN_MAX = 16
+"""Entries given to a taker in one turn of the event loop: a few milliseconds at the most."""
 LOOK_AGAIN_S = 10.0
 
 
@@ -68,10 +71,14 @@ class TailReader:
         """The metadata of the present ledger may have changed."""
         self._looked_at = 0.0
         self._news = News()
+        self._loop = asyncio.get_running_loop()
+        self._taker: Taker | None = None
+        """While its read waits."""
+        self._is_giving = False
         self._is_closed = False
         self._watches: list[Watch] = [store.watch(paths.partition_log(partition), self._news.tell)]
 
-    async def read(self, wait_ms: int) -> Sequence[LogEntry]:
+    async def read(self, wait_ms: int, taker: Taker | None = None) -> Sequence[LogEntry]:
         """The next entries; see LogReader."""
         deadline = self._ports.clock.now() + wait_ms / 1000
         while True:
@@ -82,7 +89,11 @@ class TailReader:
                 return entries
             if self._reader is not None:
                 self._end.poll(self._next)
-            await self._news.wait(min(left_s, LOOK_AGAIN_S))
+            self._taker = taker
+            try:
+                await self._news.wait(min(left_s, LOOK_AGAIN_S))
+            finally:
+                self._taker = None
             if self._ports.clock.now() - self._looked_at >= LOOK_AGAIN_S:
                 self._is_stale = True
 
@@ -90,7 +101,45 @@ class TailReader:
         """Take the entry there for acknowledged, as its leader says: no bookie need be asked for that."""
         reader = self._reader
         if reader is not None and reader.metadata.ledger == position.ledger and self._end.confirm(position.entry):
+            self._told()
+
+    def _told(self) -> None:
+        """There may be something new in the present ledger."""
+        if self._taker is None:
             self._news.tell()
+        elif not self._is_giving:
+            self._is_giving = True
+            self._loop.call_soon(self._give)
+
+    def _give(self) -> None:
+        """Give the taker what its read waits for, if it is at hand. Whatever takes more than that wakes the read."""
+        self._is_giving = False
+        taker = self._taker
+        entries = self._fresh() if taker is not None and not self._is_stale and taker.may_take() else []
+        if taker is not None and entries:
+            try:
+                taker.take(entries)
+            except Exception as error:  # noqa: BLE001  # the read's caller knows what to do
+                self._news.fail(error)
+        if not entries or self._next <= self._end.limit:
+            self._news.tell()
+
+    # docs/protocol.md L10
+    def _fresh(self) -> list[LogEntry]:
+        """The next entries, as far as the own bookie has told of them and they are confirmed; not too many."""
+        reader, end = self._reader, self._end
+        assert reader is not None
+        ledger, first, limit, take = reader.metadata.ledger, self._next, end.limit, end.fresh.take
+        entries: list[LogEntry] = []
+        for entry in range(first, min(limit + 1, first + GIVEN_MAX)):
+            payload = take(EntryId(entry))
+            if payload is None:
+                break
+            entries.append(LogEntry(Position(ledger, EntryId(entry)), payload))
+        if entries:
+            self._after = entries[-1].position
+            self._next = EntryId(self._after.entry + 1)
+        return entries
 
     async def close(self) -> None:
         """Stop reading and watching."""
@@ -161,7 +210,7 @@ class TailReader:
         if self._reader is not None:
             self._end.stop()
         self._reader = EntryReader(metadata, self._ports.bookies, self._nursery, self._ports.choice.own)
-        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._news.tell)
+        self._end = LedgerEnd(self._reader, first, ports=self._ports, nursery=self._nursery, tell=self._told)
         self._next = first
         if self._is_closed:  # meanwhile
             self._end.stop()
@@ -222,6 +271,9 @@ class TailReader:
 
     async def _read_some(self, reader: EntryReader, limit: EntryId, *, is_first: bool) -> list[Packet]:
         entry = self._next
+        payload = self._end.fresh.take(entry)
+        if payload is not None:
+            return [Packet(entry, NO_ENTRY, 0, payload)]
         if self._end.piggyback is not None and (piggyback := self._end.take(entry)) is not None:
             return [piggyback]
         nearest = reader.order(entry)[0]

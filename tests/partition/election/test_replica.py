@@ -43,7 +43,7 @@ class Log:
         self.readers += 1
         return self
 
-    async def read(self, wait_ms: int) -> list[Any]:
+    async def read(self, wait_ms: int, taker: object = None) -> list[Any]:
         return await asyncio.get_running_loop().create_future()
 
     async def close(self) -> None:

@@ -163,7 +163,7 @@ class MemoryReader:
     def __init__(self, logs: MemoryLogs, log: MemoryLog, after: Position, batch_bytes: int) -> None:
         self._logs, self._log, self._after, self._batch_bytes = logs, log, after, batch_bytes
 
-    async def read(self, wait_ms: int) -> Sequence[LogEntry]:
+    async def read(self, wait_ms: int, taker: object = None) -> Sequence[LogEntry]:
         while not (found := self._some()):
             await self._log.news.wait()
         self._after = found[-1].position

@@ -32,7 +32,7 @@ from kvstore.proto.bookkeeper import Status
 from kvstore.server.control.dates import Judge
 from kvstore.server.control.dating import JudgedClock
 from kvstore.server.peer.proof import Called
-from kvstore.types import BookieId, Position, Seq, ServerId
+from kvstore.types import BookieId, EntryId, Position, Seq, ServerId
 from kvstore.wal.leading.leader_log import OpenLog
 from kvstore.wal.tailing.tail import TailReader
 from kvstore.wal.takeover import LogTakeover
@@ -123,6 +123,17 @@ from_wal("the LAC is ahead", *ZOMBIES, "kill_leader", "resets")
 from_wal("the list is written without compare", story=list_written_late, roll_entries=8)
 from_wal("a takeover recovers the last ledger only", "kill_leader", "kill_all", log__roll_entries=3)
 from_wal("a rolled ledger is not listed", log__roll_entries=8)
+
+
+@mutant("a tail is given what is stored and not confirmed", *ZOMBIES, "kill_leader", "resets")
+def _unconfirmed(patch: pytest.MonkeyPatch) -> None:
+    give: Any = TailReader._give
+
+    def rash(self: Any) -> None:
+        self._end.lac = EntryId(self._next + 20)
+        give(self)
+
+    patch.setattr(TailReader, "_give", rash)
 
 
 @mutant("pauses that no clock sees are not waited out", story=zombie_whose_clock_stood_still(0.25), lease_ms=400)

@@ -11,7 +11,7 @@ from kvstore.meta.registration import Bookies
 from kvstore.proto.availability import HeldEntries
 from kvstore.proto.digest import HEADER, LAC_HEADER, EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.ports import ReadAnswer
+from kvstore.wal.ports import Listener, ReadAnswer
 
 DELAY_S = 0.0005
 
@@ -23,6 +23,7 @@ class ModelBookie:
     entries: dict[tuple[LedgerId, EntryId], bytes] = field(default_factory=dict)
     fenced: set[LedgerId] = field(default_factory=set)
     lacs: dict[LedgerId, EntryId] = field(default_factory=dict)
+    listeners: dict[LedgerId, list[Listener]] = field(default_factory=dict)
     zone: str = ""
     is_down: bool = False
     is_readonly: bool = False
@@ -30,6 +31,12 @@ class ModelBookie:
     """Does what it is asked and never answers."""
     holds_adds: bool = False
     """Adds do not even arrive until `release_adds`, and what is told of a LAC never does."""
+
+    def raise_lac(self, ledger: LedgerId, lac: int) -> None:
+        if lac > self.lacs.setdefault(ledger, NO_ENTRY):
+            self.lacs[ledger] = EntryId(lac)
+            for each in self.listeners.get(ledger, ()):
+                each.lac_raised(lac)
 
     def of(self, ledger: LedgerId) -> list[EntryId]:
         return sorted(entry for of_ledger, entry in self.entries if of_ledger == ledger)
@@ -65,6 +72,8 @@ class ModelBookies:
     def __init__(self, *names: BookieId) -> None:
         self.at = {name: ModelBookie() for name in names}
         self.view = ModelView(self.at)
+        self.own: BookieId | None = None
+        """That of the node that these calls come from, if it may be listened to."""
         self._held: dict[BookieId, list[Callable[[], None]]] = {}
 
     def stop(self, *bookies: BookieId) -> None:
@@ -115,13 +124,15 @@ class ModelBookies:
         if ledger in model.fenced and not recovery:
             return LedgerFenced(f"{bookie}")
         model.entries[ledger, entry] = packet
-        model.lacs[ledger] = max(model.lacs.get(ledger, NO_ENTRY), EntryId(HEADER.unpack_from(packet)[2]))
+        for each in model.listeners.get(ledger, ()):
+            each.entry_stored(entry, packet)
+        model.raise_lac(ledger, HEADER.unpack_from(packet)[2])
         return None
 
     def write_lac(self, bookie: BookieId, ledger: LedgerId, key: bytes, body: bytes, lac: EntryId) -> None:
         model = self.at[bookie]
         if not model.is_down and not model.holds_adds:
-            model.lacs[ledger] = max(model.lacs.get(ledger, NO_ENTRY), EntryId(LAC_HEADER.unpack_from(body)[1]))
+            model.raise_lac(ledger, LAC_HEADER.unpack_from(body)[1])
 
     async def read(
         self, bookie: BookieId, ledger: LedgerId, entry: EntryId, *, fence_key: bytes | None = None, priority: int = 0
@@ -146,6 +157,15 @@ class ModelBookies:
     ) -> None:
         deadline = asyncio.get_running_loop().time() + timeout_ms / 1000
         self._look(bookie, ledger, previous_lac, deadline, done)
+
+    def listen(self, ledger: LedgerId, listener: Listener) -> Callable[[], None] | None:
+        model = self.at[self.own] if self.own is not None else None
+        if model is None or not model.of(ledger):
+            return None
+        listeners = model.listeners.setdefault(ledger, [])
+        listeners.append(listener)
+        listener.lac_raised(model.lacs.get(ledger, NO_ENTRY))
+        return lambda: listeners.remove(listener)
 
     def _look(
         self,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from kvstore.types import BookieId, LedgerId, Quorum, Seq
+from kvstore.errors import Corrupted
+from kvstore.types import BookieId, DigestType, LedgerId, Quorum, Seq
 from kvstore.wal.choice import BookieChoice
 from kvstore.wal.config import LogConfig
 from kvstore.wal.log import PartitionLogs
+from kvstore.wal.ports import LogEntry
+from kvstore.wal.tailing.fresh import BYTES_MAX, ENTRIES_MAX, FreshEntries
 from kvstore.wal.tailing.polling import CHECK_S, PollChoice
 from kvstore.wal.tailing.tail import TailReader
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, RELEASE, Bench, P, run
@@ -52,12 +56,14 @@ async def lags(bench: Bench, writer: Writer, reader: TailReader, count: int, gap
     ],
     ids=str,
 )
+@pytest.mark.parametrize("own", [None, B1], ids=["asks", "listens"])
 def test_a_near_bookie_that_gets_no_adds_delays_one_entry_and_no_more(
-    quorum: Quorum, behind: tuple[BookieId, ...]
+    own: BookieId | None, quorum: Quorum, behind: tuple[BookieId, ...]
 ) -> None:
     config = LogConfig(quorum=quorum, check_every_s=0.1)
 
     async def case(bench: Bench) -> None:
+        bench.bookies.own = own
         writer = Writer(await opened(bench.logs(config)))
         reader = logs_beside(bench, B1, config).reader(P, None)
         assert max(await lags(bench, writer, reader, 5)) < PROMPT_S
@@ -95,6 +101,120 @@ def test_a_bookie_that_has_caught_up_is_polled_again() -> None:
         await reader.close()
 
     run(case)
+
+
+class Taker:
+    """Takes what comes, and notes it."""
+
+    def __init__(self) -> None:
+        self.got: list[LogEntry] = []
+        self.may = True
+        self.failure: Exception | None = None
+
+    def may_take(self) -> bool:
+        return self.may
+
+    def take(self, entries: Sequence[LogEntry]) -> None:
+        if self.failure is not None:
+            raise self.failure
+        self.got += entries
+
+
+async def listening(bench: Bench) -> tuple[Writer, TailReader]:
+    """A writer, and a tail that has read all that it wrote and hears of what comes."""
+    config = LogConfig(check_every_s=0.1)
+    bench.bookies.own = B1
+    writer = Writer(await opened(bench.logs(config)))
+    reader = logs_beside(bench, B1, config).reader(P, None)
+    await writer.append(1)
+    while not await reader.read(1_000):
+        pass
+    return writer, reader
+
+
+def test_what_the_own_bookie_has_stored_is_given_without_asking_anybody() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        taker, wanted = Taker(), []
+        reading = bench.env.nursery.spawn(reader.read(60_000, taker), name="read")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bench.bookies, "read", lambda *_args, **_rest: pytest.fail("it was read back"))
+            patch.setattr(bench.bookies, "long_poll", lambda *_: pytest.fail("it was asked"))
+            for _ in range(20):
+                wanted.append(writer.seq)
+                await writer.append(1)
+                await bench.pass_time(0.2)
+                assert len(taker.got) == len(wanted)
+        assert [each.position.entry for each in taker.got] == list(range(1, 21))
+        assert not reading.done()
+        await reader.close()
+        reading.cancel()
+
+    run(case)
+
+
+def test_an_entry_is_not_given_before_it_is_confirmed() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        taker = Taker()
+        reading = bench.env.nursery.spawn(reader.read(60_000, taker), name="read")
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        writer.log.append(b"x", Seq(writer.seq), writer.entries.done)
+        await bench.pass_time(0.5)
+        assert (LedgerId(0), e(1)) in bench.bookies.at[B1].entries
+        assert taker.got == []
+        bench.bookies.release_adds(B2)
+        await bench.pass_time(0.5)
+        assert [each.position.entry for each in taker.got] == [1]
+        await reader.close()
+        reading.cancel()
+
+    run(case)
+
+
+def test_what_the_taker_raises_is_raised_by_the_read() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        taker = Taker()
+        taker.failure = Corrupted("not this state's")
+        bench.env.nursery.spawn(writer.append(1), name="append")
+        with pytest.raises(Corrupted, match="not this state's"):
+            await reader.read(60_000, taker)
+        await reader.close()
+
+    run(case)
+
+
+def test_who_may_not_take_gets_it_from_the_read() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        taker = Taker()
+        taker.may = False
+        reading = bench.env.nursery.spawn(reader.read(60_000, taker), name="read")
+        await writer.append(2)
+        assert [each.position.entry for each in await reading] == [1]
+        assert [each.position.entry for each in await reader.read(60_000, taker)] == [2]
+        assert taker.got == []
+        await reader.close()
+
+    run(case)
+
+
+def test_little_is_kept_of_what_is_not_confirmed() -> None:
+    fresh = FreshEntries(DigestType.CRC32C, e(5))
+    for entry in range(ENTRIES_MAX + 20):
+        fresh.keep(entry, b"p" * 100)
+    assert fresh.take(e(4)) is None
+    assert [entry for entry in range(5, 200) if fresh.take(e(entry)) is not None] == list(range(5, 5 + ENTRIES_MAX))
+    fresh.keep(200, b"p" * BYTES_MAX)
+    fresh.keep(201, b"p")
+    fresh.forget_before(e(201))
+    fresh.keep(202, b"p" * BYTES_MAX)
+    assert [entry for entry in range(200, 203) if fresh.take(e(entry)) is not None] == [202]
+    checked_by_nobody = FreshEntries(DigestType.DUMMY, e(0))
+    checked_by_nobody.keep(0, b"p" * 100)
+    assert checked_by_nobody.take(e(0)) is None
 
 
 def test_who_is_behind_is_polled_last() -> None:
