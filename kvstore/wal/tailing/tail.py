@@ -124,7 +124,7 @@ class TailReader:
         if not entries or self._next <= self._end.limit:
             self._news.tell()
 
-    # docs/protocol.md L10
+    # docs/protocol.md L10, T11
     def _fresh(self) -> list[LogEntry]:
         """The next entries, as far as the own bookie has told of them and they are confirmed; not too many."""
         reader, end = self._reader, self._end
