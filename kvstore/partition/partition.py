@@ -28,7 +28,7 @@ from kvstore.partition.moves.mover import Mover
 from kvstore.partition.moves.source import FLIPPED, FREEZE_S, METHODS, ROUTED_BYTES, Source
 from kvstore.partition.pinning import Pinning
 from kvstore.partition.ports import Peers
-from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Record, Sink
+from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.move_records import Founded
 from kvstore.partition.state.scope import ELSEWHERE, bound, scope
@@ -227,10 +227,10 @@ class Partition:
             for op, token in zip(ops, tokens, strict=True):
                 self.submit(op, sink, token)
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        """Read a key's record at once, if this replica leads and that takes no more than a look; else NOT_NOW."""
+    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        """Read a key's row at once, if this replica leads and that takes no more than a look; else NOT_NOW."""
         leader = self._replica.leader
-        return leader.reads.now(key) if leader is not None and leader.serving else NOT_NOW
+        return leader.reads.now(key, token, now) if leader is not None and leader.serving else NOT_NOW
 
     def expel(self) -> None:
         """Turn away what waits here and is another partition's: what comes later goes there at once."""

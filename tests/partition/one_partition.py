@@ -13,11 +13,13 @@ from kvstore.env.clock import Unjudged
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import Op, Sink
+from kvstore.partition.state.commands import NotNow, Op, Record, Sink
 from kvstore.partition.state.engine import Engine
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.entry import Entry, Kind, decode
+from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.state import State
+from kvstore.ring.hashing import token_of
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq
 from kvstore.wal.ports import AppendDone, LogEntry
 from tests.sim.world.loop import SimLoop
@@ -176,6 +178,11 @@ class Partition(Unjudged):
             self.loop.call_soon(self.leader.submit, op, self.caller, token)
         self.settle()
         return tokens
+
+    def read_now(self, key: bytes) -> Record | NotNow | None:
+        """What a read finds that does not wait for its turn."""
+        row = self.leader.reads.now(key, token_of(key), self.now())
+        return record_of(row) if isinstance(row, bytes) else row
 
     def do(self, *ops: Op) -> Any:
         """Submit operations, acknowledge all entries, and return the results (of one operation: its result)."""

@@ -13,10 +13,11 @@ from kvstore.env.real import real_env
 from kvstore.errors import NotLeader, StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.leader import Leader
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Record, Sink, get
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink, get
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.state import State
 from kvstore.ring.builder import new_ring
+from kvstore.ring.hashing import token_of
 from kvstore.server.routing.topology import ClusterTopology
 from kvstore.types import EntryId, LedgerId, PartitionId, Position, Seq, ServerId
 from kvstore.wal.ports import AppendDone
@@ -90,8 +91,8 @@ class LedPartition:
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
         self.leader.submit_puts(ops, sink, tokens)
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        return self.leader.reads.now(key) if self.serving else NOT_NOW
+    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        return self.leader.reads.now(key, token, now) if self.serving else NOT_NOW
 
     def expel(self) -> None:
         self.leader.expel()
@@ -107,6 +108,7 @@ class OneServer:
         ids = [PartitionId(f"p{number}") for number in range(1, partitions + 1)]
         self.topology = ClusterTopology(new_ring(ids, {ServerId("n1"): ""}, 1))
         self.partitions = {each: LedPartition(env, each) for each in ids}
+        self._now = env.clock.now
         self.submitted: list[Op] = []
         """What came; reads that were answered at once too."""
         self.held_reads: list[tuple[Op, Sink, int]] | None = None
@@ -147,10 +149,11 @@ class OneServer:
             self.submitted += ops
             self.partitions[owners[0]].submit_puts(ops, sink, tokens)
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
+    def read_now(self, key: bytes) -> bytes | NotNow | None:
         if self.failure is not None or self.held_reads is not None:
             return NOT_NOW
-        found = self.partitions[self.topology.ring.partition_of(key)].read_now(key)
+        owner = self.partitions[self.topology.ring.partition_of(key)]
+        found = owner.read_now(key, token_of(key), self._now())
         if found is not NOT_NOW:
             self.submitted.append(get(key))
         return found

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from kvstore.errors import ConditionFailed, OutcomeUnknown, Refused, Retryable, StoreError, Unavailable
 from kvstore.partition.state.commands import NOT_NOW, Code, Op, RequestId, Sink
+from kvstore.partition.state.rows import record_of
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId
 from tests.sim.judges.operations import WRITES, Operation, Recorder, Status
@@ -215,7 +216,7 @@ class _Call(Sink):
                 found = backend.read_now(op[1])
                 if found is not NOT_NOW:
                     probe("client.read_at_once")
-                    return self.complete(0, found)
+                    return self.complete(0, None if found is None else record_of(found))
             elif op[0] == Code.PUT and op[1]:
                 probe("client.put_together")
                 return backend.submit_puts([op], self, [0])

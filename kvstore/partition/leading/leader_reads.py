@@ -19,9 +19,10 @@ from kvstore.partition.leading.queries import EXPIRED_MAX, Expired, Steps
 from kvstore.partition.leading.read_lease import ReadLease
 from kvstore.partition.leading.serving_ranges import ServingRanges
 from kvstore.partition.state.commands import NOT_NOW, Level, NotNow, Op, Record, Result, Sink
-from kvstore.partition.state.rows import EXPIRES, data_key, record_of
+from kvstore.partition.state.rows import EXPIRES, pack_data_key
 from kvstore.partition.state.scope import ELSEWHERE, scope
 from kvstore.partition.state.state import State
+from kvstore.partition.state.tokens import WHOLE
 from kvstore.partition.state.traits import LEVEL_AT, POINT_READS, SEQ_AT
 
 Read = tuple[Op, Sink, int]
@@ -93,13 +94,15 @@ class LeaderReads:
         return bool(self._strict or self._leaseless)
 
     # docs/protocol.md P18
-    def now(self, key: bytes) -> Record | NotNow | None:
-        """Read a key's record here and now, under the lease, as a linearizable GET would find it in its turn. NOT_NOW
-        if that takes more than a look: no fresh lease, an expiry, a large value, another partition's key."""
-        if not self._read_lease.is_fresh(self._clock.now()):
+    def now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        """Read the row of a key's record here and now, under the lease, as a linearizable GET would find it in its
+        turn. NOT_NOW if that takes more than a look: no fresh lease, an expiry, a large value, another partition's
+        key."""
+        if now >= self._read_lease.fresh_until:
             return NOT_NOW
-        row_key = data_key(key)
-        if not self._serving_ranges.may_read(row_key):
+        row_key = pack_data_key(b"d", token) + key
+        readable = self._serving_ranges.readable
+        if readable.slices[row_key[1]] != WHOLE and not readable.holds(token):
             return NOT_NOW
         try:
             row = self._state.engine.get(row_key)
@@ -108,7 +111,7 @@ class LeaderReads:
         if row is not None and (row[0] >= EXPIRES or len(row) > NOW_BYTES):
             return NOT_NOW
         self._answers.given += 1
-        return None if row is None else record_of(row)
+        return row
 
     # docs/protocol.md P22
     def arrive(self, read: Read) -> bool:

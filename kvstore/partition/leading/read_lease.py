@@ -26,28 +26,31 @@ class ReadLease:
         """Appends sent: the ticket of a read that arrives now."""
         self.acknowledged = 0
         self.lease_until = -math.inf
+        self.fresh_until = -math.inf
+        """Until then a read need not renew the lease: less than `lease_until`, unless an append is under way."""
         self._lease_s = lease_s
         self._closed = False
 
     def send(self) -> None:
         """An append leaves."""
         self.sent += 1
+        self.fresh_until = self.lease_until
 
     # docs/protocol.md P17
     def acknowledge(self, sent_at: float) -> None:
         """The oldest append that is not acknowledged is now; its first byte was first sent at `sent_at`."""
         self.acknowledged += 1
         if not self._closed:
-            self.lease_until = max(self.lease_until, sent_at + self._lease_s)
+            until = sent_at + self._lease_s
+            if until > self.lease_until:
+                self.lease_until = until
+            is_last = self.sent == self.acknowledged
+            self.fresh_until = self.lease_until - self._lease_s * RENEW_SHARE if is_last else self.lease_until
 
     # docs/protocol.md P18
     def has_lease(self, now: float) -> bool:
         """Whether the state may be read at `now`. To be asked in the same step as the read."""
         return now < self.lease_until
-
-    def is_fresh(self, now: float) -> bool:
-        """Whether there is a lease at `now` that a read need not renew."""
-        return now < self.lease_until and not self.wants_renewal(now)
 
     # docs/protocol.md P19
     def proves(self, ticket: int) -> bool:
@@ -70,7 +73,7 @@ class ReadLease:
     def close(self) -> None:
         """Answer no more. Later acknowledgements change nothing."""
         self._closed = True
-        self.lease_until = -math.inf
+        self.lease_until = self.fresh_until = -math.inf
 
     @property
     def is_closed(self) -> bool:

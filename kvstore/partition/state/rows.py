@@ -88,7 +88,8 @@ AGED = 1
 EXPIRES = 2
 """Header flag: an expiry ends the header."""
 
-_pack_data_key = Struct(">cI").pack
+pack_data_key = Struct(">cI").pack
+"""b"d", token: what stands before the key in its data key."""
 _pack_expiry_key = Struct(">cQ").pack
 _pack_retry_key = _pack_expiry_key
 
@@ -103,17 +104,17 @@ _header = (Struct(">BQQ"), Struct(">BQQQ"), Struct(">BQQQ"), Struct(">BQQQQ"))
 
 def data_key(key: bytes) -> bytes:
     """Where the key's record stands."""
-    return _pack_data_key(b"d", token_of(key)) + key
+    return pack_data_key(b"d", token_of(key)) + key
 
 
 def data_keys_of(keys: list[bytes]) -> list[bytes]:
     """Where the records of many keys stand."""
-    return list(map(add, map(_pack_data_key, repeat(b"d"), tokens_of(keys)), keys))
+    return list(map(add, map(pack_data_key, repeat(b"d"), tokens_of(keys)), keys))
 
 
 def token_bound(token: int) -> bytes:
     """The least data key of `token`; token 2**32: the end of all data."""
-    return _pack_data_key(b"d", token) if token < 1 << 32 else ALL_DATA[1]
+    return pack_data_key(b"d", token) if token < 1 << 32 else ALL_DATA[1]
 
 
 def key_of_data(row_key: bytes) -> bytes:
@@ -160,6 +161,10 @@ def record_of(row: bytes) -> Record:
         return Record(row[25:], version, version, written_ms, expires_ms)
     _, version, written_ms, created, expires_ms = header.unpack_from(row)
     return Record(row[33:], version, created, written_ms, expires_ms)
+
+
+VALUE_AT = (_header[0].size, _header[AGED].size)
+"""By flags: where the value begins in the row of a record without an expiry."""
 
 
 def expiry_of(row: bytes) -> int:

@@ -14,7 +14,7 @@ import msgspec
 
 from kvstore.env import Env
 from kvstore.errors import StoreError
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Record, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Op, Sink
 from kvstore.partition.state.traits import POINT_READS
 from kvstore.server.control.load import Load, PartitionLoad, decode, encode
 from kvstore.server.routing.pending import written_bytes
@@ -62,8 +62,8 @@ class Tap:
             self._see(op[1], len(op[1]) + written_bytes(op))
         self._replica.submit_puts(ops, sink, tokens)
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        found = self._replica.read_now(key)
+    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        found = self._replica.read_now(key, token, now)
         if found is not NOT_NOW:
             self._see(key, 0)
         return found

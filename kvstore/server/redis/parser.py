@@ -53,11 +53,18 @@ class Parser:
         """Bytes of an incomplete command."""
         self._ahead = _Ahead()
         self._skip = _Skip()
+        self._is_plain = True
+        """Neither is something passed over nor is the stream lost."""
 
     def parse(self, data: bytes) -> list[Command]:
         """The commands that `data` completes, in order. Never raises: what is lost is told by `error`."""
         found: list[Command] = []
         is_begun = bool(self.kept)
+        parts = None
+        if not is_begun and self._is_plain:
+            parts = data.split(b"\r\n")
+            if lone := _lone(parts):
+                return [lone]
         if is_begun:
             self.kept += data
             if self._ahead.is_incomplete(self.kept):
@@ -66,19 +73,20 @@ class Parser:
             self.kept.clear()
         if self.error is None:
             try:
-                self._parse(data, found, is_begun)
+                self._parse(data, found, is_begun, parts)
             except ProtocolError as error:
                 self.error = error
+        self._is_plain = self.error is None and not self._skip.is_active()
         return found
 
-    def _parse(self, data: bytes, found: list[Command], is_begun: bool) -> None:
-        """`is_begun`: a command that was kept is the first in `data`."""
+    def _parse(self, data: bytes, found: list[Command], is_begun: bool, parts: list[bytes] | None) -> None:
+        """`is_begun`: a command that was kept is the first in `data`. `parts`: what stands between its line ends."""
         if is_begun and not self._skip.is_active():
             pos = self._walk(data, 0, found)
             if pos is None:
                 return self._keep(data)
             data = data[pos:]
-        pos = 0 if self._skip.is_active() else _cut(data, found)
+        pos = 0 if self._skip.is_active() else _cut(data, parts or data.split(b"\r\n"), found)
         while pos < len(data):
             if self._skip.is_active():
                 pos = self._skip.over(data, pos)
@@ -205,10 +213,10 @@ class _Skip:
         return pos
 
 
-def _cut(data: bytes, found: list[Command]) -> int:
-    """Read commands from the start of `data` as long as they are plain; where the first other one starts."""
+def _cut(data: bytes, parts: list[bytes], found: list[Command]) -> int:
+    """Read commands from the start of `data`, whose lines are `parts`, as long as they are plain; where the first other
+    one starts."""
     heads, counts = _HEADS, _COUNTS
-    parts = data.split(b"\r\n")
     last = len(parts) - 1
     at = _cut_alike(parts, last, found) if last >= _ALIKE_MIN else 0
     try:
@@ -242,6 +250,28 @@ def _cut(data: bytes, found: list[Command]) -> int:
     if at == last and not parts[last]:
         return len(data)
     return len(data) - sum(map(len, parts[at:])) - 2 * (last - at)
+
+
+def _lone(parts: list[bytes]) -> Command | None:
+    """The only command in these lines, if it is a plain one of two or three arguments."""
+    count = len(parts)
+    try:
+        if count == 6 and parts[0] == b"*2":
+            _, name_head, name, head, key, rest = parts
+            if head == _HEADS[len(key)] and name_head == _HEADS[len(name)] and not rest:
+                return [name, key]
+        elif count == 8 and parts[0] == b"*3":
+            _, name_head, name, head, key, value_head, value, rest = parts
+            if (
+                value_head == _HEADS[len(value)]
+                and head == _HEADS[len(key)]
+                and name_head == _HEADS[len(name)]
+                and not rest
+            ):
+                return [name, key, value]
+    except IndexError:  # a long one
+        pass
+    return None
 
 
 def _cut_alike(parts: list[bytes], last: int, found: list[Command]) -> int:

@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
-from kvstore.partition.state.commands import NOT_NOW, Code, Op
+from kvstore.partition.state.commands import Code, Op
+from kvstore.partition.state.rows import VALUE_AT
 from kvstore.server.redis import replies, reply_queue
 from kvstore.server.redis import server_commands as specials
 from kvstore.server.redis.commands import CommandError, Context, Plan, Reply, Several, Single, Special, plan
@@ -104,8 +105,11 @@ class Pipeline:
         if rounds.left <= 0 and self._timed is None:
             self._timed = rounds.begin(commands, before)
         begun = self._begin_puts(commands) if len(commands) >= TOGETHER_MIN else 0
-        self._begin_all(islice(commands, begun, None))
-        self._window.begin(replies.issued - before, self._value_bytes - values)
+        self._begin_all(islice(commands, begun, None) if begun else iter(commands))
+        if replies.answered == replies.issued and before == self._accounted and self._value_bytes == values:
+            self._accounted = replies.issued  # all that this round has begun is answered
+        else:
+            self._window.begin(replies.issued - before, self._value_bytes - values)
         if replies.due:
             self.send()
 
@@ -151,8 +155,13 @@ class Pipeline:
                 if number == sink.answered and at_once and not session.level:
                     at_once -= 1
                     found = read_now(key)
-                    if found is not NOT_NOW:
-                        sink.complete(number << FORMAT_BITS | _VALUE_FORMAT, found)
+                    if found is None:
+                        sink.complete(number << FORMAT_BITS | _VALUE_FORMAT, None)
+                        continue
+                    if found.__class__ is bytes:
+                        value = found[VALUE_AT[found[0]] :]
+                        sink.due.append(b"$%d\r\n%b\r\n" % (len(value), value))
+                        sink.answered = number + 1  # nothing behind it has begun
                         continue
                 reads[key] = number
                 again[number] = key

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from kvstore.partition.state.commands import NotNow, Op, Record, Sink
+from kvstore.partition.state.commands import NotNow, Op, Sink
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
 
@@ -63,7 +63,7 @@ class Backend(Protocol):
         """The same for puts of one sink: those of one partition go there together, in this order."""
         ...
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        """A linearizable GET whose answer is here and takes no more than a look; else NOT_NOW, and it has to be
-        submitted."""
+    def read_now(self, key: bytes) -> bytes | NotNow | None:
+        """Return the row (kvstore.partition.state.rows) of a linearizable GET whose answer is here and takes no more
+        than a look, small and without an expiry; else NOT_NOW, and it has to be submitted."""
         ...

@@ -12,8 +12,9 @@ from typing import assert_never
 from kvstore.env import Env
 from kvstore.errors import Moved, NotLeader
 from kvstore.partition.leading.answers import Soon
-from kvstore.partition.state.commands import NOT_NOW, NotNow, Op, Record, Sink
+from kvstore.partition.state.commands import NOT_NOW, NotNow, Op, Sink
 from kvstore.partition.state.traits import LEVEL_AT
+from kvstore.ring.hashing import token_of
 from kvstore.server.config import Limits
 from kvstore.server.routing import events
 from kvstore.server.routing.flight import Flight
@@ -48,6 +49,7 @@ class Dispatcher:
         self._fail_later = Soon().give
         self._forget = membership.on_topology(self._on_topology)
         self._progress: dict[PartitionId, tuple[int, int]] = {}
+        self._now = env.clock.now
         self._looked_at = float("-inf")
 
     def use_links(self, links: Links) -> None:
@@ -119,18 +121,20 @@ class Dispatcher:
                 for op, token in zip(some, numbers, strict=True):
                     self.submit(op, sink, token)
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        """A linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It overtakes no
-        operation that was submitted and is answered: those are in the state that it reads. Of many reads all but the
-        first are better submitted, and looked up together."""
-        now, before = self._env.clock.now(), self._looked_at
+    def read_now(self, key: bytes) -> bytes | NotNow | None:
+        """Return the row of a linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It
+        overtakes no operation that was submitted and is answered: those are in the state that it reads. Of many reads
+        all but the first are better submitted, and looked up together."""
+        now, before = self._now(), self._looked_at
         self._looked_at = now
         if now - before < CROWD_S or self._held_keys:
             return NOT_NOW
-        known = self._router
-        target = known.partition_of(key)
+        known, token = self._router, token_of(key)
+        target = known.owner_of(token)
         local = self._local.get(target)
-        return NOT_NOW if local is None or not known.is_free_here(target) else local.read_now(key)
+        if local is None or target in known.ways.sent_to or target in known.waiting.lines:
+            return NOT_NOW
+        return local.read_now(key, token, now)
 
     def _submit_with_care(
         self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from kvstore.partition.state.commands import NotNow, Op, Record, Sink
+from kvstore.partition.state.commands import NotNow, Op, Sink
 from kvstore.types import PartitionId, ServerId
 
 
@@ -22,8 +22,9 @@ class LocalReplica(Protocol):
         for op, token in zip(ops, tokens, strict=True):
             self.submit(op, sink, token)
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        """A linearizable GET that takes no more than a look; else NOT_NOW, and it has to be submitted."""
+    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        """Return the row of a linearizable GET at `now` that takes no more than a look; else NOT_NOW, and it has to be
+        submitted. `token` is the key's."""
         ...
 
     def expel(self) -> None:

@@ -94,7 +94,7 @@ class Router:
     ) -> None:
         self._server, self._serves = server, serves
         self.topology = topology
-        self.partition_of = topology.ring.partition_of
+        self.partition_of, self.owner_of = topology.ring.partition_of, topology.ring.owner_of
         self.ring_version = topology.ring.routed
         self._here: set[PartitionId] = set()
         self.waiting = WaitingLines(most=waiting_max, bytes_max=bytes_max)
@@ -254,7 +254,8 @@ class Router:
 
     def _topology_changed(self, topology: ClusterTopology) -> None:
         before, self.topology = self.topology, topology
-        self.partition_of, self.ring_version = topology.ring.partition_of, topology.ring.routed
+        self.partition_of, self.owner_of = topology.ring.partition_of, topology.ring.owner_of
+        self.ring_version = topology.ring.routed
         self.ways.note_leaders(before, topology, self._now)
         if topology.ring.routed != before.ring.routed:
             for flight, numbers in self.ways.misdirected(self.partition_of):

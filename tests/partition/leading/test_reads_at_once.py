@@ -27,13 +27,13 @@ def p() -> Partition:
 
 
 def test_what_is_acknowledged_is_read_at_once(p: Partition) -> None:
-    assert p.leader.reads.now(b"k") == p.do(get(b"k"))
-    assert p.leader.reads.now(b"absent") is None
+    assert p.read_now(b"k") == p.do(get(b"k"))
+    assert p.read_now(b"absent") is None
 
 
 def test_what_is_not_acknowledged_is_not_seen(p: Partition) -> None:
     p.submit(put(b"k", b"new"))
-    found = p.leader.reads.now(b"k")
+    found = p.read_now(b"k")
     assert found is not None
     assert found is not NOT_NOW
     assert found[0] == b"v"
@@ -41,30 +41,30 @@ def test_what_is_not_acknowledged_is_not_seen(p: Partition) -> None:
 
 def test_a_lease_that_is_old_or_over_is_not_enough(p: Partition) -> None:
     p.wait(LEASE_MS / 1000 * 0.6)
-    assert p.leader.reads.now(b"k") is NOT_NOW, "the read that is submitted instead renews it"
+    assert p.read_now(b"k") is NOT_NOW, "the read that is submitted instead renews it"
     p.wait(LEASE_MS / 1000)
-    assert p.leader.reads.now(b"k") is NOT_NOW
+    assert p.read_now(b"k") is NOT_NOW
 
 
 def test_while_a_renewal_is_under_way_the_rest_of_the_lease_is_used(p: Partition) -> None:
     p.wait(LEASE_MS / 1000 * 0.6)
     p.submit(get(b"k"))
     assert len(p.log.under_way) == 1
-    assert p.leader.reads.now(b"k") is not NOT_NOW
+    assert p.read_now(b"k") is not NOT_NOW
     p.wait(LEASE_MS / 1000 * 0.5)
-    assert p.leader.reads.now(b"k") is NOT_NOW
+    assert p.read_now(b"k") is NOT_NOW
 
 
 def test_nothing_is_read_after_the_lead(p: Partition) -> None:
     p.leader.stop(NotLeader(PartitionId("p1")))
-    assert p.leader.reads.now(b"k") is NOT_NOW
+    assert p.read_now(b"k") is NOT_NOW
 
 
 def test_expiries_and_large_values_wait_for_their_turn(p: Partition) -> None:
     p.do(put(b"short", b"v", expires_ms=TIME_MS + 100), put(b"large", b"x" * NOW_BYTES))
-    assert p.leader.reads.now(b"short") is NOT_NOW
-    assert p.leader.reads.now(b"large") is NOT_NOW
-    assert p.leader.reads.now(b"k") is not NOT_NOW
+    assert p.read_now(b"short") is NOT_NOW
+    assert p.read_now(b"large") is NOT_NOW
+    assert p.read_now(b"k") is not NOT_NOW
 
 
 def test_keys_of_others_are_not_answered_for() -> None:
@@ -77,11 +77,11 @@ def test_keys_of_others_are_not_answered_for() -> None:
     freeze = p.loop.create_task(p.leader.append_record(Freeze(1, PartitionId("p2"), moving)))
     p.settle()
     p.acknowledge()
-    assert p.leader.reads.now(moved) is None, "what is frozen can be read"
+    assert p.read_now(moved) is None, "what is frozen can be read"
     p.loop.create_task(p.leader.append_record(Release(1, Position(LedgerId(1), freeze.result().entry), 1)))
     p.settle()
-    assert p.leader.reads.now(moved) is NOT_NOW, "from the moment in which the release is sent"
-    assert p.leader.reads.now(kept) is None
+    assert p.read_now(moved) is NOT_NOW, "from the moment in which the release is sent"
+    assert p.read_now(kept) is None
     assert freeze.result() == Position(LedgerId(1), EntryId(1))
 
 
@@ -90,4 +90,4 @@ def test_an_engine_that_cannot_be_read_is_left_to_the_turn(p: Partition, monkeyp
         raise OSError("a bad block")
 
     monkeypatch.setattr(MemoryEngine, "get", broken)
-    assert p.leader.reads.now(b"k") is NOT_NOW
+    assert p.read_now(b"k") is NOT_NOW

@@ -50,7 +50,7 @@ class Logged:
     def reader(self, _partition: str, after: Position | None) -> Logged:
         return Logged([entry for entry in self._entries if after is None or entry.position > after])
 
-    async def read(self, _timeout_ms: int) -> Sequence[LogEntry]:
+    async def read(self, _timeout_ms: int, taker: object = None) -> Sequence[LogEntry]:
         if not self._entries:
             await asyncio.get_running_loop().create_future()
         entries, self._entries = self._entries, []

@@ -12,7 +12,7 @@ import pytest
 from kvstore.env import Env
 from kvstore.env.real import real_env
 from kvstore.errors import Unavailable
-from kvstore.partition.state.commands import NOT_NOW, Code, NotNow, Record
+from kvstore.partition.state.commands import NOT_NOW, Code, NotNow
 from kvstore.server.control import load_sampler as module
 from kvstore.server.control.load import Load, encode
 from kvstore.server.control.load_sampler import BURST, LoadSampler, Tap, loads_of_cluster
@@ -32,8 +32,8 @@ class Replica(LocalReplica):
     def submit(self, op: Any, sink: Any, token: int) -> None:
         self.got.append((op, token))
 
-    def read_now(self, key: bytes) -> Record | NotNow | None:
-        return Record(b"v", 1, 1, 1, 0) if key == b"at hand" else NOT_NOW
+    def read_now(self, key: bytes, token: int, now: float) -> bytes | NotNow | None:
+        return b"a row" if key == b"at hand" else NOT_NOW
 
     def expel(self) -> None:
         """Nothing waits here."""
@@ -99,10 +99,10 @@ async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
 ) -> None:
     here, load_sampler = tapped
     tap = here.local[P1]
-    assert tap.read_now(b"elsewhere") is NOT_NOW
+    assert tap.read_now(b"elsewhere", 0, 0.0) is NOT_NOW
     assert tap.seen == [], "it is submitted, and seen then"
     for _ in range(BURST):
-        assert here.local[P1].read_now(b"at hand") == Record(b"v", 1, 1, 1, 0)
+        assert here.local[P1].read_now(b"at hand", 0, 0.0) == b"a row"
     assert tap.seen == [(b"at hand", 0)] * BURST
     assert here.local[P1] is here.replica
     await load_sampler.close()

@@ -20,6 +20,7 @@ from kvstore.errors import (
 )
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Level, Record, RequestId
+from kvstore.partition.state.rows import record_of
 from kvstore.server.config import Limits
 from kvstore.server.peer import link as peer_link
 from kvstore.server.routing import dispatch, flight, router
@@ -120,7 +121,7 @@ async def test_a_read_is_looked_up_at_once_only_where_it_is_led_alone_and_behind
     found = leads.read_now(b"k")
     assert found is not commands.NOT_NOW
     assert found is not None
-    assert found[0] == b"v"
+    assert record_of(found).value == b"v"
     assert other.read_now(b"k") is commands.NOT_NOW
     monkeypatch.setattr(leads, "_held_keys", {b"k": 1})
     assert leads.read_now(b"k") is commands.NOT_NOW, "a write that was sent back may be about to be done"

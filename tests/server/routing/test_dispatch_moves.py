@@ -35,7 +35,7 @@ class Holding(LocalReplica):
     def submit(self, op: Op, sink: Sink, token: int) -> None:
         self.held.append((op, sink, token))
 
-    def read_now(self, key: bytes) -> NotNow:
+    def read_now(self, key: bytes, token: int, now: float) -> NotNow:
         return NOT_NOW
 
     def expel(self) -> None:

@@ -212,7 +212,10 @@ def _no_lease(patch: pytest.MonkeyPatch) -> None:
 
 @mutant("a read at once needs no lease", story=acks_under_way, lease_ms=500)
 def _no_lease_at_once(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ReadLease, "is_fresh", lambda self, now: not self._closed)
+    def fresh_until(self: Any) -> float:
+        return -inf if self._closed else inf
+
+    patch.setattr(ReadLease, "fresh_until", property(fresh_until, lambda self, until: None))
 
 
 @mutant("the lease check is remembered", story=acks_under_way, lease_ms=500)

@@ -1,4 +1,4 @@
-"""A tail's long poll goes to a bookie that gets the adds, or its own bookie tells it (docs/protocol.md, T3, T5, T11)."""
+"""A tail polls a bookie that gets the adds, or is told by its own (docs/protocol.md, T3, T5, T11)."""
 
 from __future__ import annotations
 
