@@ -34,8 +34,6 @@ _VALUE_FORMAT, _OK_FORMAT = Fmt.VALUE, Fmt.OK
 
 TOGETHER_MIN = 4
 """From this number on, to begin plain SETs together costs less than one by one."""
-AT_ONCE_MAX = 128
-"""Reads of one round that may be answered here and now: their replies are sent when the round is over."""
 
 
 class Server(reply_queue.Server, specials.Server, Protocol):
@@ -105,7 +103,7 @@ class Pipeline:
         if rounds.left <= 0 and self._timed is None:
             self._timed = rounds.begin(commands, before)
         begun = self._begin_puts(commands) if len(commands) >= TOGETHER_MIN else 0
-        self._begin_all(islice(commands, begun, None) if begun else iter(commands))
+        self._begin_all(islice(commands, begun, None) if begun else iter(commands), len(commands) == 1)
         if replies.answered == replies.issued and before == self._accounted and self._value_bytes == values:
             self._accounted = replies.issued  # all that this round has begun is answered
         else:
@@ -139,11 +137,12 @@ class Pipeline:
         self._backend.submit_puts(ops, sink, tokens)
         return count
 
-    def _begin_all(self, waiting: Iterator[Command]) -> None:
+    def _begin_all(self, waiting: Iterator[Command], is_lone: bool) -> None:
+        """Begin commands until one has to wait. A lone GET is looked up at once; keys of several are looked up
+        together, in a turn of the event loop, which costs less."""
         submit, sink = self._backend.submit, self.replies
         writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
         again = sink.again.reads
-        read_now, at_once = self._backend.read_now, AT_ONCE_MAX
         for words in waiting:
             name, count = words[0], len(words)
             key: bytes = words[1] if count > 1 else b""
@@ -152,9 +151,8 @@ class Pipeline:
                     return self._stall(words, waiting)
                 number = sink.issued
                 sink.issued = number + 1
-                if number == sink.answered and at_once and not session.level:
-                    at_once -= 1
-                    found = read_now(key)
+                if is_lone and number == sink.answered and not session.level:
+                    found = self._backend.read_now(key)
                     if found is None:
                         sink.complete(number << FORMAT_BITS | _VALUE_FORMAT, None)
                         continue

@@ -28,8 +28,6 @@ LOOK_AGAIN_S = 0.02
 """How often what waits is looked at again, beside every change of the topology."""
 LOOK_SOON_S, FEW = 0.005, 64
 """And how often while operations wait only for keys that are on their way, and few: to send these out costs little."""
-CROWD_S = 20e-6
-"""Reads so close to each other are of one turn of the event loop: to look their keys up together costs less."""
 WAITING_BYTES_MAX = 64 << 20
 """Keys and values of what waits."""
 
@@ -50,7 +48,6 @@ class Dispatcher:
         self._forget = membership.on_topology(self._on_topology)
         self._progress: dict[PartitionId, tuple[int, int]] = {}
         self._now = env.clock.now
-        self._looked_at = float("-inf")
 
     def use_links(self, links: Links) -> None:
         """The links need the dispatcher, and it needs them: they are given once, before the first operation."""
@@ -123,18 +120,15 @@ class Dispatcher:
 
     def read_now(self, key: bytes) -> bytes | NotNow | None:
         """Return the row of a linearizable GET whose answer is here and takes no more than a look; else NOT_NOW. It
-        overtakes no operation that was submitted and is answered: those are in the state that it reads. Of many reads
-        all but the first are better submitted, and looked up together."""
-        now, before = self._now(), self._looked_at
-        self._looked_at = now
-        if now - before < CROWD_S or self._held_keys:
+        overtakes no operation that was submitted and is answered: those are in the state that it reads."""
+        if self._held_keys:
             return NOT_NOW
         known, token = self._router, token_of(key)
         target = known.owner_of(token)
         local = self._local.get(target)
         if local is None or target in known.ways.sent_to or target in known.waiting.lines:
             return NOT_NOW
-        return local.read_now(key, token, now)
+        return local.read_now(key, token, self._now())
 
     def _submit_with_care(
         self, op: Op, sink: Sink, token: int, ring_version: int, partition: PartitionId | None

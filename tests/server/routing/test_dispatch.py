@@ -23,7 +23,7 @@ from kvstore.partition.state.commands import Level, Record, RequestId
 from kvstore.partition.state.rows import record_of
 from kvstore.server.config import Limits
 from kvstore.server.peer import link as peer_link
-from kvstore.server.routing import dispatch, flight, router
+from kvstore.server.routing import flight, router
 from kvstore.server.routing.flight import Flight
 from kvstore.server.routing.pending import Pending
 from kvstore.types import PartitionId, ServerId
@@ -117,7 +117,6 @@ async def test_a_read_is_looked_up_at_once_only_where_it_is_led_alone_and_behind
     await cluster.lead("p1", "n2")
     leads, other = cluster["n2"].dispatcher, cluster["n1"].dispatcher
     await result_of(cluster["n2"], commands.put(b"k", b"v"))
-    monkeypatch.setattr(dispatch, "CROWD_S", 0.0)
     found = leads.read_now(b"k")
     assert found is not commands.NOT_NOW
     assert found is not None
@@ -125,9 +124,6 @@ async def test_a_read_is_looked_up_at_once_only_where_it_is_led_alone_and_behind
     assert other.read_now(b"k") is commands.NOT_NOW
     monkeypatch.setattr(leads, "_held_keys", {b"k": 1})
     assert leads.read_now(b"k") is commands.NOT_NOW, "a write that was sent back may be about to be done"
-    monkeypatch.undo()
-    monkeypatch.setattr(dispatch, "CROWD_S", 60.0)
-    assert leads.read_now(b"k") is commands.NOT_NOW, "one of many"
 
 
 async def test_what_has_no_leader_waits_until_there_is_one(cluster: Servers) -> None:
