@@ -61,8 +61,8 @@ class Queue:
 
     def offer(self, item: Item) -> bool:
         """Take the operation in; False if a bound is reached."""
-        size = _size(item[0])
-        config = self._config
+        op, config = item[0], self._config
+        size = _size(op)
         if len(self._items) >= config.queue_items_max or self.bytes + size > config.queue_bytes_max:
             return False
         self._items.append(item)

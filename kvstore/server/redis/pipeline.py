@@ -90,7 +90,7 @@ class Pipeline:
         """Begin what has been read, or keep it for later."""
         if self._resume_below is not None:
             self.waiting.extend(commands)
-        else:
+        elif len(commands) > 1 or not (commands and self._begin_lone(commands[0])):
             self._run(commands)
             if self.is_closing or self._is_ended:
                 self.close_when_done()
@@ -103,13 +103,61 @@ class Pipeline:
         if rounds.left <= 0 and self._timed is None:
             self._timed = rounds.begin(commands, before)
         begun = self._begin_puts(commands) if len(commands) >= TOGETHER_MIN else 0
-        self._begin_all(islice(commands, begun, None) if begun else iter(commands), len(commands) == 1)
+        self._begin_all(islice(commands, begun, None) if begun else iter(commands))
         if replies.answered == replies.issued and before == self._accounted and self._value_bytes == values:
             self._accounted = replies.issued  # all that this round has begun is answered
         else:
             self._window.begin(replies.issued - before, self._value_bytes - values)
         if replies.due:
             self.send()
+
+    def _begin_lone(self, words: Command) -> bool:
+        """Begin a plain GET or SET of a client that waits for nothing else, where nothing can be in the way; False, and
+        it has not begun, if there is more to it. Such a GET is looked up at once. The keys of several are looked up
+        together, in a turn of the event loop, which costs less."""
+        sink, rounds, session = self.replies, self._rounds, self.session
+        number = sink.issued
+        if (
+            number != sink.answered
+            or number != self._accounted
+            or session.queued is not None
+            or session.level
+            or sink.due
+            or sink.is_full
+            or self._window.is_full
+            or self.is_closing
+            or self._is_ended
+        ):
+            return False
+        rounds.left -= 1
+        timed = rounds.begin((words,), number) if rounds.left <= 0 else None
+        count = len(words)
+        if count == 2 and words[0] == b"GET":
+            row = self._backend.read_now(words[1])
+            if row.__class__ is bytes:
+                value = row[VALUE_AT[row[0]] :]
+                self.stream.write(b"$%d\r\n%b\r\n" % (len(value), value))
+            elif row is None and 0 < len(words[1]) <= KEY_BYTES_MAX:
+                self.stream.write(replies.NULL[session.protocol])
+            else:
+                return False
+            sink.issued = sink.answered = self._accounted = number + 1
+            if timed is not None:
+                rounds.end(timed)
+        elif count == 3 and words[0] == b"SET":
+            _, key, value = words
+            size = len(value)
+            if not 0 < len(key) <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
+                return False
+            self._timed = timed
+            sink.issued = number + 1
+            self._key_hazards.writes[key] = number
+            self._value_bytes += size
+            self._window.begin(1, size)
+            self._backend.submit((_PUT, key, value, 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+        else:
+            return False
+        return True
 
     def _begin_puts(self, commands: Sequence[Command]) -> int:
         """Begin the first commands together, as many as there is room for, if these are plain SETs and may be begun.
@@ -137,9 +185,7 @@ class Pipeline:
         self._backend.submit_puts(ops, sink, tokens)
         return count
 
-    def _begin_all(self, waiting: Iterator[Command], is_lone: bool) -> None:
-        """Begin commands until one has to wait. A lone GET is looked up at once; keys of several are looked up
-        together, in a turn of the event loop, which costs less."""
+    def _begin_all(self, waiting: Iterator[Command]) -> None:
         submit, sink = self._backend.submit, self.replies
         writes, reads, session = self._key_hazards.writes, self._key_hazards.reads, self.session
         again = sink.again.reads
@@ -151,16 +197,6 @@ class Pipeline:
                     return self._stall(words, waiting)
                 number = sink.issued
                 sink.issued = number + 1
-                if is_lone and number == sink.answered and not session.level:
-                    found = self._backend.read_now(key)
-                    if found is None:
-                        sink.complete(number << FORMAT_BITS | _VALUE_FORMAT, None)
-                        continue
-                    if found.__class__ is bytes:
-                        value = found[VALUE_AT[found[0]] :]
-                        sink.due.append(b"$%d\r\n%b\r\n" % (len(value), value))
-                        sink.answered = number + 1  # nothing behind it has begun
-                        continue
                 reads[key] = number
                 again[number] = key
                 submit((_GET, key, session.level, 0), sink, number << FORMAT_BITS | _VALUE_FORMAT)

@@ -90,7 +90,7 @@ class Dispatcher:
         target = known.partition_of(op[1]) if partition is None else partition
         local = self._local.get(target)
         if local is not None and local.serving:
-            if known.is_free_here(target):
+            if target not in known.ways.sent_to and target not in known.waiting.lines:  # Router.is_free_here
                 return local.submit(op, sink, token)
         else:
             way = known.ways.straight.get(target)
