@@ -230,7 +230,7 @@ def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int
             each, address = lines[who]
             figure = run_line(each, address, requests)
             figures[who].append(figure.p50_ms if name == SINGLE else figure.per_s)
-        turns = [*turns[1:], turns[0]]
+        turns.reverse()  # nobody always comes after the same one, which may have left work behind
     for who, values in figures.items():
         yield _told(Measured(f"floor: {name}: {who}", "ms" if name == SINGLE else "/s", values=values))
     for floor in FLOORS:

@@ -74,13 +74,13 @@ def test_the_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypa
     found = list(suite._in_turn("SET", Line("set", 1, tag="tag"), places, 2, 1_000.0))
     assert asked[0] == ("s:1", "t1", 2_000), "how fast the store is"
     s, f, g = (("s:1", "t1", 10_000), ("f:1", "t2", 10_000), ("g:1", "t2", 10_000))
-    assert asked[1:] == [s, f, g, f, g, s]
+    assert asked[1:] == [s, f, g, g, f, s]
     assert [(each.name.removeprefix("floor: SET: "), each.values) for each in found] == [
         ("the store", [20.0, 70.0]),
-        ("the floor", [60.0, 100.0]),
-        ("the floor with lookup", [160.0, 240.0]),
-        ("the store / the floor", [20 / 60, 70 / 100]),
-        ("the store / the floor with lookup", [20 / 160, 70 / 240]),
+        ("the floor", [60.0, 120.0]),
+        ("the floor with lookup", [160.0, 200.0]),
+        ("the store / the floor", [20 / 60, 70 / 120]),
+        ("the store / the floor with lookup", [20 / 160, 70 / 200]),
     ]
 
 
