@@ -1,8 +1,9 @@
-"""What we compare ourselves with: from Debian's packages a three-node etcd and a Redis that syncs always, and gRPC
-itself. And what they and our own clusters need: ports, and a folder on a real disk."""
+"""What we compare ourselves with: from Debian's packages a three-node etcd and a Redis that syncs always, gRPC
+itself, and the floor. And what they and our own clusters need: ports, and a folder on a real disk."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import socket
 import subprocess
@@ -12,10 +13,12 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
+from loadtest.floor_member import PROCESSES
 
 START_S = 20.0
 
@@ -67,6 +70,34 @@ def memory_grpc(folder: Path) -> Iterator[str]:
     """A server for our own clients that has nothing but a dictionary; gives its address."""
     with _python_server("loadtest.bench.memory_server", folder) as address:
         yield address
+
+
+class Floor(NamedTuple):
+    """loadtest/floor.py, running: its own process and the three, and their doors."""
+
+    pid: int
+    pids: list[int]
+    doors: list[str]
+
+
+@contextmanager
+def floor(folder: Path, *, is_looking_up: bool = False) -> Iterator[Floor]:
+    """The three processes of the floor, once they answer."""
+    command = [sys.executable, "-m", "loadtest.floor", "--data", str(folder), "--port", "0"]
+    command += ["--lookup"] if is_looking_up else []
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    try:
+        said = "".join(process.stdout.readline() for _ in range(PROCESSES))
+        found = re.findall(r"pid (\d+), door (\S+)", said)
+        if len(found) != PROCESSES:
+            raise RuntimeError(f"the floor does not start: {said!r}")
+        for _, door in found:
+            _wait_answering(door)
+        yield Floor(process.pid, [int(pid) for pid, _ in found], [door for _, door in found])
+    finally:
+        _end(process)
+        process.stdout.close()
 
 
 @contextmanager
@@ -137,7 +168,7 @@ def _start(program: str, *arguments: str, folder: Path) -> subprocess.Popen[byte
         return subprocess.Popen([program, *arguments], stdout=log, stderr=log, stdin=subprocess.DEVNULL)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> None:
     process.terminate()
     try:
         process.wait(10)
@@ -155,6 +186,15 @@ def _wait_listening(port: int) -> None:
         except OSError:
             time.sleep(0.1)
     raise TimeoutError(f"nobody listens on port {port} within {START_S} s")
+
+
+def _wait_answering(door: str) -> None:
+    """A process of the floor listens long before it serves."""
+    host, _, port = door.rpartition(":")
+    with socket.create_connection((host, int(port)), START_S) as connection:
+        connection.sendall(b"*1\r\n$4\r\nPING\r\n")
+        if not connection.recv(64):
+            raise RuntimeError(f"the floor's process at {door} has ended")
 
 
 def _wait_healthy(endpoints: str) -> None:

@@ -1,9 +1,10 @@
-"""The benchmark suite: our figures beside our targets, and beside etcd and Redis from the same run.
+"""The benchmark suite: our figures beside our targets, and beside the floor, etcd and Redis from the same run.
 
     python -m loadtest.bench.suite [--data-dir DIR] [--runs 3] [--seconds 4] [--only TEXT] [--out FILE]
 
 Without --data-dir a three-node cluster is started in a scratch folder and ended afterwards. Each line runs several
-times and the median counts. Rates depend on the machine: the ratios are what can be compared.
+times and the median counts. Rates depend on the machine: the ratios are what can be compared. The store and the floor
+(loadtest/floor.py), as it is and with lookup, take turns, with as many requests each; `--only floor` runs these alone.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -31,12 +33,16 @@ from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError
+from kvstore.ring.hashing import token_of
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, run_line
 from loadtest.bench.unary import calls_per_second
+from loadtest.floor_member import PROCESSES
 from loadtest.generator.options import path_word
 
 OFFSETS = range(24_000, 30_000, 100)
+SPREAD_S = 30.0
+"""Nodes give leads back to each other in less."""
 
 
 @dataclass
@@ -84,7 +90,8 @@ def run_suite(*, data_dir: Path | None, runs: int, seconds: float, only: str, ou
     """Run it, print it, write it. Raises ConfigError where no line is to be measured."""
     with peers.scratch() as folder, _cluster(data_dir, folder) as file:
         subject = _on_loop(lambda: _subject(file))
-        found = list(_ours(subject, runs, seconds, only))
+        # First the floor: it begins with as little data as the store.
+        found = [*_beside_floor(subject, runs, seconds, only), *_ours(subject, runs, seconds, only)]
     if not found:
         raise ConfigError(f"no line that can be measured here holds {only!r} in its name")
     ratios = []
@@ -114,6 +121,12 @@ REDIS = "Redis, appendfsync always"
 REDIS_REFERENCE = {("set", 1): 66_500, ("set", 16): 435_000, ("get", 1): 100_000}
 """(Command, pipeline) → what Redis did per second on the machine for which the targets were set: a target divided by
 it is a target for any machine."""
+SINGLE = "SET, 1 connection: p50, led by the asked node"
+FLOORS = {"the floor": False, "the floor with lookup": True}
+FLOOR_LINES: tuple[tuple[str, Line], ...] = (
+    (SINGLE, Line("set", 1, tag="tag")),
+    *((name, line) for name, line, _ in LINES if (line.command, line.pipeline) != ("get", 16)),
+)
 ETCD = "etcd, three nodes: put, 1,000 in flight, 1 KB"
 
 
@@ -142,7 +155,7 @@ def _lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callabl
 def _redis_lines(subject: Subject, seconds: float) -> Iterator[tuple[Measured, Callable[[], float]]]:
     for name, line, target in LINES:
         yield Measured(name, target=target), partial(_rate, subject, line, seconds)
-    single = Measured("SET, 1 connection: p50, led by the asked node", "ms", 0.8)
+    single = Measured(SINGLE, "ms", 0.8)
     yield single, lambda: _redis(subject, Line("set", 1, tag="tag"), seconds).p50_ms
     yield Measured(WIDE), partial(_rate, subject, Line("set", 1_000, 1_024), seconds)
 
@@ -167,9 +180,13 @@ def _unary_calls(address: str, method: str, tag: str, seconds: float) -> float:
 def _redis(subject: Subject, line: Line, seconds: float) -> Figure:
     """One run of about `seconds`: a short one tells how many requests that takes."""
     line = line._replace(tag=subject.tag if line.tag else "")
+    return run_line(line, subject.asked, _requests(line, subject.asked, seconds))
+
+
+def _requests(line: Line, address: str, seconds: float) -> int:
     requests = max(2_000, 20 * line.connections * line.pipeline)
-    probe = run_line(line, subject.asked, requests)
-    return run_line(line, subject.asked, max(requests, int(probe.per_s * seconds)))
+    probe = run_line(line, address, requests)
+    return max(requests, int(probe.per_s * seconds))
 
 
 def _async_client(subject: Subject, load: Load) -> float:
@@ -181,6 +198,44 @@ def _async_client(subject: Subject, load: Load) -> float:
         return found.rate
 
     return float(_on_loop(main))
+
+
+def _beside_floor(subject: Subject, runs: int, seconds: float, only: str) -> Iterator[Measured]:
+    """Lines of the store and of the floors, and its ratios to them. Those of the store alone take no floor."""
+    lines = [each for each in FLOOR_LINES if not only or (only in f"floor: {each[0]}" and "floor" in only)]
+    if not lines or not peers.is_installed("redis-benchmark"):
+        return
+    leaders = _on_loop(lambda: _spread(subject))
+    tag = next(f"t{number}" for number in count() if token_of(b"t%d" % number) % PROCESSES == 0)
+    with peers.scratch() as folder, ExitStack() as stack:
+        asked = {"the store": (subject.asked, subject.tag)}
+        for place, (floor, is_looking_up) in enumerate(FLOORS.items()):
+            running = stack.enter_context(peers.floor(folder / str(place), is_looking_up=is_looking_up))
+            asked[floor] = running.doors[0], tag
+        for name, line in lines:
+            yield from _in_turn(name, line, asked, runs, seconds)
+    if leaders != _on_loop(lambda: _leaders(subject)):
+        print("leaders have moved: the ratios to the floor do not count", file=sys.stderr)
+
+
+def _in_turn(name: str, line: Line, asked: dict[str, tuple[str, str]], runs: int, seconds: float) -> Iterator[Measured]:
+    """One line at the store and at the floors by turns: what else the machine does strikes all alike."""
+    lines = {who: (line._replace(tag=tag if line.tag else ""), address) for who, (address, tag) in asked.items()}
+    (store, at), *_ = lines.values()
+    requests = _requests(store, at, seconds)
+    figures: dict[str, list[float]] = {who: [] for who in asked}
+    turns = list(asked)
+    for _ in range(runs):
+        for who in turns:
+            each, address = lines[who]
+            figure = run_line(each, address, requests)
+            figures[who].append(figure.p50_ms if name == SINGLE else figure.per_s)
+        turns.reverse()  # nobody always comes after the same one, which may have left work behind
+    for who, values in figures.items():
+        yield _told(Measured(f"floor: {name}: {who}", "ms" if name == SINGLE else "/s", values=values))
+    for floor in FLOORS:
+        ratios = [ours / theirs for ours, theirs in zip(figures["the store"], figures[floor], strict=True)]
+        yield _told(Measured(f"floor: {name}: the store / {floor}", "x", values=ratios))
 
 
 def _beside_peers(ours: dict[str, Measured], runs: int, seconds: float) -> list[Measured]:
@@ -225,6 +280,10 @@ def _etcd(addresses: list[str], seconds: float) -> float:
 def _repeat(measured: Measured, runs: int, once: Callable[[], float]) -> Measured:
     for _ in range(runs):
         measured.values.append(once())
+    return _told(measured)
+
+
+def _told(measured: Measured) -> Measured:
     print(f"{measured.name}: {measured.value:,.4g} {measured.unit}", file=sys.stderr, flush=True)
     return measured
 
@@ -239,6 +298,23 @@ async def _subject(file: ClusterFile) -> Subject:
             if node is not None:
                 return Subject(file, node.resp, tag, config)
     raise RuntimeError("no partition has a leader")
+
+
+async def _leaders(subject: Subject) -> dict[str, str]:
+    """Where each partition is led."""
+    async with AsyncClient(subject.config) as client:
+        return {each: client.cluster.leader_of(each) for each in client.cluster.partitions()}
+
+
+async def _spread(subject: Subject) -> dict[str, str]:
+    """The leaders, once each node leads one partition as in the floor; or after a while as they are."""
+    until = time.monotonic() + SPREAD_S
+    while len(set((leaders := await _leaders(subject)).values())) < len(leaders):
+        if time.monotonic() > until:
+            print(f"not each node leads one partition, as in the floor: {leaders}", file=sys.stderr)
+            break
+        await asyncio.sleep(0.5)
+    return leaders
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from kvstore.client import ClientConfig
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.errors import ConfigError, Unavailable
 from loadtest.bench import suite
+from loadtest.bench.redis_lines import Figure, Line
 
 
 @pytest.mark.parametrize("failure", [Unavailable("n2 ended while starting"), KeyboardInterrupt()], ids=repr)
@@ -58,6 +59,35 @@ def test_lines_that_are_not_there_are_told_in_one_line(
         suite.main()
     assert ended.value.code == 2
     assert capsys.readouterr().err == "suite: no line that can be measured here holds 'nothing' in its name\n"
+
+
+def test_the_store_and_the_floors_take_turns_and_ratios_are_of_one_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str, int]] = []
+    rates = {"s:1": 10.0, "f:1": 20.0, "g:1": 40.0}
+
+    def run_line(line: Line, address: str, requests: int) -> Figure:
+        asked.append((address, line.tag, requests))
+        return Figure(rates[address] * len(asked), 1.0, 1.0)
+
+    monkeypatch.setattr(suite, "run_line", run_line)
+    places = {"the store": ("s:1", "t1"), "the floor": ("f:1", "t2"), "the floor with lookup": ("g:1", "t2")}
+    found = list(suite._in_turn("SET", Line("set", 1, tag="tag"), places, 2, 1_000.0))
+    assert asked[0] == ("s:1", "t1", 2_000), "how fast the store is"
+    s, f, g = (("s:1", "t1", 10_000), ("f:1", "t2", 10_000), ("g:1", "t2", 10_000))
+    assert asked[1:] == [s, f, g, g, f, s]
+    assert [(each.name.removeprefix("floor: SET: "), each.values) for each in found] == [
+        ("the store", [20.0, 70.0]),
+        ("the floor", [60.0, 120.0]),
+        ("the floor with lookup", [160.0, 200.0]),
+        ("the store / the floor", [20 / 60, 70 / 120]),
+        ("the store / the floor with lookup", [20 / 160, 70 / 200]),
+    ]
+
+
+def test_who_asks_for_lines_of_the_store_starts_no_floor() -> None:
+    subject = suite.Subject.__new__(suite.Subject)
+    for only in ("SET, 50 connections", "GET", "nothing", "floor: nothing"):
+        assert list(suite._beside_floor(subject, 1, 1.0, only)) == []
 
 
 def test_without_redis_benchmark_the_lines_of_our_own_clients_are_measured(
