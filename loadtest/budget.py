@@ -54,14 +54,19 @@ class Load:
     operations: int
     budget: tuple[float, float] | None = None
     """Calls per operation that the leader and a follower may take. None where they depend on how many meet."""
+    is_forwarded: bool = False
+    """Asked is the follower, which sends it to the leader."""
 
 
 BUDGET = (
     Load("SET, 1 connection", "SET", 1, 1, 400, (480, 345)),
     Load("SET, 50 connections", "SET", 50, 1, 5_000),
     Load("SET, 50 connections, pipeline 16", "SET", 50, 16, 16_000, (60, 17)),
-    Load("GET, 1 connection", "GET", 1, 1, 400, (75, 5)),
+    Load("SET, 50 connections, forwarded", "SET", 50, 1, 5_000, is_forwarded=True),
+    Load("SET, 50 connections, pipeline 16, forwarded", "SET", 50, 16, 16_000, (40, 40), is_forwarded=True),
+    Load("GET, 1 connection", "GET", 1, 1, 400, (32, 5)),
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
+    Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
 )
 
 
@@ -179,13 +184,14 @@ class Budget:
         lead = file.node(self._leader)
         follower = next(node for node in file.nodes if node.id != self._leader)
         both = {"leader": lead, "follower": follower}
-        self._run(load, lead)
+        asked = follower if load.is_forwarded else lead
+        self._run(load, asked)
         before = {role: self._spent(node) for role, node in both.items()}
-        self._run(load, lead)
+        self._run(load, asked)
         after = {role: self._spent(node) for role, node in both.items()}
         entries = self._entries(lead)
         began = time.monotonic()
-        counted = self._counted(lambda: self._run(load, lead))
+        counted = self._counted(lambda: self._run(load, asked))
         took_s = time.monotonic() - began
         entries = self._entries(lead) - entries
         idle = self._counted(lambda: time.sleep(took_s))
@@ -207,8 +213,8 @@ class Budget:
         work()
         return {node.id: self._cluster.end(node) for node in self._cluster.load().nodes}
 
-    def _run(self, load: Load, lead: NodePlace) -> None:
-        uvloop.run(run_load(load, lead.resp, self._tag))
+    def _run(self, load: Load, asked: NodePlace) -> None:
+        uvloop.run(run_load(load, asked.resp, self._tag))
 
     def _spent(self, node: NodePlace) -> tuple[float, int, int, int]:
         process = psutil.Process(node.pid)

@@ -45,8 +45,13 @@ class Pace:
         """The other server does not take its answers."""
         self.waiting = 0
         self._lines: dict[PartitionId, _Line] = {}
-        self._under_way: dict[int, tuple[_Line, int]] = {}
+        self.under_way: dict[int, tuple[_Line, int]] = {}
         """By number, with the values that they may bring. What brings none is not in here."""
+
+    @property
+    def is_free(self) -> bool:
+        """Nothing waits, and what brings no values may begin."""
+        return not self.waiting and not self.is_held
 
     def arrive(self, partition: PartitionId, operations: Iterable[Waiting]) -> None:
         line = self._lines.get(partition)
@@ -71,7 +76,7 @@ class Pace:
                     if line.values and line.values + values > line.values_max:
                         break
                     line.values += values
-                    self._under_way[number] = (line, values)
+                    self.under_way[number] = (line, values)
                 self.waiting -= 1
                 yield waiting.popleft()
 
@@ -81,7 +86,7 @@ class Pace:
 
     def end(self, number: int, size: int) -> None:
         """It is answered with a value of `size` bytes, or without one."""
-        found = self._under_way.pop(number, None)
+        found = self.under_way.pop(number, None)
         if found is None:
             return
         line, values = found
@@ -95,6 +100,11 @@ class Pace:
         """The connection is lost: nothing more is begun."""
         self._lines.clear()
         self.waiting = 0
+
+
+def are_plain_puts(ops: list[tuple[int, Op]]) -> bool:
+    """Whether these, some, are nothing but puts, whose answers bring no values."""
+    return bool(ops) and not [op for _, op in ops if op[0] != _PUT or op[4] & _RETURN_OLD]
 
 
 def values_of(op: Op) -> int:

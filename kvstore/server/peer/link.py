@@ -9,20 +9,23 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, Protocol
 
 from kvstore.env import Stream
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
-from kvstore.partition.state.commands import Code, Op, Sink
+from kvstore.partition.leading.answers import Answers
+from kvstore.partition.state.commands import Sink
 from kvstore.partition.state.traits import READS
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import Calls
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Lane, Operations, Ping, Results
+from kvstore.server.peer.lanes import Lanes
 from kvstore.server.peer.proof import Caller, Credentials
 from kvstore.server.routing.dispatch import Dispatcher
 from kvstore.server.routing.flight import Flight
-from kvstore.server.routing.pending import written_bytes
+from kvstore.server.routing.pending import written_bytes_of
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
@@ -34,8 +37,6 @@ SWEEP_S = 0.5
 STOOD_STILL_S = 2 * SWEEP_S
 """A sweep that comes so late tells that this process was stopped, or had no turn."""
 WRITE_HIGH_BYTES = 4 << 20
-
-_GET, _PUT = int(Code.GET), int(Code.PUT)
 
 
 class Owner(Protocol):
@@ -71,8 +72,7 @@ class Link:
         self._stream: Stream | None = None
         self._caller = Caller(links.credentials, server)
         self._frames = Frames()
-        self._lanes: dict[PartitionId, Lane] = {}
-        """What leaves with this turn's frame."""
+        self.lanes = Lanes(lambda: asyncio.get_running_loop().call_soon(self.flush))
         self._results = 0
         """Frames of results that have come."""
         self._marks: deque[tuple[float, int]] = deque()
@@ -83,20 +83,6 @@ class Link:
         """Done when the link can be used; OSError or FrameError when it will never be."""
 
     # ── operations ────────────────────────────────────────────────────────────────────────────────────────────────────
-
-    def send(self, partition: PartitionId, number: int, op: Op) -> None:
-        """Send an operation of the flight with this turn's frame."""
-        lane = self._lanes.get(partition)
-        if lane is None:
-            if not self._lanes:
-                asyncio.get_running_loop().call_soon(self.flush)
-            lane = self._lanes[partition] = Lane(partition, [], [], [])
-        if op[0] == _GET:
-            lane.gets.append((number, op))
-        elif op[0] == _PUT:
-            lane.puts.append((number, op))
-        else:
-            lane.others.append((number, op))
 
     @property
     def in_flight(self) -> int:
@@ -183,13 +169,13 @@ class Link:
 
     def flush(self) -> None:
         """Send what was submitted in this turn."""
-        if not self._lanes or not self.is_open:
+        if not self.lanes or not self.is_open:
             return
-        lanes, self._lanes = self._lanes, {}
+        lanes = self.lanes.take()
         try:
-            self._write(self._encoded(list(lanes.values())))
+            self._write(self._encoded(lanes))
         except FrameError:
-            for lane in lanes.values():
+            for lane in lanes:
                 self._send_singly(lane)
 
     def _send_singly(self, lane: Lane) -> None:
@@ -226,27 +212,22 @@ class Link:
         if results.others:
             self._take_refusals(results.others)
         self._results += 1
-        flight, sinks = self.flight, dict[int, Sink]()
-        pop = flight.pending.pop
         for partition, seq, time_ms in results.progress:
             self._links.dispatcher.note_progress(PartitionId(partition), seq, time_ms)
-        for number, result in [*results.numbers, *results.records, *results.others]:
-            entry = pop(number, None)
-            if entry is not None:
-                pending = entry[1]
-                if pending.op[0] != _GET:
-                    flight.bytes -= written_bytes(pending.op)
-                sink = pending.sink
-                sink.complete(pending.token, result)
-                sinks[id(sink)] = sink
-        for number in results.absent:
-            entry = pop(number, None)
-            if entry is not None:
-                sink = entry[1].sink
-                sink.complete(entry[1].token, None)
-                sinks[id(sink)] = sink
-        for sink in sinks.values():
-            sink.flush()
+        answers = Answers()
+        for column in (results.numbers, results.records, results.others):
+            self._give(answers, [number for number, _ in column], [result for _, result in column])
+        self._give(answers, results.absent, [None] * len(results.absent))
+        answers.flush()
+
+    def _give(self, answers: Answers, numbers: list[int], results: list[Any]) -> None:
+        """Complete these operations of the flight; some may be over."""
+        if not numbers:
+            return
+        ended = list(map(self.flight.pending.pop, numbers, repeat(None)))
+        there = [(entry[1], result) for entry, result in zip(ended, results, strict=True) if entry is not None]
+        self.flight.bytes -= written_bytes_of([pending.op for pending, _ in there])
+        answers.give_all([(pending.sink, pending.token, result) for pending, result in there])
 
     def _take_refusals(self, results: list[tuple[int, Any]]) -> None:
         """Take refused operations back, which go out again before anything that follows them can be submitted; and what
@@ -260,9 +241,9 @@ class Link:
 
     def _give_up(self) -> None:
         """The connection is gone, and what had not been sent with it."""
-        unsent = (number for lane in self._lanes.values() for number in _numbers(lane))
-        self._links.dispatcher.link_lost(self.flight, min(unsent, default=self.flight.last_number + 1))
-        self._lanes = {}
+        first_unsent = min(self.lanes.numbers(), default=self.flight.last_number + 1)
+        self._links.dispatcher.link_lost(self.flight, first_unsent)
+        self.lanes.take()
         self._calls.lose()
 
     def _sweep(self) -> None:
@@ -297,7 +278,3 @@ class Link:
             sinks[id(pending.sink)] = pending.sink
         for sink in sinks.values():
             sink.flush()
-
-
-def _numbers(lane: Lane) -> list[int]:
-    return [number for column in (lane.gets, lane.puts, lane.others) for number, _ in column]

@@ -60,7 +60,11 @@ class PeerLinks:
 
     def send(self, server: ServerId, partition: PartitionId, number: int, op: Op) -> None:
         """Send an operation that is in the server's flight."""
-        self._links[server].send(partition, number, op)
+        self._links[server].lanes.add(partition, number, op)
+
+    def send_puts(self, server: ServerId, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
+        """The same for puts."""
+        self._links[server].lanes.add_puts(partition, numbers, ops)
 
     def is_cut_off(self, servers: Collection[ServerId]) -> bool:
         """Whether the last attempts to connect to all of these servers have failed. Two at least: the silence of one

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from kvstore.env import Env, Stream, StreamHandler
@@ -14,7 +14,7 @@ from kvstore.partition.state.commands import Op, Record
 from kvstore.server.peer import frames
 from kvstore.server.peer.calls import HOLDS_MAX
 from kvstore.server.peer.door import PeerDoor, Strangers
-from kvstore.server.peer.flow_control import Pace
+from kvstore.server.peer.flow_control import Pace, are_plain_puts
 from kvstore.server.peer.frames import Answer, Call, FrameError, Frames, Goodbye, Operations, Ping, Results
 from kvstore.server.peer.identity import host_of
 from kvstore.server.peer.proof import Credentials, Refused
@@ -25,6 +25,8 @@ from kvstore.server.routing.pending import PeerSink
 from kvstore.types import PartitionId, ServerId
 
 log = logging.getLogger(__name__)
+
+_INT = {int}
 
 LINKS_MAX = 256
 """Servers that have a link to this one."""
@@ -227,6 +229,11 @@ class PeerSession(PeerSink):
         if refused:
             self._others += refused
             self._send_results()
+        if self._pace.is_free and not (self._refused_partitions or self._refused_keys) and are_plain_puts(ops):
+            numbers, puts = zip(*ops, strict=True)
+            if self._owner.dispatcher.submit_puts_here(partition, list(puts), self, numbers, ring_version):
+                self._in_flight += len(ops)
+                return
         self._pace.arrive(partition, ((partition, op, number, ring_version, heard) for number, op in ops))
         self._begin()
         if self._refused_partitions or self._refused_keys:
@@ -297,6 +304,13 @@ class PeerSession(PeerSink):
             if kind is NotLeader:
                 self._refusals.partitions.refuse([PartitionId(result.partition)])
             self._others.append((token, result))
+
+    def complete_all(self, tokens: Sequence[int], results: Sequence[Any]) -> None:
+        if set(map(type, results)) == _INT and not self._pace.under_way:
+            self._in_flight -= len(tokens)
+            self._numbers += zip(tokens, results, strict=True)
+        else:
+            super().complete_all(tokens, results)
 
     def flush(self) -> None:
         self._is_flush_due = False

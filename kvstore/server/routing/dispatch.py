@@ -90,7 +90,7 @@ class Dispatcher:
         target = known.partition_of(op[1]) if partition is None else partition
         local = self._local.get(target)
         if local is not None and local.serving:
-            if target not in known.ways.sent_to and target not in known.waiting.lines:  # Router.is_free_here
+            if target not in known.ways.sent_to and target not in known.waiting.lines:
                 return local.submit(op, sink, token)
         else:
             way = known.ways.straight.get(target)
@@ -111,9 +111,14 @@ class Dispatcher:
             if len(targets) > 1:
                 are_its = [owner == target for owner in owners]
                 some, numbers = list(compress(ops, are_its)), list(compress(tokens, are_its))
-            local = self._local.get(target)
-            if local is not None and local.serving and not self._held_keys and known.is_free_here(target):
+            local, way = self._local.get(target), known.ways.straight.get(target)
+            is_served = local is not None and local.serving
+            is_free = target not in known.ways.sent_to and target not in known.waiting.lines
+            if local is not None and is_served and is_free and not self._held_keys:
                 local.submit_puts(some, sink, numbers)
+            elif way is not None and not is_served and not self._held_keys and way.has_room(len(some)):
+                sent_as = known.follow_all(way, target, some, sink, numbers)
+                self._links.send_puts(way.server, target, sent_as, some)
             else:
                 for op, token in zip(some, numbers, strict=True):
                     self.submit(op, sink, token)
@@ -165,6 +170,22 @@ class Dispatcher:
             local.submit(op, sink, token)
         else:
             self._handle(events.SentByPeer(partition, op, sink, token, ring_version))
+
+    def submit_puts_here(
+        self, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int], ring_version: int
+    ) -> bool:
+        """The same for puts, in this order. False, and none is submitted, if the replica here may not just take
+        them."""
+        local = self._local.get(partition)
+        if (
+            local is None
+            or ring_version != self._router.ring_version
+            or not local.serving
+            or partition in self._router.waiting
+        ):
+            return False
+        local.submit_puts(ops, sink, tokens)
+        return True
 
     def turn_away(self, partition: PartitionId, op: Op, sink: Sink, token: int, moved: Moved) -> None:
         """The replica here was asked for what it does not own. It goes out again, at the latest when the ring has
@@ -223,7 +244,11 @@ class Dispatcher:
     def _perform(self, command: events.Command) -> None:
         match command:
             case events.SubmitHere(partition, op, sink, token):
-                self._submit_to_replica(partition, op, sink, token)
+                local = self._local.get(partition)
+                if local is None:
+                    self._fail_later(sink, token, self.topology.not_leader(partition))
+                else:
+                    local.submit(op, sink, token)
             case events.Send(server, partition, number, op):
                 self._links.send(server, partition, number, op)
             case events.Connect(server):
@@ -243,10 +268,3 @@ class Dispatcher:
                 self._membership.hint_ring(version)
             case _:
                 assert_never(command)
-
-    def _submit_to_replica(self, partition: PartitionId, op: Op, sink: Sink, token: int) -> None:
-        local = self._local.get(partition)
-        if local is None:
-            self._fail_later(sink, token, self.topology.not_leader(partition))
-        else:
-            local.submit(op, sink, token)

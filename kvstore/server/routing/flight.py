@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from itertools import takewhile
+from itertools import repeat, takewhile
 
 from kvstore.partition.state.traits import KEYLESS, UNORDERED
-from kvstore.server.routing.pending import Pending, keys_of, written_bytes
+from kvstore.server.routing.pending import Pending, keys_of, written_bytes, written_bytes_of
 from kvstore.types import PartitionId, ServerId
 
 BYTES_IN_FLIGHT_MAX = 64 << 20
@@ -26,8 +26,10 @@ class Flight:
         self._numbers_on: dict[bytes, list[int]] = {}
         self._looked_up_to = 0
 
-    def has_room(self) -> bool:
-        return not self.is_closed_for_more and len(self.pending) < self._most and self.bytes < BYTES_IN_FLIGHT_MAX
+    def has_room(self, count: int = 1) -> bool:
+        return (
+            not self.is_closed_for_more and len(self.pending) + count <= self._most and self.bytes < BYTES_IN_FLIGHT_MAX
+        )
 
     def next_number(self) -> int:
         self.last_number += 1
@@ -39,6 +41,15 @@ class Flight:
         self.pending[number] = (partition, pending)
         self.bytes += written_bytes(pending.op)
         return number
+
+    def begin_all(self, partition: PartitionId, pending: list[Pending]) -> range:
+        """Take operations in; returns their numbers."""
+        first = self.last_number + 1
+        self.last_number += len(pending)
+        numbers = range(first, self.last_number + 1)
+        self.pending.update(zip(numbers, zip(repeat(partition), pending), strict=False))
+        self.bytes += written_bytes_of([each.op for each in pending])
+        return numbers
 
     def end(self, number: int) -> tuple[PartitionId, Pending] | None:
         """The operation is over, or comes back. None if nobody waits for it any more."""

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
+from typing import Any
+
+import msgspec
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader
 from kvstore.partition.state.commands import Code, Op, Sink
@@ -12,21 +16,22 @@ from kvstore.types import PartitionId
 
 _PUT, _BATCH = int(Code.PUT), int(Code.BATCH)
 _LARGE = WITH_VALUE | {_BATCH}
+_code_of, _value_of = itemgetter(0), itemgetter(2)
 
 
-class Pending:
+class Pending(msgspec.Struct):
     """One operation, from the moment in which it cannot simply be handed to the leader here."""
 
-    __slots__ = ("deadline", "is_of_peer", "op", "order", "sink", "token")
-
-    def __init__(self, order: int, op: Op, sink: Sink, token: int, *, is_of_peer: bool = False) -> None:
-        self.order = order
-        """Its place among the operations that this server looks after."""
-        self.op, self.sink, self.token = op, sink, token
-        self.deadline = 0.0
-        """When it is refused, in seconds of the clock; 0 before it had to wait."""
-        self.is_of_peer = is_of_peer
-        """Another server sent it: it is done here or refused, never sent on."""
+    order: int
+    """Its place among the operations that this server looks after."""
+    op: Op
+    sink: Any
+    """A Sink."""
+    token: int
+    deadline: float = 0.0
+    """When it is refused, in seconds of the clock; 0 before it had to wait."""
+    is_of_peer: bool = False
+    """Another server sent it: it is done here or refused, never sent on."""
 
     def __repr__(self) -> str:
         return f"<Pending {self.order} {self.op!r}>"
@@ -44,6 +49,13 @@ class PeerSink(Sink):
 def written_bytes(op: Op) -> int:
     """Return the bytes that an operation holds in memory, if that may be much."""
     return len(op[2]) if op[0] == _PUT else size_of(op) if op[0] in _LARGE else 0
+
+
+def written_bytes_of(ops: list[Op]) -> int:
+    """The same of many."""
+    if all(map(_PUT.__eq__, map(_code_of, ops))):
+        return sum(map(len, map(_value_of, ops)))
+    return sum(map(written_bytes, ops))
 
 
 def keys_of(op: Op) -> list[bytes]:

@@ -43,6 +43,10 @@ class Links(Protocol):
         """Send an operation that is in the server's flight."""
         ...
 
+    def send_puts(self, server: ServerId, partition: PartitionId, numbers: range, ops: list[Op]) -> None:
+        """The same for puts."""
+        ...
+
     def flush(self) -> None:
         """Send what waits for this turn's frame."""
         ...

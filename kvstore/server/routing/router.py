@@ -32,8 +32,9 @@ Reads need not wait for writes of others; doors let those of one connection wait
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import repeat
 from typing import assert_never
 
 from kvstore.errors import InvalidRequest, Moved, NotLeader, OutcomeUnknown, Overloaded, StoreError, Unavailable
@@ -146,15 +147,20 @@ class Router:
         """Whether something has to be looked at again."""
         return bool(self.waiting.lines or self.redirects.keys)
 
-    def is_free_here(self, partition: PartitionId) -> bool:
-        """Whether nothing has to be done before an operation that comes for the leader here, while no key is held."""
-        return partition not in self.ways.sent_to and partition not in self.waiting.lines
-
     def follow(self, way: Flight, partition: PartitionId, op: Op, sink: Sink, token: int) -> int:
         """Let an operation follow those before it, while no key is held; returns its number."""
         self._arrivals += 1
         self.forwarded += 1
         return way.begin(partition, Pending(self._arrivals, op, sink, token))
+
+    def follow_all(
+        self, way: Flight, partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int]
+    ) -> range:
+        """The same for operations of one sink, for which there is room; returns their numbers."""
+        first, count = self._arrivals + 1, len(ops)
+        self._arrivals += count
+        self.forwarded += count
+        return way.begin_all(partition, list(map(Pending, range(first, first + count), ops, repeat(sink), tokens)))
 
     # ── what comes ────────────────────────────────────────────────────────────────────────────────────────────────────
 

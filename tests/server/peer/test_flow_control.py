@@ -86,7 +86,7 @@ def test_values_that_an_operation_may_bring(op: Op, values: int) -> None:
     arrive(pace, P1, [op] * 3)
     begun = taken(pace)
     assert begun == [1, 2, 3]
-    assert sum(each[1] for each in pace._under_way.values()) == 3 * values
+    assert sum(each[1] for each in pace.under_way.values()) == 3 * values
 
 
 async def test_a_server_that_reads_its_answers_late_gets_all_of_them_and_keeps_its_link(

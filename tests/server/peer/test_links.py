@@ -130,6 +130,9 @@ class Leader:
         self.leads = False
         self.done: list[int] = []
 
+    def submit_puts_here(self, *_: Any) -> bool:
+        return False
+
     def submit_here(self, partition: PartitionId, op: commands.Op, sink: Any, token: int, ring_version: int) -> None:
         if self.leads:
             self.done.append(token)
@@ -210,7 +213,7 @@ async def test_a_link_that_is_lost_while_a_call_waits_for_it_to_open_fails_the_c
 
 
 def submit(link: Link, pending: Pending) -> None:
-    link.send(P1, link.flight.begin(P1, pending), pending.op)
+    link.lanes.add(P1, link.flight.begin(P1, pending), pending.op)
 
 
 def prove(link: Link) -> None:

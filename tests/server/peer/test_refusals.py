@@ -97,6 +97,9 @@ class Owning:
         self.owns = False
         self.done: list[int] = []
 
+    def submit_puts_here(self, *_: Any) -> bool:
+        return False
+
     def submit_here(self, partition: PartitionId, op: Op, sink: PeerSink, token: int, ring_version: int) -> None:
         if self.owns:
             self.done.append(token)

@@ -19,7 +19,7 @@ from kvstore.errors import (
     Unavailable,
 )
 from kvstore.partition.state import commands
-from kvstore.partition.state.commands import Level, Record, RequestId
+from kvstore.partition.state.commands import Code, Level, Record, RequestId
 from kvstore.partition.state.rows import record_of
 from kvstore.server.config import Limits
 from kvstore.server.peer import link as peer_link
@@ -48,9 +48,13 @@ async def result_of(server: Server, op: commands.Op, partition: str | None = Non
 
 
 def send(server: Server, op: commands.Op, partition: str | None = None, ring_version: int = 0) -> int:
+    """Every second put goes as those of a pipeline do."""
     global _token
     _token += 1
-    server.dispatcher.submit(op, server.sink, _token, ring_version, PartitionId(partition) if partition else None)
+    if _token % 2 and op[0] == Code.PUT and partition is None and not ring_version:
+        server.dispatcher.submit_puts([op], server.sink, (_token,))
+    else:
+        server.dispatcher.submit(op, server.sink, _token, ring_version, PartitionId(partition) if partition else None)
     return _token
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -161,17 +161,34 @@ async def test_what_was_submitted_by_one_ring_says_so_though_the_next_has_come_b
 ) -> None:
     server, there, versions = cluster["n1"], cluster["n2"].dispatcher, []
     await result_of(server, commands.put(cluster.key_of("p1"), b"the link is open"))
-    submit = there.submit_here
+    submit = there.submit_puts_here
 
-    def look(partition: PartitionId, op: Op, sink: Sink, token: int, ring_version: int) -> None:
+    def look(partition: PartitionId, ops: list[Op], sink: Sink, tokens: Sequence[int], ring_version: int) -> bool:
         versions.append(ring_version)
-        submit(partition, op, sink, token, ring_version)
+        return submit(partition, ops, sink, tokens, ring_version)
 
-    monkeypatch.setattr(there, "submit_here", look)
+    monkeypatch.setattr(there, "submit_puts_here", look)
     token = send(server, commands.put(cluster.key_of("p1", 1), b"v"))
     learn(cluster, flipped(cluster.ring, cluster.key_of("p1")), "n1")
     await server.sink.wait(token)
     assert versions == [cluster.ring.routed]
+
+
+@pytest.mark.parametrize("asked", ["n1", "n2"])
+async def test_puts_of_a_pipeline_go_to_their_partitions_and_stay_in_order(cluster: Servers, asked: str) -> None:
+    server, keys = cluster[asked], [cluster.key_of(each, number) for number in range(5) for each in ("p1", "p2")]
+    ops = [commands.put(key, b"%d" % number) for number in range(3) for key in keys]
+    tokens = range(70_000, 70_000 + 8 * len(ops), 8)
+    await result_of(server, commands.put(keys[0], b"the link is open"))
+    server.dispatcher.submit_puts(ops, server.sink, tokens)
+    versions = await server.sink.wait(*tokens)
+    for partition in ("p1", "p2"):
+        its = [
+            version for op, version in zip(ops, versions, strict=True) if cluster.ring.partition_of(op[1]) == partition
+        ]
+        assert its == sorted(its)
+        assert len(set(its)) == 15
+    assert [(await result_of(server, commands.get(key)))[0] for key in keys] == [b"2"] * 10
 
 
 async def test_what_was_turned_away_first_stays_first_when_it_is_turned_away_again(cluster: Servers) -> None:

@@ -199,7 +199,8 @@ class Server:
         partition = self.router.partition_of(key)
         if not self.router.redirects.keys:
             way = self.router.ways.straight.get(partition)
-            if self._serves(partition) and self.router.is_free_here(partition):
+            router = self.router
+            if self._serves(partition) and not (partition in router.ways.sent_to or partition in router.waiting):
                 return self.replicas[partition].submit(op, self.door, number)
             if not self._serves(partition) and way is not None and way.has_room():
                 sent = self.router.follow(way, partition, op, self.door, number)
