@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import NamedTuple, assert_never
 
+import msgspec
+
 from kvstore.errors import LedgerFenced, StoreError
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerMetadata
 from kvstore.wal.coverage import write_set_indexes
@@ -98,7 +100,7 @@ class Stop:
 Event = Append | Stored | Failed | Returned | Spares | EnsembleChanged | ChangeFailed | Fenced | Stop
 
 
-class Store(NamedTuple):
+class Store(msgspec.Struct, frozen=True):
     """Send the packet to each of the bookies."""
 
     entry: EntryId
@@ -106,7 +108,7 @@ class Store(NamedTuple):
     bookies: tuple[BookieId, ...]
 
 
-class Confirm(NamedTuple):
+class Confirm(msgspec.Struct, frozen=True):
     """The entry can no longer be lost."""
 
     entry: EntryId
@@ -129,17 +131,14 @@ class Halt:
 Command = Store | Confirm | ReplaceBookies | Halt
 
 
-class _Sent:
+class _Sent(msgspec.Struct):
     """An entry that somebody has not confirmed yet. Bits stand for places in the ensemble."""
 
-    __slots__ = ("acks", "length", "packet", "sent_at", "targets")
-
-    def __init__(self, packet: bytes, length: int, targets: int, sent_at: float) -> None:
-        self.packet = packet
-        self.length = length
-        self.targets = targets
-        self.acks = 0
-        self.sent_at = sent_at
+    packet: bytes
+    length: int
+    targets: int
+    sent_at: float
+    acks: int = 0
 
 
 class LedgerWriter:

@@ -7,7 +7,9 @@ the batch. All keys of a batch are looked up in one call; a plain put costs no o
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
+
+import msgspec
 
 from kvstore.errors import Moved, Overloaded, RequestExpired, StoreError
 from kvstore.limits import KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -44,7 +46,7 @@ REAP = 64
 _PUT, _BATCH, _DELETE_RANGE = int(Code.PUT), int(Code.BATCH), int(Code.DELETE_RANGE)
 
 
-class NextEntry(NamedTuple):
+class NextEntry(msgspec.Struct, frozen=True):
     """An entry that is ready to be sent."""
 
     entry: Entry
@@ -52,30 +54,19 @@ class NextEntry(NamedTuple):
     data_keys: list[bytes]
 
 
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """The outcome of a batch."""
 
-    __slots__ = ("away", "entry", "frozen", "replies", "rest")
-
-    def __init__(
-        self,
-        entry: NextEntry | None,
-        replies: list[Reply],
-        rest: list[Item],
-        frozen: list[Item],
-        away: list[tuple[Item, Moved]],
-    ) -> None:
-        self.entry = entry
-        """None if nothing changes."""
-        self.replies = replies
-        """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease
-        holds."""
-        self.rest = rest
-        """What goes on in the next batch, before anything else: DELETE_RANGEs, and what had no room in the entry."""
-        self.frozen = frozen
-        """What touches a range that takes no writes just now."""
-        self.away = away
-        """What is another partition's."""
+    entry: NextEntry | None
+    """None if nothing changes."""
+    replies: list[Reply]
+    """To be given when the entry is acknowledged; without one, when all entries in flight are, and the lease holds."""
+    rest: list[Item]
+    """What goes on in the next batch, before anything else: DELETE_RANGEs, and what had no room in the entry."""
+    frozen: list[Item]
+    """What touches a range that takes no writes just now."""
+    away: list[tuple[Item, Moved]]
+    """What is another partition's."""
 
 
 class Evaluator:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sized
 
+import msgspec
+
 from kvstore.errors import Overloaded
 from kvstore.partition.leading.answers import Reply
 from kvstore.partition.leading.evaluate import NextEntry
@@ -12,15 +14,13 @@ FLIGHTS_MAX = 256
 """Entries of one leader on their way, with records that wait for none before them. Fewer than its log takes."""
 
 
-class Flight:
+class Flight(msgspec.Struct):
     """From its append to its acknowledgement."""
 
-    __slots__ = ("made", "observed", "replies")
-
-    def __init__(self, made: NextEntry, replies: list[Reply]) -> None:
-        self.made, self.replies = made, replies
-        self.observed: list[Reply] = []
-        """Answers found in what this entry and those before it make of the state."""
+    made: NextEntry
+    replies: list[Reply]
+    observed: list[Reply] = []
+    """Answers found in what this entry and those before it make of the state."""
 
 
 def check_room(flights: Sized) -> None:

@@ -260,11 +260,11 @@ class Leader:
         """Send as much as may be in flight."""
         room, sent = self._config.entries_in_flight_max, self._read_lease.sent
         is_wanted = len(self._flights) < room and self._stopped is None and self.reads.wants_append()
-        while (queued := len(self._queue)) and len(self._flights) < room and self._stopped is None:
+        while self._queue.bytes and len(self._flights) < room and self._stopped is None:
             if self._state.engine.is_behind():
                 self._pause()
                 break
-            left = self._rest.left(now, queued, self._queue.bytes)
+            left = self._rest.left(now, len(self._queue), self._queue.bytes)
             if left and self._idle is None and not is_wanted:
                 self._again.set(left)
                 break
@@ -272,7 +272,7 @@ class Leader:
         is_wanted = is_wanted and self._read_lease.sent == sent
         if len(self._flights) < room and self._stopped is None and (self.reads.wants_append() or is_wanted):
             self._append(self._evaluator.control(Kind.EMPTY, self._env.clock.date_ms()), [])
-        if (self._queue or self._waiting.frozen or self.reads.is_waiting) and self._stopped is None:
+        if (self._queue.bytes or self._waiting.frozen.bytes or self.reads.is_waiting) and self._stopped is None:
             self._deadlines.set(self._config.queue_wait_max_s / 4)
         if self._idle is not None and not (self._queue or self._flights or self.reads or self._idle.done()):
             self._idle.set_result(None)
@@ -361,7 +361,7 @@ class Leader:
         except OSError as failure:
             return self._break(f"the engine cannot be read: {failure}", failure)
         self._answers.flush()
-        if self._queue or self._idle is not None or self.reads:
+        if self._queue.bytes or self._idle is not None or self.reads:
             self._wake()
 
     def _break(self, why: str, error: Exception) -> None:

@@ -81,6 +81,9 @@ class LeaderReads:
         self._renew = False
         self._at_once = AT_ONCE
 
+    def __bool__(self) -> bool:
+        return bool(self._arrived or self._strict or self._leaseless or self._later or self._under_way)
+
     def __len__(self) -> int:
         return len(self._arrived) + len(self._strict) + len(self._leaseless) + len(self._later) + self._under_way
 
@@ -168,7 +171,7 @@ class LeaderReads:
 
     def acknowledged(self) -> None:
         """An append is: answer those for which it is the proof, or all if it brought the lease back."""
-        if not self.is_waiting:
+        if not (self._strict or self._leaseless):
             return
         leased = self._read_lease.has_lease(self._clock.now())
         strict: list[Read] = []
@@ -184,7 +187,7 @@ class LeaderReads:
 
     def wants_append(self) -> bool:
         """Whether an append is needed that has not been sent yet: as a proof, or for the lease."""
-        if self._read_lease.is_closed:
+        if not (self._renew or self._strict or self._leaseless) or self._read_lease.is_closed:
             return False
         now, sent = self._clock.now(), self._read_lease.sent
         renew, self._renew = self._renew and self._read_lease.wants_renewal(now), False

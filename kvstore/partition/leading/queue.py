@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import repeat
 from operator import itemgetter
-from typing import NamedTuple
+
+import msgspec
 
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.evaluate import Item
@@ -25,7 +26,7 @@ _PUT = int(Code.PUT)
 _key_of, _value_of = itemgetter(1), itemgetter(2)
 
 
-class Taken(NamedTuple):
+class Taken(msgspec.Struct, frozen=True):
     """Operations that are decided on together."""
 
     items: list[Item]
@@ -49,6 +50,7 @@ class Queue:
 
     def __init__(self, config: PartitionConfig) -> None:
         self.bytes = 0
+        """0 only if nothing waits: each counts ITEM_BYTES at least."""
         self._config = config
         self._items: deque[Item] = deque()
         self._arrivals: deque[tuple[float, int]] = deque()

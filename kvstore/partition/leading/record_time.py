@@ -27,9 +27,13 @@ class RecordTime:
     def at(self, now: float, date_ms: int, last_ms: int) -> int:
         """The date, but never earlier than before. Were time to stand still while it is ahead, as it is in a log that a
         wrong date has got into, all that has a time to live would stay until the date has caught up."""
-        gone_on = max(self._ms + max(0.0, now - self._at) * 1000 * AHEAD_RATE, float(last_ms))
-        self._ms, self._at = max(float(date_ms), gone_on), now
-        return int(self._ms)
+        passed = now - self._at
+        ms = self._ms + passed * 1000 * AHEAD_RATE if passed > 0 else self._ms
+        for least in (last_ms, date_ms):
+            if least > ms:
+                ms = least
+        self._ms, self._at = ms, now
+        return int(ms)
 
 
 class LeadClock:
