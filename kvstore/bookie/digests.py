@@ -71,7 +71,7 @@ class Digests:
         """Call `done` with OK if the digest is right or cannot be checked here; otherwise with why it is refused:
         BAD_REQUEST if it is wrong, UNKNOWN_LEDGER_STATE if nobody says what it should be."""
         if (ledger, key) in self._known:
-            done(self._verdict(self._known[ledger, key], check, ledger))
+            done(self._verdict(self._known[ledger, key], check))
             return
 
         def answered(answer: LedgerMetadata | Exception | None) -> None:
@@ -84,13 +84,13 @@ class Digests:
                 if len(self._known) >= KNOWN_MAX:
                     del self._known[next(iter(self._known))]
                 digest = self._known[ledger, key] = digest_of(answer, key)
-                done(self._verdict(digest, check, ledger))
+                done(self._verdict(digest, check))
 
         if not self._admission.ask_metadata(ledger, size, answered):
             self._statistics.refused_overload += 1
             done(Status.TOO_MANY_REQUESTS)
 
-    def _verdict(self, digest: EntryDigest | None, check: Check, ledger: int) -> Status:
+    def _verdict(self, digest: EntryDigest | None, check: Check) -> Status:
         try:
             if digest is not None:
                 check(digest)

@@ -83,9 +83,9 @@ class Claiming:
                 self.claimed = LeaderRecord(self._server, self._state.epoch, self._nonce)
                 won = await self._claims.claim(self.claimed)
                 self._feed(role_events.Claimed() if won else role_events.NotClaimed())
-            case role_events.Succeed(record, term):
+            case role_events.Succeed(term=term):
                 self.claimed = LeaderRecord(self._server, self._state.epoch, self._nonce)
-                won = await self._claims.succeed(record, term, self.claimed)
+                won = await self._claims.succeed(term, self.claimed)
                 self._feed(role_events.Claimed() if won else role_events.NotClaimed())
             case role_events.RemoveStale(record):
                 await self._claims.remove_stale(record)

@@ -83,7 +83,7 @@ class Claims:
         first. True too if a claim of unknown outcome turns out to be one's own."""
         return await self._become(record, await self.term(), []) or await self._claim_own(record)
 
-    async def succeed(self, former: LeaderRecord, term: int, record: LeaderRecord) -> bool:
+    async def succeed(self, term: int, record: LeaderRecord) -> bool:
         """Put `record` in the place of the former leader's, who asked for it at this version of the term. False if
         anybody has claimed since. Nobody sees a moment without a leader."""
         return await self._become(record, term, [Delete(self.leader_path, -1)])

@@ -136,7 +136,7 @@ async def test_a_successor_takes_the_place_of_who_offers_it_without_a_moment_in_
     await a.claim(FIRST)
     seen: list[bytes | None] = []
     tree.observers.append(lambda path, old, new: seen.append(new) if path == a.leader_path else None)
-    assert await b.succeed(FIRST, await a.term(), SECOND)
+    assert await b.succeed(await a.term(), SECOND)
     assert await a.leader() == SECOND
     assert await b.leader_seen(SECOND.nonce) == (SECOND, False)
 
@@ -147,7 +147,7 @@ async def test_an_offer_is_void_once_anybody_has_claimed_since(tree: MemoryTree)
     await a.claim(FIRST)
     offered = await a.term()
     assert await a.claim(FIRST), "it leads on, and takes the offer back"
-    assert not await b.succeed(FIRST, offered, SECOND)
+    assert not await b.succeed(offered, SECOND)
     assert await a.leader() == FIRST
 
 
