@@ -63,7 +63,7 @@ def touched_tokens(row_keys: list[bytes]) -> bytes:
 class _Client:
     """One client's requests and results."""
 
-    __slots__ = ("active_ms", "count", "first_unacked", "results", "row", "seen_ms")
+    __slots__ = ("active_ms", "count", "first_unacked", "left", "results", "row", "seen_ms")
 
     def __init__(self) -> None:
         self.first_unacked = 0
@@ -74,6 +74,9 @@ class _Client:
         self.count = 0
         """Results remembered. One sequence may have many: one for each key."""
         self.results: dict[int, _Chain] = {}
+        self.left: tuple[int, int] | None = None
+        """The last answer of `_left`, with what it was asked, until results change: many requests of one client that
+        come together carry the same acknowledgement."""
 
 
 # docs/protocol.md P16
@@ -163,6 +166,7 @@ class RetryTable:
                 cost = BYTES_PER_RESULT + len(result) + len(tokens)
                 client.results[sequence] = (hash_of_key, remembered, first_seq, cost, known)
                 client.count += 1
+                client.left = None
                 kept += 1
                 size += cost
         self.bytes += size
@@ -245,6 +249,7 @@ class RetryTable:
         while link is not None:
             _, _, row, cost, link = link
             client.count -= 1
+            client.left = None
             self.bytes -= cost
             self._release(row)
 
@@ -278,6 +283,7 @@ class RetryTable:
                     needed[row] = needed.get(row, 0) + 1
                     count, size = count + 1, size + cost
             assert count == client.count, f"counted {client.count} results, hold {count}"
+            assert client.left is None or client.left[1] == _count_from(client, client.left[0]), "an old count"
         assert needed == self._rows, f"rows {self._rows}, needed {needed}"
         assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
 
@@ -290,12 +296,18 @@ def _left(client: _Client, first_unacked: int) -> int:
     """How many results stay once the client has acknowledged all below `first_unacked`."""
     if first_unacked <= client.first_unacked:
         return client.count
-    left = 0
-    for sequence, first in client.results.items():
-        link: _Chain | None = first if sequence >= first_unacked else None
+    if client.left is None or client.left[0] != first_unacked:
+        client.left = first_unacked, _count_from(client, first_unacked)
+    return client.left[1]
+
+
+def _count_from(client: _Client, sequence: int) -> int:
+    count = 0
+    for each, first in client.results.items():
+        link: _Chain | None = first if each >= sequence else None
         while link is not None:
-            left, link = left + 1, link[4]
-    return left
+            count, link = count + 1, link[4]
+    return count
 
 
 def _holds(link: _Chain | None, hash_of_key: int) -> bool:
