@@ -75,6 +75,7 @@ class AsyncEngine:
         links = self.links.all()
         return {
             **self._counts,
+            "frames": self.links.frames,
             "links_up": sum(link.state is State.UP for link in links),
             "link_breaks": self.links.breaks,
             "operations_under_way": sum(link.owed for link in links),

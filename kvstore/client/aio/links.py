@@ -35,6 +35,7 @@ class Links:
         """Partition → the link to its leader, while that is up."""
         self._favourite = env.random.randrange(1 << 16)
         self.breaks = 0
+        self._frames_gone = 0
         self._closed = False
 
     def leader(self, partition: str) -> Link | None:
@@ -81,6 +82,11 @@ class Links:
         """Everybody known, the configured ones first."""
         return self._routing.everybody(self._config.endpoints)
 
+    @property
+    def frames(self) -> int:
+        """How many were sent, those on links that are gone among them."""
+        return self._frames_gone + sum(link.frames for link in self._links.values())
+
     def close(self) -> None:
         self._closed = True
         for link in self.all():
@@ -102,6 +108,7 @@ class Links:
             self.breaks += 1
             if self._links.get(link.address) is link:
                 del self._links[link.address]
+                self._frames_gone += link.frames
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)
