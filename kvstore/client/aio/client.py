@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -35,7 +35,7 @@ class AsyncClient:
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._engine: AsyncEngine | None = None
-        self._run: Callable[[Operation, float | None], Awaitable[Any]] = _refuse
+        self._run: Callable[[Operation, float | None], Coroutine[Any, Any, Any]] = _refuse
         self._opening = asyncio.Lock()
 
     async def open(self) -> Self:
@@ -68,12 +68,11 @@ class AsyncClient:
 
     # ── reads ──
 
-    async def get(
+    def get(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
-    ) -> Item | None:
+    ) -> Coroutine[Any, Any, Item | None]:
         """The key's value and version; None if it is absent."""
-        found: Item | None = await self._run(operations.get(key, level), timeout_s)
-        return found
+        return self._run(operations.get(key, level), timeout_s)
 
     async def meta(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
@@ -145,7 +144,7 @@ class AsyncClient:
 
     # ── writes ──
 
-    async def put(
+    def put(
         self,
         key: bytes,
         value: bytes,
@@ -156,10 +155,10 @@ class AsyncClient:
         if_version: int | None = None,
         keep_ttl: bool = False,
         timeout_s: float | None = None,
-    ) -> int:
+    ) -> Coroutine[Any, Any, int]:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = await self._run(
+        return self._run(
             operations.put(
                 key,
                 value,
@@ -171,7 +170,6 @@ class AsyncClient:
             ),
             timeout_s,
         )
-        return version
 
     async def replace(
         self,

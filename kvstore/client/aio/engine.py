@@ -106,7 +106,13 @@ class AsyncEngine:
         while not numbering.begin(operation):
             await self._wait_room(operation, timeout_s)
         try:
-            answer = await self._attempt(operation)
+            link = None if operation.level else self.links.direct.get(operation.partition)
+            if link is None:
+                answer = await self._attempt(operation)
+            else:  # as nearly always
+                operation.waiter = waiter = self._loop.create_future()
+                link.send(operation)
+                answer = await waiter
             kind = answer.__class__
             if kind is Item or kind is int or answer is None:
                 return answer

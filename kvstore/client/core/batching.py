@@ -17,7 +17,7 @@ from kvstore.client.core.values import Item
 from kvstore.proto import brief, kv_pb2
 
 FRAME_OPERATIONS_MAX = 2_000
-BRIEF_OPERATIONS_MAX = 256
+BRIEF_OPERATIONS_MAX = 64
 """Of a brief frame, which costs little: the server begins with one while the next is made."""
 FRAME_BYTES_MAX = 512 << 10
 """A frame is closed when it has this much; one operation may go beyond."""

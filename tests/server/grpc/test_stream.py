@@ -289,6 +289,20 @@ async def test_what_ends_while_a_message_is_sent_is_told_with_its_own_progress(s
     assert progress[subject.partition_of(b"a")] >= answers.versions[0]
 
 
+async def test_each_of_several_messages_tells_the_progress(subject: Subject) -> None:
+    session = subject.stream._session
+    subject.stream.pause_writing()
+    put = kv_pb2.Lane(first=1, keys=[b"a"], values=[bytes(600_000)], codes=[PUT])
+    session.accept(kv_pb2.Frame(lanes=[put]))
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    list(session.take())
+    session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=2, keys=[b"a"] * 3, codes=[GET] * 3)]))
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    messages = list(session.take())
+    assert [len(each.found) for each in messages] == [2, 1]
+    assert all(each.progress[0].sequence for each in messages)
+
+
 async def test_on_the_redis_port_a_stream_begins_with_its_command_and_counts_as_a_client(tmp_path: Path) -> None:
     async with one_server(tmp_path) as (env, backend):
         owner = SessionStreams(Sessions(backend, env.clock), "n1")
