@@ -213,6 +213,39 @@ async def test_operations_of_one_turn_share_a_frame_and_wait_while_the_wire_is_f
     assert sum(len(lane.keys) for lane in frame.lanes) == 3
 
 
+async def test_a_lone_operation_behind_a_lone_one_leaves_at_once_and_others_together(link: Link) -> None:
+    def answer(*numbers: int) -> None:
+        link.take(brief.Answers(0, [], list(numbers), [1] * len(numbers), [], [], []))
+
+    def begin() -> None:
+        operation = operations.get(b"k")
+        operation.partition, operation.deadline = "p1", 1e9
+        operation.waiter = asyncio.get_running_loop().create_future()
+        Numbering(b"c" * 16).begin(operation)
+        link.send(operation)
+
+    def frames() -> list[int]:
+        return [sum(len(lane.keys) for lane in frame.lanes) for frame in cast("Wire", link._wire).sent]
+
+    begin()
+    assert frames() == [], "others of this turn may follow"
+    await asyncio.sleep(0)
+    assert frames() == [1]
+    answer(1)
+    begin()
+    assert frames() == [1, 1]
+    begin()
+    begin()
+    assert frames() == [1, 1], "they share a frame"
+    await asyncio.sleep(0)
+    assert frames() == [1, 1, 2]
+    answer(2, 3, 4)
+    begin()
+    assert frames() == [1, 1, 2], "many come together here"
+    await asyncio.sleep(0)
+    assert frames() == [1, 1, 2, 1]
+
+
 async def test_what_nobody_waits_for_any_more_is_not_sent(link: Link) -> None:
     wire = cast("Wire", link._wire)
     wire.is_ready = False

@@ -88,6 +88,8 @@ class Link:
         self._wire: Wire | None = None
         """While it is up."""
         self._is_flush_due = False
+        self._is_lone = False
+        """The last frame had one operation."""
         self._settled, self._down = asyncio.Event(), asyncio.Event()
         """No longer connecting; over."""
         self._heard_at = self._now()
@@ -104,9 +106,12 @@ class Link:
         env.nursery.spawn(self._run(), name=f"link {address}")
 
     def send(self, operation: Operation) -> None:
-        """Queue an operation; those of one turn of the event loop share a frame. Its waiter gets what comes of it."""
+        """Queue an operation. Those of one turn of the event loop share a frame; a lone one behind a lone one leaves at
+        once. Its waiter gets what comes of it."""
         self._pending.append(operation)
-        if not self._is_flush_due:
+        if self._is_lone and not self._open and not self._is_flush_due:
+            self.go_on()
+        elif not self._is_flush_due:
             self._is_flush_due = True
             self._loop.call_soon(self.go_on)
 
@@ -256,6 +261,7 @@ class Link:
             token=self._tokens.get(operation.partition, 0),
         )
         self._next = number + 1
+        self._is_lone = True
         open_[number] = operation
         operation.is_sent = True
         self.frames += 1
@@ -297,6 +303,7 @@ class Link:
         if make is frame_of and self._sample[0] not in self._open:
             self._sample = (self._next, now)
         self._next += len(numbered)
+        self._is_lone = False
         self._open |= numbered
         for operation in operations:
             operation.is_sent = True

@@ -146,10 +146,13 @@ def _lane(group: Group, first: int, token: int) -> kv_pb2.Lane:
 def answered(answers: kv_pb2.Answers | brief.Answers[Item]) -> Iterable[tuple[int, Any]]:
     """The numbers of operations, each with its answer."""
     if isinstance(answers, brief.Answers):
-        done = zip(answers.numbers, answers.versions, strict=True)
-        if not answers.found and not answers.absent:
-            return done
-        return chain(done, zip(answers.found, answers.records, strict=True), zip(answers.absent, repeat(None)))
+        numbers, found, absent = answers.numbers, answers.found, answers.absent
+        if not found and not absent:
+            return zip(numbers, answers.versions, strict=True)
+        if not numbers and not absent:
+            return zip(found, answers.records, strict=True)
+        done, read = zip(numbers, answers.versions, strict=True), zip(found, answers.records, strict=True)
+        return chain(done, read, zip(absent, repeat(None)))
     return _answered(answers)
 
 
