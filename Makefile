@@ -47,8 +47,9 @@ bench: setup ## the benchmark suite, and what an operation costs
 	@$(BIN)/kvstore bench suite
 	@$(BIN)/python -m loadtest.budget
 
-budget: setup ## what an operation costs on real nodes: calls, syscalls, syncs, processor time
+budget: setup ## what an operation costs, on real nodes and in a client's process: calls, syscalls, syncs, processor time
 	@$(BIN)/python -m loadtest.budget
+	@$(BIN)/python -m loadtest.client_budget
 
 hops: setup ## how many calls from file to file a SET and a GET make on their way
 	@PYTHONPATH=. $(BIN)/python scripts/hops.py

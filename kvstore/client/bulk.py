@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 from kvstore.client.aio.engine import AsyncEngine
 from kvstore.client.core.config import ClientConfig
-from kvstore.client.core.operation import DELETE, PUT, Operation
+from kvstore.client.core.operation import DELETE, PUT, operation
 from kvstore.client.core.operations import check
 from kvstore.env import Task
 from kvstore.env.library_env import library_env
@@ -228,7 +228,7 @@ class Loader:
                 options.operations.add(code=PUT, key=key, value=value)
         if len(rows) == 1:  # a batch takes no value of full size beside its key
             return await self._run_alone(options.operations[0])
-        whole = Operation(kv_pb2.BATCH, rows[0][0], options=options)
+        whole = operation(kv_pb2.BATCH, rows[0][0], options=options)
         whole.size = options.ByteSize()
         answer = await self._engine.run(whole, None)
         return sum(map(_is_kept, answer.results)) if self._if_absent else 0
@@ -236,7 +236,7 @@ class Loader:
     async def _run_alone(self, part: kv_pb2.Operation) -> int:
         options = part.options if part.HasField("options") else None
         try:
-            await self._engine.run(Operation(part.code, part.key, part.value, options), None)
+            await self._engine.run(operation(part.code, part.key, part.value, options), None)
         except ConditionFailed:
             return 1
         return 0

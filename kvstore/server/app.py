@@ -33,6 +33,8 @@ from kvstore.server.control.progress import MOVES, Copied, Progress
 from kvstore.server.control.steward import Steward
 from kvstore.server.feed.end import latest_of
 from kvstore.server.feed.feeds import Feeds
+from kvstore.server.grpc.session import Sessions
+from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.hosting import AgeRetired, FindEngines, Hosting, OpenEngine, RetireEngine, SpoilEngine
 from kvstore.server.peer.links import PeerLinks
 from kvstore.server.peer.proof import NONCE_BYTES, PURPOSE, Credentials
@@ -85,6 +87,7 @@ class Node:
         self.resp: RespServer
         self.links: PeerLinks
         self.peers: PeerServer
+        self.streams: SessionStreams
         self.bookie: Bookie | None = None
         """None on a node without that role."""
         self.is_open = False
@@ -130,6 +133,7 @@ class Node:
                 **self.dispatcher.statistics(),
                 **self.links.statistics(),
                 **self.peers.statistics(),
+                **self.streams.statistics(),
                 **self.steward.statistics(),
                 **self.feeds.statistics(),
                 "partitions_without_leader": len(self.leaderless()),
@@ -349,7 +353,8 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     stack.callback(membership.on_topology(node.feeds.look_at_ring))
     stack.push_async_callback(node.peers.close)
     stack.push_async_callback(node.links.close)
-    node.resp = RespServer(env, dispatcher, config.limits, node.peers.accept, node.facts)
+    node.streams = SessionStreams(Sessions(dispatcher, env.clock), config.id)
+    node.resp = RespServer(env, dispatcher, config.limits, node.streams.beside(node.peers.accept), node.facts)
     await node.resp.open(config.resp)
     stack.push_async_callback(node.resp.close)
     await membership.announce()

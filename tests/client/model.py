@@ -13,7 +13,7 @@ from typing import Any
 from sortedcontainers import SortedDict
 
 from kvstore.errors import ConditionFailed, InvalidRequest, Moved, NotLeader, RequestExpired, StoreError
-from kvstore.partition.state.commands import Code, Flag, Op, Record, RequestId, Sink
+from kvstore.partition.state.commands import NOT_NOW, Code, Flag, Op, Record, RequestId, Sink
 from kvstore.ring.builder import new_ring
 from kvstore.ring.ring import Ring
 from kvstore.types import PartitionId, ServerId
@@ -203,6 +203,10 @@ class ModelCluster:
         return sorted({name for name in names if names.count(name) > 1})
 
 
+def _let_pass(op: Op, answer: Callable[[Any], None]) -> bool:
+    return False
+
+
 class ModelServer:
     """A Backend over the cluster's partitions. Forwards to the leader as if the way there took no time."""
 
@@ -210,7 +214,7 @@ class ModelServer:
         self.cluster, self.id = cluster, id
         self.topology = View(cluster.ring, {}, {})
         self.forwards = True
-        self.intercept: Callable[[Op, Callable[[Any], None]], bool] = lambda op, answer: False
+        self.intercept: Callable[[Op, Callable[[Any], None]], bool] = _let_pass
         """May answer, keep or lose an operation; True if it has taken it over."""
         self.seen: list[Op] = []
         self._listeners: list[Callable[[], None]] = []
@@ -245,6 +249,13 @@ class ModelServer:
 
         if not self.intercept(op, answer):
             loop.call_soon(lambda: answer(self._result(op, partition, ring_version)))
+
+    def read_now(self, key: bytes) -> Any:
+        if self.intercept is not _let_pass or self.cluster.leaders[self.cluster.ring.partition_of(key)] != self.id:
+            return NOT_NOW
+        op = (Code.GET, key, 0, 0)
+        self.seen.append(op)
+        return self._result(op, None)
 
     def _result(self, op: Op, partition: PartitionId | None, ring_version: int = 0) -> Any:
         keyless = op[0] in (Code.SCAN, Code.SCAN_TOKENS, Code.COUNT, Code.DELETE_RANGE)

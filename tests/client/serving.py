@@ -9,12 +9,18 @@ from contextlib import asynccontextmanager, contextmanager
 from random import Random
 from typing import Any, cast
 
-from kvstore.env import Env
+from kvstore.env import Env, Stream, StreamHandler
 from kvstore.env.clock import Unjudged
 from kvstore.env.nursery import TaskNursery
+from kvstore.env.transport import TcpTransport
 from kvstore.proto import kv_pb2_grpc
 from kvstore.rpc.server import GrpcServer
+from kvstore.server.config import Limits
 from kvstore.server.grpc.kv import KV
+from kvstore.server.grpc.session import Sessions
+from kvstore.server.grpc.stream import SessionStreams
+from kvstore.server.redis.commands import CommandError
+from kvstore.server.redis.door import RespServer
 from kvstore.types import ServerId
 from tests.client.model import Endpoint, ModelCluster
 from tests.waiting import PATIENCE_S
@@ -24,10 +30,14 @@ PATIENT = f"?timeout={PATIENCE_S:g}s&connect_timeout={PATIENCE_S / 2:g}s"
 """For a client's URL: a machine that stands still for seconds fails no call."""
 
 
+def refuse_peers(words: list[bytes], stream: Stream, leave: Callable[[], None]) -> StreamHandler:
+    raise CommandError("ERR no links here")
+
+
 def env_of(nursery: TaskNursery) -> Env:
-    """The ports that gRPC services use: time and tasks."""
+    """The ports that doors use: time, tasks and connections."""
     nothing: Any = None
-    return Env(ModelClock(), Random(1), nothing, nothing, nursery, cast(Callable[[str], None], nothing))
+    return Env(ModelClock(), Random(1), TcpTransport(), nothing, nursery, cast(Callable[[str], None], nothing))
 
 
 class ModelClock(Unjudged):
@@ -43,23 +53,29 @@ class ModelClock(Unjudged):
 class Servers:
     """The cluster's gRPC servers; each can be stopped and started again on its port."""
 
-    def __init__(self, cluster: ModelCluster) -> None:
-        self.cluster = cluster
+    def __init__(self, cluster: ModelCluster, *, has_streams: bool = True) -> None:
+        self.cluster, self._has_streams = cluster, has_streams
         self._nursery = TaskNursery("servers")
-        self._running: dict[ServerId, tuple[GrpcServer, KV]] = {}
+        self._running: dict[ServerId, tuple[GrpcServer, KV, RespServer]] = {}
+        self.streams: dict[ServerId, SessionStreams] = {}
         self.loop: asyncio.AbstractEventLoop
         """Set by `serving_in_a_thread`."""
 
     async def start(self, id: ServerId) -> None:
         """Listen, on the port that the server had before if it had one."""
         backend = next(server for server in self.cluster.servers if server.id == id)
-        service = KV(env_of(self._nursery), backend, id)
+        env = env_of(self._nursery)
+        sessions = Sessions(backend, env.clock)
+        service = KV(env, backend, id, sessions=sessions)
         server = GrpcServer([SERVICE], [lambda grpc: kv_pb2_grpc.add_KVServicer_to_server(service, grpc)])
-        known = self.cluster.endpoints.get(id)
-        port = await server.start(known.grpc if known else "127.0.0.1:0")
+        known = self.cluster.endpoints.get(id) or Endpoint("127.0.0.1:0", "127.0.0.1:0")
+        streams = self.streams[id] = SessionStreams(sessions, id)
+        redis = RespServer(env, backend, Limits(), streams.beside(refuse_peers), dict)
+        resp = await redis.open(known.resp) if self._has_streams else ""
+        port = await server.start(known.grpc)
         await server.set_serving(True)
-        self.cluster.endpoints[id] = Endpoint(f"127.0.0.1:{port}")
-        self._running[id] = server, service
+        self.cluster.endpoints[id] = Endpoint(f"127.0.0.1:{port}", resp)
+        self._running[id] = server, service, redis
         self.cluster.changed()
 
     def service(self, id: ServerId) -> KV:
@@ -67,8 +83,9 @@ class Servers:
 
     async def kill(self, id: ServerId) -> None:
         """Break every connection and stop listening."""
-        server, service = self._running.pop(id)
+        server, service, redis = self._running.pop(id)
         service.close()
+        await redis.close()
         await server.stop(0)
 
     def kill_from_outside(self, id: ServerId) -> None:
@@ -90,8 +107,9 @@ class Servers:
 
 
 @asynccontextmanager
-async def serving(cluster: ModelCluster) -> AsyncIterator[Servers]:
-    servers = Servers(cluster)
+async def serving(cluster: ModelCluster, *, has_streams: bool = True) -> AsyncIterator[Servers]:
+    """With `has_streams` they have Redis ports, on which clients may have their sessions."""
+    servers = Servers(cluster, has_streams=has_streams)
     try:
         for id in cluster.ids:
             await servers.start(id)

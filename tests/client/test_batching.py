@@ -1,10 +1,11 @@
 """Operations to frames and answers back, against the server's own half."""
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from kvstore.client.core import operations
-from kvstore.client.core.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, cut, frame_of, settled
+from kvstore.client.core.batching import FRAME_BYTES_MAX, FRAME_OPERATIONS_MAX, answered, cut, frame_of
 from kvstore.client.core.operation import Numbering, Operation
 from kvstore.client.core.values import Item, Level
 from kvstore.errors import ConditionFailed, Overloaded, StoreError
@@ -107,19 +108,28 @@ def test_a_frame_is_bounded_in_operations_and_bytes() -> None:
     assert len(cut(swaps)) == 2
 
 
+def add(outbox: Outbox, number: int, op: Any, result: Any) -> None:
+    outbox.add_all(number, [op], [(0, result)], 1 << 30, Overloaded("full"))
+
+
+def messages(outbox: Outbox) -> Iterator[kv_pb2.Answers]:
+    while not outbox.is_empty():
+        yield outbox.take().message()
+
+
 def roundtrip(*results: tuple[Operation, Any, Any]) -> dict[bytes, Any]:
     """(operation, the server's operation, its result) → what the client makes of the answer, by key."""
     outbox, open_ = Outbox(), {}
     for number, (operation, op, result) in enumerate(results, start=1):
-        outbox.add(number, op, result)
+        add(outbox, number, op, result)
         open_[number] = operation
     found: dict[bytes, Any] = {}
-    for answers in outbox.take():
+    for answers in messages(outbox):
         sent = kv_pb2.Answers.FromString(answers.SerializeToString())
-        for answered, answer in settled(sent, open_):
-            assert answered is not None
+        for number, answer in answered(sent):
+            operation = open_.pop(number)
             is_error = isinstance(answer, StoreError)
-            found[answered.key] = answer if is_error else operations.decode(answered, answer)
+            found[operation.key] = answer if is_error else operations.decode(operation, answer)
     assert open_ == {}
     return found
 
@@ -166,8 +176,8 @@ def test_one_error_of_many_operations_travels_once() -> None:
     outbox = Outbox()
     error = Overloaded("full")
     for number in range(100):
-        outbox.add(number, (Code.GET,), error)
-    (answers,) = outbox.take()
+        add(outbox, number, (Code.GET,), error)
+    (answers,) = messages(outbox)
     assert [len(each.numbers) for each in answers.failures] == [100]
     assert outbox.is_empty()
 
@@ -175,12 +185,12 @@ def test_one_error_of_many_operations_travels_once() -> None:
 def test_large_answers_are_spread_over_messages() -> None:
     outbox = Outbox()
     for number in range(5):
-        outbox.add(number, (Code.GET,), Record(bytes(700_000), 1, 1, 1, 0))
+        add(outbox, number, (Code.GET,), Record(bytes(700_000), 1, 1, 1, 0))
     assert outbox.bytes == 3_500_000
-    assert [len(answers.found) for answers in outbox.take()] == [2, 2, 1]
+    assert [len(answers.found) for answers in messages(outbox)] == [2, 2, 1]
     assert (outbox.bytes, outbox.count) == (0, 0)
 
 
-def test_an_answer_to_what_nobody_waits_for_is_dropped() -> None:
+def test_answers_come_with_their_numbers() -> None:
     answers = kv_pb2.Answers(numbers=[9], versions=[1], absent=[8])
-    assert list(settled(answers, {})) == [(None, 1), (None, None)]
+    assert list(answered(answers)) == [(9, 1), (8, None)]

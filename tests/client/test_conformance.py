@@ -1,4 +1,5 @@
-"""What every client does with every cluster: {asyncio, blocking} × {a model behind real gRPC, real processes}."""
+"""What every client does with every cluster: {asyncio, blocking} × {a model behind real doors, the same
+on gRPC alone, real processes}."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -28,19 +29,21 @@ def real_cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield cluster.url
 
 
-@pytest.fixture(params=["model", pytest.param("cluster", marks=pytest.mark.cluster)])
-def real_url(request: pytest.FixtureRequest) -> str | None:
-    """Where the real cluster is, if this case wants it. Starting it needs a thread without an event loop."""
-    return request.getfixturevalue("real_cluster") if request.param == "cluster" else None
+@pytest.fixture(params=["model", "grpc", pytest.param("cluster", marks=pytest.mark.cluster)])
+def world(request: pytest.FixtureRequest) -> str:
+    """What there is: a model, the same without Redis ports, or the address of a real cluster. Starting that one needs a
+    thread without an event loop."""
+    kind: str = request.param
+    return request.getfixturevalue("real_cluster") if kind == "cluster" else kind
 
 
 @pytest.fixture
-async def endpoints(real_url: str | None) -> AsyncIterator[str]:
-    if real_url is not None:
-        await empty(real_url)
-        yield real_url
+async def endpoints(world: str) -> AsyncIterator[str]:
+    if world not in ("model", "grpc"):
+        await empty(world)
+        yield world
         return
-    async with serving(ModelCluster()) as servers:
+    async with serving(ModelCluster(), has_streams=world == "model") as servers:
         yield servers.url
 
 

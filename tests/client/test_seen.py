@@ -35,13 +35,13 @@ def test_request_ids_of_a_partition_carry_the_time_that_its_leader_told() -> Non
     topology = kv_pb2.TopologyResponse()
     topology.partitions.add(id="p2").progress.time_ms = 60 * SEEN_STEP_MS
     seen.learn(topology)
-    assert (seen.numbering("p1").seen_ms, seen.numbering("p2").seen_ms) == (50 * SEEN_STEP_MS, 60 * SEEN_STEP_MS)
+    assert (seen.numberings["p1"].seen_ms, seen.numberings["p2"].seen_ms) == (50 * SEEN_STEP_MS, 60 * SEEN_STEP_MS)
 
 
 def test_each_partition_has_a_client_id_of_its_own() -> None:
     seen = Seen(Random(1))
-    assert seen.numbering("p1").client != seen.numbering("p2").client
-    assert seen.numbering("p1") is seen.numbering("p1")
+    assert seen.numberings["p1"].client != seen.numberings["p2"].client
+    assert seen.numberings["p1"] is seen.numberings["p1"]
 
 
 def test_the_cluster_has_the_time_of_the_partition_that_is_least_ahead() -> None:

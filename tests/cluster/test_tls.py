@@ -18,7 +18,7 @@ import pytest
 import redis
 import trustme
 
-from kvstore.client import Client
+from kvstore.client import AsyncClient, Client
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import StoreError
 from kvstore.meta.layout import LayoutStore
@@ -89,6 +89,26 @@ def test_every_node_serves_every_key_so_nodes_reach_each_other_and_their_bookies
     for node in ("n1", "n2"):
         client = secured.cluster.redis(node, ssl=True, ssl_ca_certs=str(secured.ca))
         assert client.mget([f"tls-{number}" for number in range(60)]) == [b"value"] * 60
+
+
+def streams_of(url: str) -> float:
+    """How many of a client's links are streams on Redis ports, once it has written to every partition."""
+
+    async def ask() -> float:
+        async with AsyncClient(url) as client:
+            await client.put_many({b"stream-%d" % number: b"value" for number in range(60)})
+            return client.statistics()["streams_up"]
+
+    return asyncio.run(ask())
+
+
+def test_sessions_on_the_redis_port_are_encrypted_and_verified(secured: Secured) -> None:
+    own = f"&cert={secured.cert}&key={secured.key}"
+    assert streams_of(secured.url("n1", "n2", "n3") + own) == 3
+    with pytest.raises(StoreError):
+        streams_of(secured.url("n1", ca=secured.other_ca) + own)
+    without = streams_of(secured.url("n1"))
+    assert without <= 2, "n3 verifies clients; the others forward to it"
 
 
 def test_what_is_not_tls_gets_nothing(secured: Secured) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,11 +14,14 @@ from kvstore.client.core.batch import Batch
 from kvstore.client.core.config import ClientConfig, parse_url
 from kvstore.client.core.fanout import Count, Scan
 from kvstore.client.core.known import Known
+from kvstore.client.core.operation import Operation
 from kvstore.client.core.scanning import scan_bounds
 from kvstore.client.core.values import Item, Level, Meta, Replaced, Token
 from kvstore.client.core.watching import HEARTBEAT_S, Reading, Watched
 from kvstore.env.library_env import library_env
 from kvstore.errors import InvalidRequest
+
+NOT_OPEN = "the client is not open; use `async with AsyncClient(...)`"
 
 
 class AsyncClient:
@@ -32,6 +35,7 @@ class AsyncClient:
     def __init__(self, cluster: str | ClientConfig) -> None:
         self._config = parse_url(cluster) if isinstance(cluster, str) else cluster
         self._engine: AsyncEngine | None = None
+        self._run: Callable[[Operation, float | None], Coroutine[Any, Any, Any]] = _refuse
         self._opening = asyncio.Lock()
 
     async def open(self) -> Self:
@@ -44,12 +48,13 @@ class AsyncClient:
                 except BaseException:
                     await engine.close()
                     raise
-                self._engine = engine
+                self._engine, self._run = engine, engine.run
         return self
 
     async def close(self) -> None:
         """End the connections. Calls under way end with an error."""
         engine, self._engine = self._engine, None
+        self._run = _refuse
         if engine is not None:
             await engine.close()
 
@@ -63,18 +68,17 @@ class AsyncClient:
 
     # ── reads ──
 
-    async def get(
+    def get(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
-    ) -> Item | None:
+    ) -> Coroutine[Any, Any, Item | None]:
         """The key's value and version; None if it is absent."""
-        found: Item | None = await self._open_engine.run(operations.get(key, level), timeout_s)
-        return found
+        return self._run(operations.get(key, level), timeout_s)
 
     async def meta(
         self, key: bytes, *, level: Level = Level.LINEARIZABLE, timeout_s: float | None = None
     ) -> Meta | None:
         """The same without the value."""
-        found: Meta | None = await self._open_engine.run(operations.meta(key, level), timeout_s)
+        found: Meta | None = await self._run(operations.meta(key, level), timeout_s)
         return found
 
     async def get_many(
@@ -140,7 +144,7 @@ class AsyncClient:
 
     # ── writes ──
 
-    async def put(
+    def put(
         self,
         key: bytes,
         value: bytes,
@@ -151,10 +155,10 @@ class AsyncClient:
         if_version: int | None = None,
         keep_ttl: bool = False,
         timeout_s: float | None = None,
-    ) -> int:
+    ) -> Coroutine[Any, Any, int]:
         """Write, and return the new version. Raises ConditionFailed, with the version found, if a condition is not met.
         `if_version=0` is met by an absent key."""
-        version: int = await self._open_engine.run(
+        return self._run(
             operations.put(
                 key,
                 value,
@@ -166,7 +170,6 @@ class AsyncClient:
             ),
             timeout_s,
         )
-        return version
 
     async def replace(
         self,
@@ -189,7 +192,7 @@ class AsyncClient:
             if_version=if_version,
             return_old=True,
         )
-        replaced: Replaced = await self._open_engine.run(operation, timeout_s)
+        replaced: Replaced = await self._run(operation, timeout_s)
         return replaced
 
     async def put_many(self, items: Mapping[bytes, bytes], *, timeout_s: float | None = None) -> dict[bytes, int]:
@@ -199,36 +202,36 @@ class AsyncClient:
 
     async def delete(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> int:
         """Delete, and return the sequence of it; 0 if the key was absent. Raises ConditionFailed."""
-        sequence: int = await self._open_engine.run(operations.delete(key, if_version=if_version), timeout_s)
+        sequence: int = await self._run(operations.delete(key, if_version=if_version), timeout_s)
         return sequence
 
     async def pop(self, key: bytes, *, if_version: int | None = None, timeout_s: float | None = None) -> Item | None:
         """Delete, and return what was there. Raises ConditionFailed."""
         operation = operations.delete(key, if_version=if_version, return_old=True)
-        old: Item | None = await self._open_engine.run(operation, timeout_s)
+        old: Item | None = await self._run(operation, timeout_s)
         return old
 
     async def increment(self, key: bytes, delta: int = 1, *, timeout_s: float | None = None) -> int:
         """Add to the decimal number that the key holds (none: 0) and return the sum. Raises InvalidRequest if it holds
         no number of 64 bits."""
-        value: int = await self._open_engine.run(operations.increment(key, delta), timeout_s)
+        value: int = await self._run(operations.increment(key, delta), timeout_s)
         return value
 
     async def append(self, key: bytes, suffix: bytes, *, timeout_s: float | None = None) -> int:
         """Lengthen the value and return its length."""
-        length: int = await self._open_engine.run(operations.append(key, suffix), timeout_s)
+        length: int = await self._run(operations.append(key, suffix), timeout_s)
         return length
 
     async def expire(self, key: bytes, ttl_s: float | None, *, timeout_s: float | None = None) -> bool:
         """Let the key vanish after `ttl_s`, or never if None. False if it is absent."""
-        changed: bool = await self._open_engine.run(operations.expire(key, ttl_s), timeout_s)
+        changed: bool = await self._run(operations.expire(key, ttl_s), timeout_s)
         return changed
 
     async def batch(self, batch: Batch, *, timeout_s: float | None = None) -> list[Any]:
         """Carry out a batch atomically; one result for each operation, in order. Raises the error of the first that
         failed: then none was carried out. All keys must be in one partition, else InvalidRequest names both."""
         whole = operations.batch(batch.operations)
-        return operations.decode_batch(batch.operations, await self._open_engine.run(whole, timeout_s))
+        return operations.decode_batch(batch.operations, await self._run(whole, timeout_s))
 
     # ── the session and the cluster ──
 
@@ -253,5 +256,10 @@ class AsyncClient:
     @property
     def _open_engine(self) -> AsyncEngine:
         if self._engine is None:
-            raise InvalidRequest("the client is not open; use `async with AsyncClient(...)`")
+            raise InvalidRequest(NOT_OPEN)
         return self._engine
+
+
+async def _refuse(operation: Operation, timeout_s: float | None) -> Any:
+    """Stand for the engine as long as there is none."""
+    raise InvalidRequest(NOT_OPEN)

@@ -10,15 +10,18 @@ from typing import Any
 
 from kvstore.client.aio.link import LATE, Link, State
 from kvstore.client.aio.links import Links
+from kvstore.client.aio.wires import AnyAnswers
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.fanout import Answers
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import decode
 from kvstore.client.core.retries import Nobody, failed_for_good, is_hint, pauses, too_late
 from kvstore.client.core.session import Seen
+from kvstore.client.core.values import Item
 from kvstore.env.events import wait_within
 from kvstore.env.library_env import LibraryEnv
 from kvstore.env.nursery import TaskNursery
+from kvstore.env.transport import TcpTransport
 from kvstore.errors import Moved, NotLeader, StoreError, Unavailable
 from kvstore.proto import kv_pb2
 
@@ -34,11 +37,19 @@ class AsyncEngine:
 
     def __init__(self, env: LibraryEnv, config: ClientConfig) -> None:
         self.env = env
+        self._now, self._loop = env.clock.now, asyncio.get_running_loop()
         self._config = config
         self.seen = Seen(env.random)
-        self.routing = self.seen.routing
+        self.routing, self._numberings = self.seen.routing, self.seen.numberings
+        transport = TcpTransport(calling=None if config.tls is None else config.tls.client_context())
         self.links = Links(
-            env, config, self.routing, changed=self._on_change, heard=self._on_answers, tokens=self.seen.tokens
+            env,
+            config,
+            self.routing,
+            transport,
+            changed=self._on_change,
+            heard=self._on_answers,
+            tokens=self.seen.tokens,
         )
         self._room: deque[asyncio.Future[None]] = deque()
         self._changed = asyncio.Event()
@@ -75,7 +86,9 @@ class AsyncEngine:
         links = self.links.all()
         return {
             **self._counts,
+            "frames": self.links.frames,
             "links_up": sum(link.state is State.UP for link in links),
+            "streams_up": sum(link.is_stream for link in links),
             "link_breaks": self.links.breaks,
             "operations_under_way": sum(link.owed for link in links),
             "ring_version": self.routing.ring_version,
@@ -86,15 +99,23 @@ class AsyncEngine:
     async def run(self, operation: Operation, timeout_s: float | None) -> Any:
         """The operation's result. Raises StoreError."""
         timeout_s = self._config.timeout_s if timeout_s is None else timeout_s
-        operation.deadline = self.env.clock.now() + timeout_s
+        operation.deadline = self._now() + timeout_s
         if not operation.partition:
             operation.partition = self.routing.partition_of(operation.key)
-        numbering = self.seen.numbering(operation.partition)
-        while not numbering.has_room():
+        numbering = self._numberings[operation.partition]
+        while not numbering.begin(operation):
             await self._wait_room(operation, timeout_s)
-        numbering.begin(operation)
         try:
-            answer = await self._attempt(operation)
+            link = None if operation.level else self.links.direct.get(operation.partition)
+            if link is None:
+                answer = await self._attempt(operation)
+            else:  # as nearly always
+                operation.waiter = waiter = self._loop.create_future()
+                link.send(operation)
+                answer = await waiter
+            kind = answer.__class__
+            if kind is Item or kind is int or answer is None:
+                return answer
             if isinstance(answer, StoreError):
                 answer = await self._insist(operation, answer, timeout_s)
             return decode(operation, answer)
@@ -140,13 +161,13 @@ class AsyncEngine:
 
     def _attempt(self, operation: Operation) -> asyncio.Future[Any]:
         """Send the operation off. Its future gets an answer or a StoreError."""
-        waiter = operation.waiter = asyncio.get_running_loop().create_future()
+        waiter = operation.waiter = self._loop.create_future()
         operation.is_sent = False
-        self.routing.strengthen(operation)
-        if operation.is_read and operation.level:
+        if operation.level:
+            self.routing.strengthen(operation)
+        link = None if operation.level else self.links.direct.get(operation.partition)
+        if link is None:
             link = self.links.choose(operation)
-        else:
-            link = self.links.leader(operation.partition) or self.links.choose(operation)
         if link is None or self._closed:
             waiter.set_result(Unavailable("the client is closed") if self._closed else Nobody())
         else:
@@ -206,7 +227,7 @@ class AsyncEngine:
 
     # ── what is heard ──
 
-    def _on_answers(self, answers: kv_pb2.Answers) -> None:
+    def _on_answers(self, answers: AnyAnswers) -> None:
         if self.seen.hear(answers):
             self._refresh()
 

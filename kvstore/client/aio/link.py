@@ -1,37 +1,52 @@
-"""One connection to one server: a session stream, and everything that is owed on it. Connects once, breaks once."""
+"""One connection to one server, and everything that is owed on it. Connects once, breaks once."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from enum import Enum, auto
+from operator import attrgetter
 
-import grpc
-
-from kvstore.client.core.batching import cut, frame_of, settled
+from kvstore.client.aio.wires import FAILURES, AnyAnswers, AnyFrame, GrpcWire, StreamWire, Wire, text_of
+from kvstore.client.core.batching import (
+    BRIEF_OPERATIONS_MAX,
+    FRAME_OPERATIONS_MAX,
+    answered,
+    brief_frame_of,
+    cut,
+    frame_of,
+    single_frame_of,
+)
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.retries import lost
 from kvstore.client.core.routing import Routing
+from kvstore.client.core.stream_doors import StreamDoors, door_in
 from kvstore.env.events import is_cancelled
 from kvstore.env.library_env import LibraryEnv
-from kvstore.errors import StoreError, Unavailable
+from kvstore.env.ports import Transport
+from kvstore.errors import Unavailable
 from kvstore.proto import kv_pb2, kv_pb2_grpc
 from kvstore.rpc.channels import TIMEOUT_MAX_MS, open_aio_channel
 
 logger = logging.getLogger(__name__)
 
 GATHER_SHARE = 4
-"""Operations wait for company until they are this part of those under way,"""
+"""On gRPC operations wait for company until they are this part of those under way,"""
 GATHER_RTT_SHARE = 8
 """but no longer than this part of the time that answers take,"""
 GATHER_MIN_S, GATHER_MAX_S = 0.002, 0.02
 """within these bounds."""
+KEEPALIVE_S = 10.0
+"""After so much silence a server that owes nothing is asked whether it is there."""
 LATE = Unavailable("the time is up")
 """What a waiter gets whose deadline has passed."""
-_FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
+
+
+_deadline_of = attrgetter("deadline")
+MakeFrame = Callable[..., tuple[AnyFrame, dict[int, Operation]]]
 
 
 class State(Enum):
@@ -50,9 +65,11 @@ class Link:
         config: ClientConfig,
         routing: Routing,
         tokens: Mapping[str, int],
+        transport: Transport,
+        doors: StreamDoors,
         *,
         changed: Callable[[Link], None],
-        heard: Callable[[kv_pb2.Answers], None],
+        heard: Callable[[AnyAnswers], None],
     ) -> None:
         self.address = address
         self.state = State.CONNECTING
@@ -61,15 +78,23 @@ class Link:
         self.frames = 0
         self.operations = 0
         self._env, self._config, self._routing, self._tokens = env, config, routing, tokens
+        self._transport, self._doors = transport, doors
         self._changed, self._heard = changed, heard
+        self._loop = asyncio.get_running_loop()
+        self._now = env.clock.now
         self._pending: deque[Operation] = deque()
         self._open: dict[int, Operation] = {}
         self._next = 1
-        self._wake = asyncio.Event()
-        self._settled = asyncio.Event()
-        """No longer connecting."""
-        self._heard_at = env.clock.now()
-        self._is_probing = False
+        self._wire: Wire | None = None
+        """While it is up."""
+        self._is_flush_due = False
+        self._is_lone = False
+        """The last frame had one operation."""
+        self._settled, self._down = asyncio.Event(), asyncio.Event()
+        """No longer connecting; over."""
+        self._heard_at = self._now()
+        self._probed_at: float | None = None
+        """When a silent server was asked whether it is there."""
         self._is_overdue = False
         self._timer: asyncio.TimerHandle | None = None
         self._sample = (0, 0.0)
@@ -81,9 +106,14 @@ class Link:
         env.nursery.spawn(self._run(), name=f"link {address}")
 
     def send(self, operation: Operation) -> None:
-        """Queue an operation; those of one turn of the event loop share a frame. Its waiter gets what comes of it."""
+        """Queue an operation. Those of one turn of the event loop share a frame; a lone one behind a lone one leaves at
+        once. Its waiter gets what comes of it."""
         self._pending.append(operation)
-        self._wake.set()
+        if self._is_lone and not self._open and not self._is_flush_due:
+            self.go_on()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self.go_on)
 
     async def wait_up(self) -> None:
         """Raises Unavailable if the connection fails."""
@@ -96,8 +126,8 @@ class Link:
         request = kv_pb2.TopologyRequest(known=known, wait_ms=wait_ms)
         try:
             message: kv_pb2.TopologyResponse = await self._stub.Topology(request, timeout=timeout_s + wait_ms / 1000)
-        except _FAILURES as error:
-            raise Unavailable(f"{self.address} gives no topology: {_text(error)}") from None
+        except FAILURES as error:
+            raise Unavailable(f"{self.address} gives no topology: {text_of(error)}") from None
         except asyncio.CancelledError:
             if self.state is not State.DOWN or is_cancelled():
                 raise
@@ -111,11 +141,17 @@ class Link:
         for operation in (*self._open.values(), *self._pending):
             if operation.deadline <= now:
                 _answer(operation, LATE)  # it stays open: the server still owes an answer
-        if not self._open:
-            self._heard_at = now
-        elif now - self._heard_at > self._config.silence_s and not self._is_probing and self.state is State.UP:
-            self._is_probing = True
-            self._env.nursery.spawn(self._probe(), name=f"probe {self.address}")
+        silence_s = self._config.silence_s
+        if self._wire is None:
+            return
+        if self._probed_at is not None:
+            if now - self._probed_at > silence_s:
+                self.fall(f"silent, and gave no sign of life within {silence_s:g} s")
+        elif now - self._heard_at > (silence_s if self._open else max(silence_s, KEEPALIVE_S)):
+            self._probed_at = now
+            answer = self._wire.probe()
+            if answer is not None:
+                self._env.nursery.spawn(self._wait_probe(answer), name=f"probe {self.address}")
 
     def fall(self, why: str) -> None:
         """The connection is gone, or given up. Everything that is owed ends with an error."""
@@ -127,7 +163,10 @@ class Link:
         self._open.clear()
         self._pending.clear()
         self._settled.set()
-        self._wake.set()
+        self._down.set()
+        wire, self._wire = self._wire, None
+        if wire is not None:
+            wire.close()
         self._changed(self)
         for operation in owed:
             _answer(operation, lost(operation, f"{self.address}: {why}"))
@@ -136,33 +175,98 @@ class Link:
     def owed(self) -> int:
         return len(self._open) + len(self._pending)
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether it is up and goes over the server's Redis port."""
+        return self._wire is not None and self._wire.is_brief
+
+    # ── connecting ──
+
     async def _run(self) -> None:
-        call = self._stub.Session()
+        wire: Wire | None = None
         try:
             async with asyncio.timeout(self._config.connect_timeout_s):
-                await call.wait_for_connection()
-                await call.initial_metadata()
+                wire = await self._connected()
             if self.state is State.CONNECTING:
-                self.state = State.UP
+                self.state, self._wire = State.UP, wire
+                self._heard_at = self._now()
                 self._settled.set()
-                self._env.nursery.spawn(self._read(call), name=f"answers of {self.address}")
                 self._changed(self)
-                await self._write(call)
-        except _FAILURES as error:
-            self.fall(_text(error))
+                self.go_on()
+                await self._down.wait()
+        except FAILURES as error:
+            self.fall(text_of(error))
         finally:
             self.fall("closed")
-            call.cancel()
+            if wire is not None:
+                wire.close()
             await self._channel.close()
 
-    async def _write(self, call: grpc.aio.StreamStreamCall[kv_pb2.Frame, kv_pb2.Answers]) -> None:
-        while self.state is State.UP:
-            self._wake.clear()
-            while self._pending and not self._should_gather():
-                operations = [each for each in cut(self._pending) if not each.waiter.done()]
-                if operations:
-                    await call.write(self._frame(operations))
-            await self._wake.wait()
+    async def _connected(self) -> Wire:
+        """A stream on the server's Redis port; if it is there and has none, a session of gRPC."""
+        door = self._doors.door_or_none(self.address)
+        if door is None:
+            door = door_in(await self._stub.Topology(kv_pb2.TopologyRequest()))
+        has_failed = False
+        if door is not None and self._doors.may_try(self.address, self._now()):
+            server, address = door
+            stream = StreamWire(self, server)
+            try:
+                async with asyncio.timeout(self._config.connect_timeout_s / 2):
+                    await stream.open(self._transport, address)
+                return stream
+            except (OSError, EOFError) as error:
+                has_failed = True
+                logger.info("no stream address=%s why=%s", address, text_of(error))
+        session = GrpcWire(self, self._stub, self._env.nursery, self._config.silence_s)
+        try:
+            await session.open()
+        except BaseException:
+            session.close()
+            raise
+        if has_failed:
+            self._doors.bar(self.address, self._now())
+        return session
+
+    # ── sending ──
+
+    def go_on(self) -> None:
+        """Send what waits, as far as the wire takes it."""
+        self._is_flush_due = False
+        wire, pending = self._wire, self._pending
+        if wire is None:
+            return
+        if len(pending) == 1 and wire.is_brief and wire.is_ready and pending[0].options is None:
+            self._send_single(pending.popleft(), wire)
+            return
+        make, most = (brief_frame_of, BRIEF_OPERATIONS_MAX) if wire.is_brief else (frame_of, FRAME_OPERATIONS_MAX)
+        while pending and wire.is_ready and (wire.is_brief or not self._should_gather()):
+            operations = [each for each in cut(pending, most) if not each.waiter.done()]
+            if operations:
+                wire.send(self._frame(operations, make))
+
+    def _send_single(self, operation: Operation, wire: Wire) -> None:
+        """Send one operation, as lone callers have it, with the least that it takes."""
+        if operation.waiter.done():
+            return
+        now, number, open_ = self._now(), self._next, self._open
+        if not open_:
+            self._heard_at = now
+        left_ms = int((operation.deadline - now) * 1000)
+        frame = single_frame_of(
+            operation,
+            number,
+            ring_version=self._routing.ring_version,
+            timeout_ms=1 if left_ms < 1 else TIMEOUT_MAX_MS if left_ms > TIMEOUT_MAX_MS else left_ms,
+            token=self._tokens.get(operation.partition, 0),
+        )
+        self._next = number + 1
+        self._is_lone = True
+        open_[number] = operation
+        operation.is_sent = True
+        self.frames += 1
+        self.operations += 1
+        wire.send(frame)
 
     def _should_gather(self) -> bool:
         """Whether few operations wait compared with those under way: the answers to those will soon bring more.
@@ -174,18 +278,20 @@ class Link:
             return False
         if self._timer is None:
             wait_s = min(max(self._answer_s / GATHER_RTT_SHARE, GATHER_MIN_S), GATHER_MAX_S)
-            self._timer = asyncio.get_running_loop().call_later(wait_s, self._on_timer)
+            self._timer = self._loop.call_later(wait_s, self._on_timer)
         return True
 
     def _on_timer(self) -> None:
         self._timer = None
         self._is_overdue = bool(self._pending)
-        self._wake.set()
+        self.go_on()
 
-    def _frame(self, operations: list[Operation]) -> kv_pb2.Frame:
-        now = self._env.clock.now()
-        longest = max(operation.deadline for operation in operations) - now
-        frame, numbered = frame_of(
+    def _frame(
+        self, operations: list[Operation], make: Callable[..., tuple[AnyFrame, dict[int, Operation]]]
+    ) -> AnyFrame:
+        now = self._now()
+        longest = max(map(_deadline_of, operations)) - now
+        frame, numbered = make(
             operations,
             self._next,
             ring_version=self._routing.ring_version,
@@ -194,9 +300,10 @@ class Link:
         )
         if not self._open:
             self._heard_at = now
-        if self._sample[0] not in self._open:
+        if make is frame_of and self._sample[0] not in self._open:
             self._sample = (self._next, now)
         self._next += len(numbered)
+        self._is_lone = False
         self._open |= numbered
         for operation in operations:
             operation.is_sent = True
@@ -204,22 +311,21 @@ class Link:
         self.operations += len(operations)
         return frame
 
-    async def _read(self, call: grpc.aio.StreamStreamCall[kv_pb2.Frame, kv_pb2.Answers]) -> None:
-        try:
-            while True:
-                answers = await call.read()
-                if not isinstance(answers, kv_pb2.Answers):
-                    raise EOFError("the server ended the session")
-                self._heard_at = self._env.clock.now()
-                self._heard(answers)
-                for operation, answer in settled(answers, self._open):
-                    if operation is not None and not operation.waiter.done():
-                        operation.waiter.set_result(answer)
-                self._measure()
-                if self._pending:
-                    self._wake.set()
-        except _FAILURES as error:
-            self.fall(_text(error))
+    # ── hearing ──
+
+    def take(self, answers: AnyAnswers) -> None:
+        """A message of the server."""
+        self._heard_at, self._probed_at = self._now(), None
+        self._heard(answers)
+        pop = self._open.pop
+        for number, answer in answered(answers):
+            operation = pop(number, None)
+            if operation is not None and not operation.waiter.done():
+                operation.waiter.set_result(answer)
+        if self._sample[0]:
+            self._measure()
+        if self._pending and not self._is_flush_due:
+            self.go_on()
 
     def _measure(self) -> None:
         """Learn how long answers take, from one operation at a time."""
@@ -228,23 +334,15 @@ class Link:
             self._answer_s += (self._heard_at - sent_at - self._answer_s) / 8
             self._sample = (0, 0.0)
 
-    async def _probe(self) -> None:
-        """Ask a silent server whether it lives: a stopped process keeps its connections."""
+    async def _wait_probe(self, answer: Awaitable[object]) -> None:
+        """Wait for a sign of life that comes beside the wire: a stopped process keeps its connections."""
         try:
-            await self.topology(known=0, wait_ms=0, timeout_s=self._config.silence_s)
-            self._heard_at = self._env.clock.now()
-        except StoreError as error:
-            self.fall(f"silent: {error}")
-        finally:
-            self._is_probing = False
+            await answer
+            self._heard_at, self._probed_at = self._now(), None
+        except FAILURES as error:
+            self.fall(f"silent: {text_of(error)}")
 
 
 def _answer(operation: Operation, answer: object) -> None:
     if not operation.waiter.done():
         operation.waiter.set_result(answer)
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, grpc.RpcError):
-        return f"{error.code().name}: {error.details()}"
-    return str(error) or type(error).__name__

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from kvstore.client.aio.link import Link, State
+from kvstore.client.aio.wires import AnyAnswers
 from kvstore.client.core.address_backoff import AddressBackoff
 from kvstore.client.core.config import ClientConfig
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.routing import Routing
+from kvstore.client.core.stream_doors import StreamDoors
 from kvstore.client.core.values import Level
 from kvstore.env.library_env import LibraryEnv
-from kvstore.proto import kv_pb2
+from kvstore.env.ports import Transport
 
 
 class Links:
@@ -22,28 +24,27 @@ class Links:
         env: LibraryEnv,
         config: ClientConfig,
         routing: Routing,
+        transport: Transport,
         *,
         changed: Callable[[], None],
-        heard: Callable[[kv_pb2.Answers], None],
+        heard: Callable[[AnyAnswers], None],
         tokens: dict[str, int],
     ) -> None:
         self._env, self._config, self._routing = env, config, routing
         self._changed, self._heard, self._tokens = changed, heard, tokens
+        self._transport, self._doors = transport, StreamDoors(routing)
         self._links: dict[str, Link] = {}
         self._rests = AddressBackoff()
-        self._direct: dict[str, Link] = {}
-        """Partition → the link to its leader, while that is up."""
+        self.direct: dict[str, Link] = {}
+        """Partition → the link to its leader, while that is up: the fast way."""
         self._favourite = env.random.randrange(1 << 16)
         self.breaks = 0
+        self._frames_gone = 0
         self._closed = False
-
-    def leader(self, partition: str) -> Link | None:
-        """The link to the partition's leader, if it is up: the fast way."""
-        return self._direct.get(partition)
 
     def forget_routes(self) -> None:
         """Look the routes up again, because other leaders are known now."""
-        self._direct.clear()
+        self.direct.clear()
 
     def choose(self, operation: Operation) -> Link | None:
         """A link for an operation: to whom it should go if that link is up, else to anybody, who forwards it.
@@ -69,7 +70,15 @@ class Links:
         if self._closed or self._rests.is_left_alone(address, self._env.clock.now()):
             return None
         link = Link(
-            address, self._env, self._config, self._routing, self._tokens, changed=self._on_change, heard=self._heard
+            address,
+            self._env,
+            self._config,
+            self._routing,
+            self._tokens,
+            self._transport,
+            self._doors,
+            changed=self._on_change,
+            heard=self._heard,
         )
         self._links[address] = link
         return link
@@ -80,6 +89,11 @@ class Links:
     def addresses(self) -> list[str]:
         """Everybody known, the configured ones first."""
         return self._routing.everybody(self._config.endpoints)
+
+    @property
+    def frames(self) -> int:
+        """How many were sent, those on links that are gone among them."""
+        return self._frames_gone + sum(link.frames for link in self._links.values())
 
     def close(self) -> None:
         self._closed = True
@@ -94,14 +108,15 @@ class Links:
 
     def _remember(self, operation: Operation, address: str, link: Link) -> None:
         if address == self._routing.leader_of(operation.partition):
-            self._direct[operation.partition] = link
+            self.direct[operation.partition] = link
 
     def _on_change(self, link: Link) -> None:
-        self._direct.clear()
+        self.direct.clear()
         if link.state is State.DOWN:
             self.breaks += 1
             if self._links.get(link.address) is link:
                 del self._links[link.address]
+                self._frames_gone += link.frames
             self._rests.broke(link.address, self._env.clock.now())
         else:
             self._rests.held(link.address)

@@ -197,14 +197,13 @@ class BlockingEngine:
                 raise InvalidRequest("the client is closed")
             if not operation.partition:
                 operation.partition = self.routing.partition_of(operation.key)
-            numbering = self.seen.numbering(operation.partition)
-            while not numbering.has_room():
+            numbering = self.seen.numberings[operation.partition]
+            while not numbering.begin(operation):
                 left = operation.deadline - self.env.clock.now()
                 if not may_wait:
                     return False
                 if left <= 0 or not self._room.wait(left):
                     raise Unavailable(f"too many operations under way; nothing was sent within {timeout_s:g} s")
-            numbering.begin(operation)
             return True
 
     def _end(self, operations: Sequence[Operation]) -> None:

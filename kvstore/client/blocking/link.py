@@ -15,7 +15,7 @@ from typing import Any
 
 import grpc
 
-from kvstore.client.core.batching import cut, frame_of, settled
+from kvstore.client.core.batching import answered, cut, frame_of
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.retries import lost
 from kvstore.env import Clock
@@ -188,7 +188,8 @@ class BlockingLink:
         except grpc.FutureCancelledError:
             self._fail(numbered, OutcomeUnknown("the connection was closed"))
             return []
-        for operation, answer in settled(answers, numbered):
+        for number, answer in answered(answers):
+            operation = numbered.pop(number, None)
             if operation is not None:
                 operation.waiter.set(answer)
         for operation in numbered.values():

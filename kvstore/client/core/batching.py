@@ -6,29 +6,39 @@ Columns instead of a message per operation: what a frame costs is shared by all 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, repeat
+from operator import attrgetter
 from typing import Any
 
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import failures_of
 from kvstore.client.core.values import Item
-from kvstore.proto import kv_pb2
+from kvstore.proto import brief, kv_pb2
 
 FRAME_OPERATIONS_MAX = 2_000
+BRIEF_OPERATIONS_MAX = 64
+"""Of a brief frame, which costs little: the server begins with one while the next is made."""
 FRAME_BYTES_MAX = 512 << 10
 """A frame is closed when it has this much; one operation may go beyond."""
 RETURN_OLD_BYTES = 256 << 10
 """What an operation counts for whose answer may be large and cannot be asked again."""
 
 Group = list[Operation]
+_options_of, _size_of = attrgetter("options"), attrgetter("size")
+_lane_of = attrgetter("numbering", "partition", "level", "seen_ms")
 
 
-def cut(pending: deque[Operation]) -> list[Operation]:
+def cut(pending: deque[Operation], most: int = FRAME_OPERATIONS_MAX) -> list[Operation]:
     """The next operations of a queue that go into one frame; they are taken out of it."""
-    taken: list[Operation] = []
+    if len(pending) <= most:
+        taken = list(pending)
+        if sum(map(_size_of, taken)) < FRAME_BYTES_MAX and not any(map(_options_of, taken)):
+            pending.clear()
+            return taken
+    taken = []
     size = 0
-    while pending and len(taken) < FRAME_OPERATIONS_MAX and size < FRAME_BYTES_MAX:
+    while pending and len(taken) < most and size < FRAME_BYTES_MAX:
         operation = pending.popleft()
         taken.append(operation)
         size += operation.size
@@ -50,23 +60,59 @@ def frame_of(
     return kv_pb2.Frame(ring_version=ring_version, timeout_ms=timeout_ms, lanes=lanes), numbered
 
 
+def brief_frame_of(
+    operations: list[Operation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
+) -> tuple[kv_pb2.Frame | brief.Frame, dict[int, Operation]]:
+    """The same for streams without gRPC; brief if none of the operations has options."""
+    if any(map(_options_of, operations)):
+        return frame_of(operations, first, ring_version=ring_version, timeout_ms=timeout_ms, tokens=tokens)
+    lanes = []
+    numbered: dict[int, Operation] = {}
+    for group in _groups(operations):
+        lanes.append(_brief_lane(group, first, tokens.get(group[0].partition, 0)))
+        numbered.update(zip(range(first, first + len(group)), group, strict=True))
+        first += len(group)
+    return brief.Frame(ring_version, timeout_ms, lanes), numbered
+
+
+def single_frame_of(
+    operation: Operation, number: int, *, ring_version: int, timeout_ms: int, token: int
+) -> brief.Frame:
+    """The same of one operation without options."""
+    lane = brief.Lane(operation.partition, number, [operation.code], [operation.key])
+    if operation.is_read:
+        lane.level, lane.token = operation.level, token
+    else:
+        numbering = operation.numbering
+        lane.values, lane.sequences, lane.client = [operation.value], [operation.sequence], numbering.client
+        lane.first_unacknowledged, lane.seen_ms = numbering.first_unacknowledged, operation.seen_ms
+    return brief.Frame(ring_version, timeout_ms, [lane])
+
+
 def _groups(operations: Sequence[Operation]) -> list[Group]:
-    """Operations that may share a lane, in order of first appearance; neighbours mostly do."""
+    """Operations that may share a lane, in order of first appearance; mostly all do."""
+    keys = list(map(_lane_of, operations))
+    if keys.count(keys[0]) == len(keys):
+        return [list(operations)]
     groups: dict[tuple[Any, ...], Group] = {}
-    last = group = None
-    for operation in operations:
-        if (
-            last is None
-            or operation.numbering is not last.numbering
-            or operation.partition != last.partition
-            or operation.level != last.level
-            or operation.seen_ms != last.seen_ms
-        ):
-            key = (operation.partition, operation.numbering.client, operation.level, operation.seen_ms)
-            group = groups.setdefault(key, [])
-        last = operation
-        group.append(operation)  # type: ignore[union-attr]
+    for key, operation in zip(keys, operations, strict=True):
+        groups.setdefault(key, []).append(operation)
     return list(groups.values())
+
+
+def _brief_lane(group: Group, first: int, token: int) -> brief.Lane:
+    head = group[0]
+    lane = brief.Lane(head.partition, first, [each.code for each in group], [each.key for each in group])
+    lane.level, lane.token = head.level, token
+    values = [each.value for each in group]
+    if any(values):
+        lane.values = values
+    sequences = [each.sequence for each in group]
+    if any(sequences):
+        numbering = head.numbering
+        lane.sequences, lane.client, lane.seen_ms = sequences, numbering.client, head.seen_ms
+        lane.first_unacknowledged = numbering.first_unacknowledged
+    return lane
 
 
 def _lane(group: Group, first: int, token: int) -> kv_pb2.Lane:
@@ -97,18 +143,29 @@ def _lane(group: Group, first: int, token: int) -> kv_pb2.Lane:
     return lane
 
 
-def settled(answers: kv_pb2.Answers, open_: dict[int, Operation]) -> Iterator[tuple[Operation | None, Any]]:
-    """Each answered operation with its answer, taken out of `open_`; None for one that nobody knows (any more)."""
-    pop = open_.pop
-    yield from zip(map(pop, answers.numbers, repeat(None)), answers.versions, strict=True)
+def answered(answers: kv_pb2.Answers | brief.Answers[Item]) -> Iterable[tuple[int, Any]]:
+    """The numbers of operations, each with its answer."""
+    if isinstance(answers, brief.Answers):
+        numbers, found, absent = answers.numbers, answers.found, answers.absent
+        if not found and not absent:
+            return zip(numbers, answers.versions, strict=True)
+        if not numbers and not absent:
+            return zip(found, answers.records, strict=True)
+        done, read = zip(numbers, answers.versions, strict=True), zip(found, answers.records, strict=True)
+        return chain(done, read, zip(absent, repeat(None)))
+    return _answered(answers)
+
+
+def _answered(answers: kv_pb2.Answers) -> Iterator[tuple[int, Any]]:
+    yield from zip(answers.numbers, answers.versions, strict=True)
     if answers.found:
         expiries = answers.expiries_ms or repeat(0)
         columns = (answers.values, answers.found_versions, answers.created, answers.written_ms, expiries)
-        yield from zip(map(pop, answers.found, repeat(None)), map(Item, *columns), strict=False)
+        yield from zip(answers.found, map(Item, *columns), strict=False)
     for number in answers.absent:
-        yield pop(number, None), None
+        yield number, None
     for result in answers.results:
-        yield pop(result.number, None), result
+        yield result.number, result
     for error, numbers in failures_of(answers):
         for number in numbers:
-            yield pop(number, None), error
+            yield number, error

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec import Struct
+
 from kvstore.limits import CLIENT_BYTES
 from kvstore.proto import kv_pb2
 
@@ -20,54 +22,46 @@ MISTAKEN_MS = 60_000
 """Servers that are well tell times that are seconds apart; one that had told so much more was wrong."""
 
 GET, META, PUT, DELETE = kv_pb2.GET, kv_pb2.META, kv_pb2.PUT, kv_pb2.DELETE
+OPERATION_BYTES = 32
+"""Beside key and value."""
 READS = frozenset({GET, META, kv_pb2.SCAN, kv_pb2.SCAN_TOKENS, kv_pb2.COUNT})
 
 
-class Operation:
+class Operation(Struct, eq=False):
     """One call of the client on its way: what it asks, under which identity, and who waits for it."""
 
-    __slots__ = (
-        "attempts",
-        "code",
-        "deadline",
-        "is_read",
-        "is_sent",
-        "is_unknown",
-        "key",
-        "level",
-        "numbering",
-        "options",
-        "partition",
-        "seen_ms",
-        "sequence",
-        "size",
-        "value",
-        "waiter",
-    )
+    code: int
+    key: bytes
+    size: int
+    """Of key and value, and what they cost beside."""
+    is_read: bool
+    value: bytes = b""
+    options: kv_pb2.Options | None = None
+    level: int = 0
+    partition: str = ""
+    """Where it goes; named by the caller of a scan or count, else found by its key."""
+    numbering: Any = None
+    """The Numbering that it has begun with."""
+    sequence: int = 0
+    """Of its request id; 0: a read has none."""
+    seen_ms: int = 0
+    """The leader's time that it carries."""
+    attempts: int = 0
+    is_sent: bool = False
+    """The present attempt has left the client."""
+    is_unknown: bool = False
+    """An earlier attempt may have been carried out."""
+    deadline: float = 0.0
+    """Of all attempts together, by the boot-time clock."""
+    waiter: Any = None
+    """Future or lock of the caller; the face that uses it knows which."""
 
-    def __init__(
-        self, code: int, key: bytes, value: bytes = b"", options: kv_pb2.Options | None = None, level: int = 0
-    ) -> None:
-        self.code, self.key, self.value, self.options, self.level = code, key, value, options, level
-        self.size = len(key) + len(value) + 32
-        self.is_read = code in READS
-        self.partition = ""
-        """Where it goes; named by the caller of a scan or count, else found by its key."""
-        self.numbering: Numbering
-        """Set by its `begin`."""
-        self.sequence = 0
-        """Of its request id; 0: a read has none."""
-        self.seen_ms = 0
-        """The leader's time that it carries."""
-        self.attempts = 0
-        self.is_sent = False
-        """The present attempt has left the client."""
-        self.is_unknown = False
-        """An earlier attempt may have been carried out."""
-        self.deadline = 0.0
-        """Of all attempts together, by the boot-time clock."""
-        self.waiter: Any = None
-        """Future or lock of the caller; the face that uses it knows which."""
+
+def operation(
+    code: int, key: bytes, value: bytes = b"", options: kv_pb2.Options | None = None, level: int = 0
+) -> Operation:
+    """Any operation."""
+    return Operation(code, key, len(key) + len(value) + OPERATION_BYTES, code in READS, value, options, level)
 
 
 class Numbering:
@@ -104,32 +98,37 @@ class Numbering:
             and self._size < IN_FLIGHT_BYTES_MAX
         )
 
-    def begin(self, operation: Operation) -> None:
-        """Take an operation in; a mutation gets its sequence."""
+    def begin(self, operation: Operation) -> bool:
+        """Take an operation in; a mutation gets its sequence. False if there is no room for it."""
+        sequence = self._next
+        is_near = sequence - self._floor >= IN_FLIGHT_MAX or self._count >= IN_FLIGHT_MAX
+        if (is_near or self._size >= IN_FLIGHT_BYTES_MAX) and not self.has_room():
+            return False
         self._count += 1
         self._size += operation.size
         operation.numbering, operation.seen_ms = self, self.seen_ms
         if not operation.is_read:
-            self._number(operation)
+            operation.sequence = sequence
+            self._open[sequence] = None
+            self._next = sequence + 1
+        return True
 
     def end(self, operation: Operation) -> None:
         """Nobody waits for the operation any more."""
         self._count -= 1
         self._size -= operation.size
-        self._open.pop(operation.sequence, None)
+        if operation.sequence:
+            self._open.pop(operation.sequence, None)
 
     def renumber(self, operation: Operation) -> None:
         """Give a mutation that was definitely not done another id, with a younger time."""
         self._open.pop(operation.sequence, None)
-        self._number(operation)
+        operation.sequence, operation.seen_ms = self._next, self.seen_ms
+        self._open[self._next] = None
+        self._next += 1
 
     def see(self, time_ms: int) -> None:
         """A server has told the partition's time. A time of the future that a server once told is not kept: leaders
         refuse what carries it, for as long as it is ahead."""
         if time_ms >= self.seen_ms + SEEN_STEP_MS or 0 < time_ms < self.seen_ms - MISTAKEN_MS:
             self.seen_ms = time_ms
-
-    def _number(self, operation: Operation) -> None:
-        operation.sequence, operation.seen_ms = self._next, self.seen_ms
-        self._open[self._next] = None
-        self._next += 1

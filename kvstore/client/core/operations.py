@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvstore.client.core.operation import DELETE, GET, META, PUT, Operation
+from kvstore.client.core.operation import DELETE, GET, META, OPERATION_BYTES, PUT, Operation, operation
 from kvstore.client.core.values import Item, Level, Meta, Replaced
 from kvstore.errors import InvalidRequest, StoreError
 from kvstore.limits import BATCH_BYTES_MAX, KEY_BYTES_MAX, VALUE_BYTES_MAX
@@ -20,13 +20,15 @@ TTL_S_MAX = 1 << 52
 
 
 def get(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
-    check(key)
-    return Operation(GET, key, level=level)
+    length = len(key)
+    if not 0 < length <= KEY_BYTES_MAX:
+        check(key)
+    return Operation(GET, key, length + OPERATION_BYTES, True, b"", None, level)
 
 
 def meta(key: bytes, level: int = Level.LINEARIZABLE) -> Operation:
     check(key)
-    return Operation(META, key, level=level)
+    return operation(META, key, level=level)
 
 
 def put(
@@ -40,33 +42,38 @@ def put(
     keep_ttl: bool = False,
     return_old: bool = False,
 ) -> Operation:
-    check(key, value)
+    length, size = len(key), len(value)
+    if not 0 < length <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
+        check(key, value)
     flags = kv_pb2.IF_ABSENT * if_absent | kv_pb2.IF_PRESENT * if_present | kv_pb2.KEEP_TTL * keep_ttl
     flags |= kv_pb2.RETURN_OLD * return_old
-    return Operation(PUT, key, value, options_or_none(flags, ttl_s=ttl_s, if_version=if_version))
+    options = None
+    if flags or ttl_s is not None or if_version is not None:
+        options = options_or_none(flags, ttl_s=ttl_s, if_version=if_version)
+    return Operation(PUT, key, length + size + OPERATION_BYTES, False, value, options)
 
 
 def delete(key: bytes, *, if_version: int | None = None, return_old: bool = False) -> Operation:
     check(key)
-    return Operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
+    return operation(DELETE, key, options=options_or_none(kv_pb2.RETURN_OLD * return_old, if_version=if_version))
 
 
 def increment(key: bytes, delta: int = 1) -> Operation:
     check(key)
     if not -(1 << 63) <= delta < 1 << 63:
         raise InvalidRequest(f"want a delta of 64 bits, got {delta}")
-    return Operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
+    return operation(kv_pb2.INCREMENT, key, options=kv_pb2.Options(delta=delta))
 
 
 def append(key: bytes, suffix: bytes) -> Operation:
     check(key, suffix)
-    return Operation(kv_pb2.APPEND, key, suffix)
+    return operation(kv_pb2.APPEND, key, suffix)
 
 
 def expire(key: bytes, ttl_s: float | None) -> Operation:
     """None: the key shall never expire."""
     check(key)
-    return Operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
+    return operation(kv_pb2.EXPIRE, key, options=options_or_none(0, ttl_s=ttl_s))
 
 
 def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, keys_only: bool = False) -> Operation:
@@ -74,15 +81,15 @@ def scan(partition: str, start: bytes, end: bytes, limit: int, level: int, *, ke
     if limit < 0:
         raise InvalidRequest(f"want a limit of 0 (none) or more, got {limit}")
     options = kv_pb2.Options(limit=limit, flags=kv_pb2.KEYS_ONLY * keys_only)
-    operation = Operation(kv_pb2.SCAN, start, end, options, level)
-    operation.partition = partition
-    return operation
+    page = operation(kv_pb2.SCAN, start, end, options, level)
+    page.partition = partition
+    return page
 
 
 def count(partition: str, level: int) -> Operation:
-    operation = Operation(kv_pb2.COUNT, b"", level=level)
-    operation.partition = partition
-    return operation
+    whole = operation(kv_pb2.COUNT, b"", level=level)
+    whole.partition = partition
+    return whole
 
 
 def batch(operations: Sequence[Operation]) -> Operation:
@@ -96,8 +103,8 @@ def batch(operations: Sequence[Operation]) -> Operation:
         kv_pb2.Operation(code=each.code, key=each.key, value=each.value, options=each.options)  # type: ignore[arg-type]
         for each in operations
     ]
-    whole = Operation(kv_pb2.BATCH, operations[0].key, options=kv_pb2.Options(operations=parts))
-    whole.size = size + 32 * len(operations)
+    whole = operation(kv_pb2.BATCH, operations[0].key, options=kv_pb2.Options(operations=parts))
+    whole.size = size + OPERATION_BYTES * len(operations)
     return whole
 
 

@@ -45,6 +45,8 @@ class Routing:
     """Those that own something, sorted: who asks all for their part asks these. Others need not have a leader."""
     addresses: dict[str, str] = field(default_factory=dict)
     """Server id → where its gRPC listens."""
+    doors: dict[str, tuple[str, str]] = field(default_factory=dict)
+    """Where a server's gRPC listens → its id, and where its Redis port is."""
     _bounds: list[int] = field(default_factory=list)
     _owners: list[str] = field(default_factory=list)
 
@@ -114,6 +116,9 @@ class Routing:
         if message.ring_version >= self.ring_version:
             self._learn_ring(message)
         self.addresses |= {server.id: server.grpc for server in message.servers if server.grpc}
+        self.doors |= {
+            server.grpc: (server.id, server.resp) for server in message.servers if server.grpc and server.resp
+        }
         for each in message.partitions:
             route = self.partitions.get(each.id)
             if route is None:
@@ -138,7 +143,8 @@ class Routing:
 
     def hear(self, version: int) -> bool:
         """A ring of this version is there. True if it is not known here."""
-        self.heard_version = max(version, self.heard_version)
+        if version > self.heard_version:
+            self.heard_version = version
         return version > self.ring_version
 
     def token(self, tokens: Token) -> dict[str, int]:

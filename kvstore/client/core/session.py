@@ -2,16 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from kvstore.client.core.operation import Numbering
+from kvstore.client.core.operation import SEEN_STEP_MS, Numbering
 from kvstore.client.core.routing import Routing
 from kvstore.client.core.values import RING, Token
 from kvstore.limits import CLIENT_BYTES
-from kvstore.proto import kv_pb2
+from kvstore.proto import brief, kv_pb2
 
 if TYPE_CHECKING:
     from random import Random
+
+
+class Numberings(dict[str, Numbering]):
+    """Partition → the request ids there, made when it is asked for: a lookup is no call."""
+
+    def __init__(self, random: Random) -> None:
+        super().__init__()
+        self._random = random
+
+    def __missing__(self, partition: str) -> Numbering:
+        found = self[partition] = Numbering(self._random.randbytes(CLIENT_BYTES))
+        return found
 
 
 class Seen:
@@ -22,8 +34,8 @@ class Seen:
         self.routing = Routing()
         self.tokens: dict[str, int] = {}
         """The highest sequence seen of each partition."""
-        self._random = random
-        self._numberings: dict[str, Numbering] = {}
+        self.numberings = Numberings(random)
+        """The request ids at each partition."""
 
     @property
     def token(self) -> dict[str, int]:
@@ -42,28 +54,26 @@ class Seen:
     def time_ms(self) -> int:
         """The cluster's time, in milliseconds since 1970, as servers last told: the earliest of its
         partitions', since a log may be ahead. Expiries go by it. 0: nobody has told."""
-        told = [self.numbering(each).seen_ms for each in sorted(self.routing.partitions)]
+        told = [self.numberings[each].seen_ms for each in sorted(self.routing.partitions)]
         return min((each for each in told if each), default=0)
 
-    def numbering(self, partition: str) -> Numbering:
-        """The request ids at a partition."""
-        found = self._numberings.get(partition)
-        if found is None:
-            found = self._numberings[partition] = Numbering(self._random.randbytes(CLIENT_BYTES))
-        return found
-
-    def hear(self, answers: kv_pb2.Answers) -> bool:
+    def hear(self, answers: kv_pb2.Answers | brief.Answers[Any]) -> bool:
         """Take in what stands beside answers. True if there is a ring that is not known here."""
+        tokens, numberings = self.tokens, self.numberings
         for progress in answers.progress:
-            self._reach(progress.partition, progress.sequence)
-            self.numbering(progress.partition).see(progress.time_ms)
+            partition, time_ms = progress.partition, progress.time_ms
+            if progress.sequence > tokens.get(partition, 0):
+                tokens[partition] = progress.sequence
+            numbering = numberings[partition]
+            if not 0 <= time_ms - numbering.seen_ms < SEEN_STEP_MS:
+                numbering.see(time_ms)
         return self.routing.hear(answers.ring_version)
 
     def learn(self, message: kv_pb2.TopologyResponse) -> bool:
         """Take in a topology. True if an address to ask may have changed."""
         for partition in message.partitions:
             if partition.progress.time_ms:
-                self.numbering(partition.id).see(partition.progress.time_ms)
+                self.numberings[partition.id].see(partition.progress.time_ms)
         return self.routing.learn(message)
 
     def _reach(self, partition: str, sequence: int) -> None:

@@ -9,7 +9,7 @@ from kvstore.limits import BATCH_BYTES_MAX, CLIENT_BYTES, KEY_BYTES_MAX, VALUE_B
 from kvstore.partition.state.commands import Code, Flag, Level, Op, RequestId
 from kvstore.partition.state.operations import size_of
 from kvstore.partition.state.traits import IN_BATCH, KEYLESS
-from kvstore.proto import kv_pb2
+from kvstore.proto import brief, kv_pb2
 from kvstore.ring.hashing import TOKENS
 
 OPERATIONS_MAX = 8_192
@@ -26,7 +26,7 @@ _LEVELS = frozenset(int(level) for level in Level)
 _FLAGS = int(sum(Flag))  # `&` on a Flag costs ten times as much
 
 
-def ops_of(lane: kv_pb2.Lane) -> list[Op | StoreError]:
+def ops_of(lane: kv_pb2.Lane | brief.Lane) -> list[Op | StoreError]:
     """The lane's operations, or why one cannot be done. Raises InvalidRequest if the columns do not fit each other."""
     codes, keys = list(lane.codes), list(lane.keys)
     count = len(codes)

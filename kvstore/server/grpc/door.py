@@ -18,6 +18,7 @@ from kvstore.server.grpc.audit import Audited
 from kvstore.server.grpc.data import Data, DataSource
 from kvstore.server.grpc.feed_service import FeedService
 from kvstore.server.grpc.kv import KV
+from kvstore.server.grpc.stream import SessionStreams
 from kvstore.server.routing.backend import Backend
 
 KV_SERVICE = "kvstore.v1.KV"
@@ -32,13 +33,14 @@ class NodeSource(AdminSource, DataSource, Protocol):
     """The node behind the services."""
 
     feeds: Feeds
+    streams: SessionStreams
 
 
 class GrpcDoor:
     """Open it when operations can be taken; close it before the dispatcher."""
 
     def __init__(self, env: Env, backend: Backend, server: str, source: NodeSource, connections_max: int) -> None:
-        self._kv = KV(env, backend, server, source.feeds)
+        self._kv = KV(env, backend, server, source.feeds, source.streams.sessions)
         self._feed = FeedService(env, backend, source.feeds, source.store)
         self._data = Data(env, source)
         admin = Admin(env, source, backend)

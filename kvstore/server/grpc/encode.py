@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
 
 from kvstore.errors import OutcomeUnknown, StoreError
 from kvstore.partition.state.commands import Code, Flag, Op, Record, Result
-from kvstore.partition.state.traits import VERSIONED
-from kvstore.proto import kv_pb2
+from kvstore.partition.state.traits import READS, VERSIONED
+from kvstore.proto import brief, kv_pb2
 from kvstore.rpc.channels import MESSAGE_BYTES_MAX
 from kvstore.rpc.status import describe
 
@@ -41,6 +40,12 @@ class Columns:
         failed = sum(map(len, self.failures.values()))
         return len(self.numbers) + len(self.found) + len(self.absent) + len(self.results) + failed
 
+    def brief_or_message(self) -> brief.Answers[Record] | kv_pb2.Answers:
+        """The columns as streams without gRPC have them."""
+        if self.results or self.failures:
+            return self.message()
+        return brief.Answers(0, [], self.numbers, self.versions, self.found, self.records, self.absent)
+
     def message(self) -> kv_pb2.Answers:
         """The columns as they are sent."""
         answers = kv_pb2.Answers(numbers=self.numbers, versions=self.versions, absent=self.absent, results=self.results)
@@ -70,19 +75,28 @@ class Outbox:
         self.bytes = 0
         """What their values take; plain numbers are not counted."""
 
-    def add(self, number: int, op: Op, result: Result | StoreError) -> None:
-        """Take in the result of `op`, to be sent under `number`."""
+    def add_all(
+        self, first: int, ops: list[Op], done: list[tuple[int, Result | StoreError]], bytes_max: int, full: StoreError
+    ) -> None:
+        """Take in results of operations, each with its place among them; it is sent under its place from `first` on.
+        Reads end with `full` while values of so many bytes wait."""
+        self.count += len(done)
         columns = self._open
-        self.count += 1
-        if result.__class__ is int:
-            columns.numbers.append(number)
-            columns.versions.append(result)
-        elif result is None and op[0] == _GET:
-            columns.absent.append(number)
-        elif isinstance(result, StoreError):
-            columns.failures.setdefault(result, []).append(number)
-        else:
-            self._add_large(columns, number, op, result)
+        for place, result in done:
+            if result.__class__ is int:
+                columns.numbers.append(first + place)
+                columns.versions.append(result)
+                continue
+            op = ops[place]
+            if self.bytes >= bytes_max and op[0] in READS:
+                result = full
+            if result is None and op[0] == _GET:
+                columns.absent.append(first + place)
+            elif isinstance(result, StoreError):
+                columns.failures.setdefault(result, []).append(first + place)
+            else:
+                self._add_large(columns, first + place, op, result)
+                columns = self._open
 
     def _add_large(self, columns: Columns, number: int, op: Op, result: Result) -> None:
         if op[0] == _GET:
@@ -106,15 +120,14 @@ class Outbox:
     def is_empty(self) -> bool:
         return not self.count
 
-    def take(self) -> Iterator[kv_pb2.Answers]:
-        """Take what has gathered, message by message."""
-        while self.count:
-            columns = self._full.popleft() if self._full else self._open
-            if columns is self._open:
-                self._open = Columns()
-            self.bytes -= columns.bytes
-            self.count -= columns.count
-            yield columns.message()
+    def take(self) -> Columns:
+        """Take what the next message is made of. There is something."""
+        columns = self._full.popleft() if self._full else self._open
+        if columns is self._open:
+            self._open = Columns()
+        self.bytes -= columns.bytes
+        self.count -= columns.count
+        return columns
 
 
 def check_answer(message: kv_pb2.BatchResponse | kv_pb2.Answers) -> None:

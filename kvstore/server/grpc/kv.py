@@ -31,7 +31,7 @@ from kvstore.server.grpc.decode import (
 from kvstore.server.grpc.encode import check_answer, record_message, result_message
 from kvstore.server.grpc.scan import scan_pages
 from kvstore.server.grpc.scan_slots import ScanSlots
-from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Unsent, progress_of
+from kvstore.server.grpc.session import UNARY_BYTES_MAX, UNSENT_BYTES_MAX, Session, Sessions, progress_of
 from kvstore.server.grpc.topology import Topologies
 from kvstore.server.routing.ask import Submits, ask
 from kvstore.server.routing.backend import Backend
@@ -41,18 +41,19 @@ from kvstore.types import PartitionId
 logger = logging.getLogger(__name__)
 Context = grpc.aio.ServicerContext[Any, Any]
 _METHODS: dict[object, str] = {Code.GET: "Get", Code.PUT: "Put", Code.DELETE: "Delete", Code.BATCH: "Batch"}
-_FRAMES = ("Execute", "Session")
 
 
 class KV(kv_pb2_grpc.KVServicer):
     """`kvstore.v1.KV`."""
 
-    def __init__(self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None) -> None:
-        """Without `feeds` there is nothing to watch."""
+    def __init__(
+        self, env: Env, backend: Backend, server: str, feeds: Feeds | None = None, sessions: Sessions | None = None
+    ) -> None:
+        """Without `feeds` there is nothing to watch. `sessions` has streams of other doors too."""
         self._env, self._backend, self._feeds = env, backend, feeds
         self._scans = ScanSlots(env.clock.now)
-        self._unsent, self._batches = Unsent(), BatchBudget()
-        self.histograms = {name: Histogram(1e-6) for name in (*_METHODS.values(), *_FRAMES)}
+        self._sessions = Sessions(backend, env.clock) if sessions is None else sessions
+        self.histograms = {name: Histogram(1e-6) for name in _METHODS.values()} | self._sessions.histograms
         """Seconds that calls of a method took, refused ones too; of frames, each lane."""
         self._topologies = Topologies(backend, env.clock, server)
 
@@ -113,7 +114,9 @@ class KV(kv_pb2_grpc.KVServicer):
         try:
             op = batch_op(request.operations, request.flags, request_id(request.request))
             check_one_partition(op, self._backend.topology.ring.partition_of)
-            result = await self._in_time(op, request.ring_version, context, _Batches(self._backend, self._batches))
+            result = await self._in_time(
+                op, request.ring_version, context, _Batches(self._backend, self._sessions.batches)
+            )
             response = kv_pb2.BatchResponse(results=result_message(op, result).results, **self._seal(op[1]))
             check_answer(response)
         except StoreError as error:
@@ -121,7 +124,7 @@ class KV(kv_pb2_grpc.KVServicer):
         return response
 
     async def Execute(self, request: kv_pb2.Frame, context: Context) -> kv_pb2.Answers:
-        session = _frames(self, "Execute", UNARY_BYTES_MAX)
+        session = self._sessions.open("Execute", UNARY_BYTES_MAX)
         try:
             session.accept(request)
             await session.wait_all_done()
@@ -140,7 +143,7 @@ class KV(kv_pb2_grpc.KVServicer):
     ) -> None:
         # The head goes out at once: it tells the client that what it sends from now on has been sent.
         await context.send_initial_metadata(())
-        session = _frames(self, "Session", UNSENT_BYTES_MAX)
+        session = self._sessions.open("Session", UNSENT_BYTES_MAX)
         sending = self._env.nursery.spawn(_send(session, context), name="grpc session answers")
         wrong: InvalidRequest | None = None
         try:
@@ -230,17 +233,6 @@ def _token(token: Mapping[str, int], partition: str) -> int:
     sequence = token.get(partition, 0)
     check_numbers(sequence)
     return sequence
-
-
-def _frames(kv: KV, method: str, unsent_bytes_max: int) -> Session:
-    return Session(
-        kv._backend,
-        kv._env.clock,
-        unsent_bytes_max,
-        unsent=kv._unsent,
-        batches=kv._batches,
-        took=kv.histograms[method],
-    )
 
 
 async def _send(session: Session, context: Context) -> None:

@@ -1,4 +1,4 @@
-"""Frames of operations in, their answers out: one stream of a client, or one unary frame.
+"""Frames of operations in, their answers out: one stream of a client, on gRPC or on the Redis port, or one unary frame.
 
 Operations are handed over as they come and answered as they end. Whoever goes away takes nothing back: what was
 handed over runs to its end, and its result is dropped.
@@ -7,18 +7,22 @@ handed over runs to its end, and its result is dropped.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import starmap
+from typing import Any
 
 from kvstore.env import Clock
 from kvstore.env.histogram import Histogram
 from kvstore.errors import InvalidRequest, OutcomeUnknown, Overloaded, StoreError, Unavailable
-from kvstore.partition.state.commands import Code, Op, Result, Sink
+from kvstore.limits import KEY_BYTES_MAX
+from kvstore.partition.state.commands import Code, Op, Record, Result, Sink
+from kvstore.partition.state.rows import record_of
 from kvstore.partition.state.traits import KEYLESS, READS
-from kvstore.proto import kv_pb2
+from kvstore.proto import brief, kv_pb2
 from kvstore.rpc.channels import timeout_s
 from kvstore.server.grpc.batch_budget import BatchBudget, read_bytes
-from kvstore.server.grpc.decode import OPERATIONS_MAX, check_numbers, ops_of
-from kvstore.server.grpc.encode import Outbox
+from kvstore.server.grpc.decode import NUMBER_MAX, OPERATIONS_MAX, check_numbers, ops_of
+from kvstore.server.grpc.encode import Columns, Outbox
 from kvstore.server.routing.backend import Backend
 from kvstore.server.routing.pending import check_one_partition
 from kvstore.types import PartitionId
@@ -34,9 +38,14 @@ UNSENT_TOGETHER_BYTES_MAX = 256 << 20
 nothing; one value it may always have."""
 UNARY_BYTES_MAX = 2 << 20
 """The same for a unary frame, whose answers are one message."""
+SWEEP_S = 0.05
+"""How often lanes are looked for whose time is over."""
+Lane = kv_pb2.Lane | brief.Lane
 _FULL = Overloaded("the answers that wait to be sent are too large; ask again")
 _NO_OP: Op = (0,)
 _BATCH = int(Code.BATCH)
+_ONE_GET = [int(Code.GET)]
+_WITHOUT_KEY = KEYLESS | {_NO_OP[0]}
 
 
 class Unsent:
@@ -64,13 +73,16 @@ class Session:
         unsent: Unsent | None = None,
         batches: BatchBudget | None = None,
         took: Histogram | None = None,
+        tell: Callable[[], None] | None = None,
     ) -> None:
-        """`took` gets the seconds from a lane's arrival to its last answer."""
+        """`took` gets the seconds from a lane's arrival to its last answer. `tell` is called when there is something to
+        send; without it somebody waits for that."""
         self._backend, self._clock = backend, clock
         self._took = took if took is not None else Histogram(1e-6)
         self._unsent_bytes_max = unsent_bytes_max
         self._unsent = unsent if unsent is not None else Unsent()
         self._batches = batches if batches is not None else BatchBudget()
+        self._tell = tell
         self._counted = 0
         """What `_unsent` counts of this one."""
         self._outbox = Outbox()
@@ -82,16 +94,18 @@ class Session:
         self._open_bytes = 0
         self._lanes: dict[int, _Lane] = {}
         self._lanes_begun = 0
+        self._sweeper: asyncio.TimerHandle | None = None
         self._finished = False
         self.closed = False
 
-    def accept(self, frame: kv_pb2.Frame) -> None:
+    def accept(self, frame: kv_pb2.Frame | brief.Frame) -> None:
         """Hand a frame's operations over. What is malformed is answered so; the stream lives. Raises InvalidRequest
         where its operations' numbers are too large for an answer; nothing of the frame is handed over then."""
         timeout = timeout_s(frame.timeout_ms)
-        for lane in frame.lanes:
+        lanes = frame.lanes
+        for lane in lanes:
             check_numbers(lane.first)
-        for lane in frame.lanes:
+        for lane in lanes:
             count = max(len(lane.keys), len(lane.codes))
             try:
                 if count > OPERATIONS_MAX:
@@ -102,17 +116,43 @@ class Session:
             if ops:
                 self._submit(ops, lane, frame.ring_version, timeout)
 
-    def _submit(self, ops: list[Op | StoreError], lane: kv_pb2.Lane, ring_version: int, timeout: float) -> None:
+    def answer_now(self, frame: brief.Frame) -> brief.Answers[Record] | None:
+        """The answers to a frame of a single linearizable GET, if nothing is under way here and it takes no more than a
+        look; else None, and the frame has to be accepted."""
+        lanes, version = frame.lanes, frame.ring_version
+        if self._open or len(lanes) != 1 or self._outbox.count or version != self._backend.topology.ring.routed:
+            return None
+        (lane,) = lanes
+        number = lane.first
+        if lane.codes != _ONE_GET or len(lane.keys) != 1 or lane.level or lane.values or lane.sequences:
+            return None
+        sequence, time_ms = stand_of(self._backend, self._clock, lane.partition)
+        (key,) = lane.keys
+        if not 0 < len(key) <= KEY_BYTES_MAX or number > NUMBER_MAX or lane.token > sequence:
+            return None
+        row = self._backend.read_now(key)
+        if row is not None and not isinstance(row, bytes):
+            return None
+        self._took.add(0.0)
+        progress = [brief.Progress(lane.partition, sequence, time_ms)]
+        if row is None:
+            return brief.Answers(version, progress, [], [], [], [], [number])
+        return brief.Answers(version, progress, [], [], [number], [record_of(row)], [])
+
+    def _submit(self, ops: list[Op | StoreError], lane: Lane, ring_version: int, timeout: float) -> None:
         self._lanes_begun += 1
         partition = PartitionId(lane.partition) if lane.partition else None
-        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version, self._clock.now())
+        loop = asyncio.get_running_loop()
+        sink = _Lane(self, self._lanes_begun, lane, ops, ring_version, self._clock.now(), loop.time() + timeout)
         self._lanes[self._lanes_begun] = sink
         self._open += len(ops)
         self._open_bytes += sink.size
-        sink.timer = asyncio.get_running_loop().call_later(timeout, sink.expire)
+        if self._sweeper is None:
+            self._sweeper = loop.call_later(min(timeout, SWEEP_S), self._sweep)
         submit = self._backend.submit
         for token, op in enumerate(ops):
             if isinstance(op, StoreError):
+                sink.ops[token] = _NO_OP
                 sink.complete(token, op)
             elif op[0] == _BATCH:
                 self._submit_batch(op, sink, token, ring_version)
@@ -123,8 +163,7 @@ class Session:
     def _submit_batch(self, op: Op, lane: _Lane, token: int, ring_version: int) -> None:
         try:
             check_one_partition(op, self._backend.topology.ring.partition_of)
-            held = self._outbox.bytes
-            if held and (held >= self._unsent_bytes_max or held >= self._unsent.share) and read_bytes(op):
+            if self._outbox.bytes >= self._bytes_max() and read_bytes(op):
                 raise _FULL
             sink = self._batches.sink(op, lane)
         except (InvalidRequest, Overloaded) as error:
@@ -132,46 +171,55 @@ class Session:
             return
         self._backend.submit(op, sink, token, ring_version)
 
-    def answer(
-        self, number: int, partition: str, op: Op | StoreError, result: Result | StoreError, ring_version: int
-    ) -> None:
-        """Take in one result. `partition` is where the key is by `ring_version`: by a later ring another one may have
-        answered, and the client must hear of that one's progress."""
-        self._open -= 1
-        if self.closed:
-            return
-        held = self._outbox.bytes
-        if held and (held >= self._unsent_bytes_max or held >= self._unsent.share) and self._is_read(op):
-            result = _FULL
-        self._outbox.add(number, op if isinstance(op, tuple) else _NO_OP, result)
-        if self._outbox.bytes != held:
+    def take_in(self, lane: _Lane, done: list[tuple[int, Result | StoreError]]) -> None:
+        """Results of a lane. Its `partition` is where its keys are by its `ring_version`: by a later ring another one
+        may have answered, and the client must hear of that one's progress."""
+        self._open -= len(done)
+        if not self.closed:
+            self._outbox.add_all(lane.first, lane.ops, done, self._bytes_max(), _FULL)
             self._count()
-        self._partitions.add(partition)
-        ring = self._backend.topology.ring
-        if ring.routed != ring_version and isinstance(op, tuple) and op[0] not in KEYLESS:
-            self._partitions.add(ring.partition_of(op[1]))
+            self._partitions.add(lane.partition)
+            ring = self._backend.topology.ring
+            if ring.routed != lane.ring_version:
+                keyed = (lane.ops[token] for token, _ in done)
+                self._partitions.update(ring.partition_of(op[1]) for op in keyed if op[0] not in _WITHOUT_KEY)
+        if not lane.left:
+            del self._lanes[lane.place]
+            self._open_bytes -= lane.size
+            self._took.add(self._clock.now() - lane.begun)
+        self.wake()
 
-    def _is_read(self, op: Op | StoreError) -> bool:
-        return isinstance(op, tuple) and op[0] in READS
+    def _bytes_max(self) -> int:
+        """How much of values may wait to be sent; one of them always may."""
+        return max(1, min(self._unsent_bytes_max, self._unsent.share))
 
     def _count(self) -> None:
         self._unsent.bytes += self._outbox.bytes - self._counted
         self._counted = self._outbox.bytes
 
-    def forget(self, lane: _Lane) -> None:
-        """A lane has ended."""
-        del self._lanes[lane.place]
-        self._open_bytes -= lane.size
-        self._took.add(self._clock.now() - lane.begun)
+    def _sweep(self) -> None:
+        """Answer what has not ended in time."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for lane in [each for each in self._lanes.values() if each.until <= now]:
+            lane.expire()
+        self._sweeper = loop.call_later(SWEEP_S, self._sweep) if self._lanes else None
 
     def wake(self) -> None:
         """There is something to send, or room to read on."""
+        if self._tell is not None:
+            self._tell()
         self._wake.set()
         self._room.set()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether another frame may be accepted."""
+        return self._open + self._outbox.count < OPEN_MAX and self._open_bytes < OPEN_BYTES_MAX
+
     async def wait_room(self) -> None:
         """Return once another frame may be accepted."""
-        while self._open + self._outbox.count >= OPEN_MAX or self._open_bytes >= OPEN_BYTES_MAX:
+        while not self.has_room:
             self._room.clear()
             await self._room.wait()
 
@@ -198,97 +246,138 @@ class Session:
         return self._finished and not self._open and self._outbox.is_empty()
 
     def take(self) -> Iterator[kv_pb2.Answers]:
-        """The answers that have gathered, message by message."""
-        partitions, self._partitions = sorted(self._partitions), set()
-        progress = [progress_of(self._backend, self._clock, partition) for partition in partitions if partition]
-        version = self._backend.topology.ring.routed
-        for answers in self._outbox.take():
-            self._count()
-            answers.ring_version = version
-            answers.progress.extend(progress)
+        """The answers that have gathered, message by message, also those that gather meanwhile."""
+        while self._outbox.count:
+            columns, stands = self._take()
+            answers = columns.message()
+            answers.ring_version = self._backend.topology.ring.routed
+            answers.progress.extend(starmap(_progress_message, stands))
             yield answers
         self._room.set()
+
+    def take_brief(self) -> kv_pb2.Answers | brief.Answers[Record] | None:
+        """The next message, for streams without gRPC; None if nothing has gathered."""
+        if not self._outbox.count:
+            return None
+        columns, stands = self._take()
+        answers = columns.brief_or_message()
+        answers.ring_version = self._backend.topology.ring.routed
+        if isinstance(answers, kv_pb2.Answers):
+            answers.progress.extend(starmap(_progress_message, stands))
+        else:
+            answers.progress = [brief.Progress(*each) for each in stands]
+        return answers
+
+    def _take(self) -> tuple[Columns, list[tuple[str, int, int]]]:
+        """The next columns, and how far the partitions are that gave them: looked up for each message, because what
+        came while the one before was sent is behind its progress."""
+        columns = self._outbox.take()
+        self._count()
+        names = sorted(self._partitions)
+        if not self._outbox.count:
+            self._partitions.clear()
+        return columns, [(each, *stand_of(self._backend, self._clock, each)) for each in names if each]
 
     def close(self) -> None:
         """Drop the answers of what is still under way."""
         self.closed = True
         self._unsent.bytes -= self._counted
         self._counted = 0
-        for _, lane in sorted(self._lanes.items()):
-            lane.cancel_timer()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+            self._sweeper = None
 
 
 class _Lane(Sink):
-    """The sink of one lane's operations."""
+    """The sink of one lane's operations. What completes in one turn is taken in together."""
 
     __slots__ = (
-        "_first",
-        "_left",
-        "_ops",
-        "_partition",
-        "_ring_version",
-        "_session",
-        "begun",
-        "place",
-        "size",
-        "timer",
+        *("_done", "_session", "_waits", "begun", "first", "left", "ops", "partition", "place", "ring_version"),
+        *("size", "until"),
     )
 
     def __init__(
         self,
         session: Session,
         place: int,
-        lane: kv_pb2.Lane,
-        ops: list[Op | StoreError],
+        lane: Lane,
+        ops: list[Any],
         ring_version: int,
         begun: float,
+        until: float,
     ) -> None:
-        self._session, self.place, self._ring_version, self.begun = session, place, ring_version, begun
-        self._first, self._partition = lane.first, lane.partition
-        self._ops: list[Op | StoreError | None] = [*ops]
-        """None once answered."""
-        self._left = len(ops)
+        self._session, self.place, self.ring_version = session, place, ring_version
+        self.begun, self.until = begun, until
+        """By the server's clock, and by the event loop's."""
+        self.first, self.partition, self.ops = lane.first, lane.partition, ops
+        self._done: list[tuple[int, Result | StoreError]] = []
+        self._waits = bytearray(b"\1" * len(ops))
+        """0 for what is answered."""
+        self.left = len(ops)
         self.size = lane.ByteSize()
-        self.timer: asyncio.TimerHandle | None = None
 
     def complete(self, token: int, result: Result | StoreError) -> None:
-        op = self._ops[token]
-        if op is None:
-            return  # it had timed out
-        self._ops[token] = None
-        self._session.answer(self._first + token, self._partition, op, result, self._ring_version)
-        self._left -= 1
-        if not self._left:
-            self.cancel_timer()
-            self._session.forget(self)
+        if self._waits[token]:  # it had not timed out
+            self._waits[token] = 0
+            self._done.append((token, result))
 
     def flush(self) -> None:
-        self._session.wake()
+        done = self._done
+        if done:
+            self._done = []
+            self.left -= len(done)
+            self._session.take_in(self, done)
 
     def expire(self) -> None:
         """Answer what has not ended in time."""
-        for token, op in enumerate(list(self._ops)):
-            if op is not None:
+        for token, op in enumerate(self.ops):
+            if self._waits[token]:
                 self.complete(token, _late(op))
         self.flush()
 
-    def cancel_timer(self) -> None:
-        if self.timer is not None:
-            self.timer.cancel()
-            self.timer = None
+
+class Sessions:
+    """The part that all streams and unary frames of a server share."""
+
+    def __init__(self, backend: Backend, clock: Clock) -> None:
+        self._backend, self._clock = backend, clock
+        self.unsent, self.batches = Unsent(), BatchBudget()
+        self.histograms = {name: Histogram(1e-6) for name in ("Execute", "Session")}
+        """Seconds that lanes took, refused ones too."""
+
+    def open(self, method: str, unsent_bytes_max: int, tell: Callable[[], None] | None = None) -> Session:
+        """Begin one; `tell` as Session has it."""
+        return Session(
+            self._backend,
+            self._clock,
+            unsent_bytes_max,
+            unsent=self.unsent,
+            batches=self.batches,
+            took=self.histograms[method],
+            tell=tell,
+        )
 
 
-def _late(op: Op | StoreError) -> StoreError:
-    if isinstance(op, tuple) and op[0] not in READS:
+def _late(op: Op) -> StoreError:
+    if op[0] not in READS:
         return OutcomeUnknown("no outcome within the frame's time")
     return Unavailable("no answer within the frame's time")
 
 
-def progress_of(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progress:
-    """How far a partition has come, as answers carry it.
+def stand_of(backend: Backend, clock: Clock, partition: str) -> tuple[int, int]:
+    """How far a partition has come, as answers carry it: its sequence, and the time of its next record.
 
-    Its last record may be old, and a request that carries an old time is refused. So the time is that of the next
-    record: a leader stamps records with its clock, but never earlier than the last one.
+    Its last record may be old, and a request that carries an old time is refused. A leader stamps records with its
+    clock, but never earlier than the last one.
     """
     sequence, time_ms = backend.progress(PartitionId(partition))
-    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=max(time_ms, clock.shown_ms()))
+    return sequence, max(time_ms, clock.shown_ms())
+
+
+def progress_of(backend: Backend, clock: Clock, partition: str) -> kv_pb2.Progress:
+    """The same as a message."""
+    return _progress_message(partition, *stand_of(backend, clock, partition))
+
+
+def _progress_message(partition: str, sequence: int, time_ms: int) -> kv_pb2.Progress:
+    return kv_pb2.Progress(partition=partition, sequence=sequence, time_ms=time_ms)

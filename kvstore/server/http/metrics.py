@@ -127,6 +127,14 @@ NAMES: dict[str, tuple[str, str]] = {
     "server_peer_links_lost_total": ("server_peer_links_lost_total", "Links that broke."),
     "server_peer_operations_in_flight": ("server_peer_operations_in_flight", "Forwarded operations without an answer."),
     "server_peer_sessions": ("server_peer_sessions", "Links from other servers."),
+    "server_session_streams": (
+        "server_session_streams",
+        "Python clients whose sessions are on the Redis port; they count among its connections.",
+    ),
+    "server_session_streams_input_bytes": (
+        "server_session_streams_input_bytes",
+        "What those have sent of frames that are not complete.",
+    ),
     "server_peer_refused_total": (
         "server_peer_refused_total",
         "Connections of those who said that they are servers and did not prove it.",

@@ -1,0 +1,230 @@
+"""The carriers of a link's frames to its server: a stream on the server's Redis port, or a session of gRPC where there
+is no such way."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable
+from typing import Any, Protocol
+
+import grpc
+from google.protobuf.message import DecodeError
+from msgspec import MsgspecError
+
+from kvstore.client.core.values import Item
+from kvstore.env.ports import Nursery, Stream, Transport
+from kvstore.proto import brief, kv_pb2, kv_pb2_grpc
+from kvstore.proto.frames import FrameReader
+from kvstore.proto.session_stream import BRIEF, LINE_MAX, PROTOBUF, WELCOME, hello, message_of, protobuf_message_of
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+
+FAILURES = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError, TimeoutError, EOFError)
+"""With which calls of gRPC fail."""
+OUTPUT_HIGH_BYTES = 256 << 10
+"""What the server has not taken of the frames. From here on operations wait in the link."""
+
+
+_decode = brief.decoder_of_answers(Item)
+
+AnyFrame = kv_pb2.Frame | brief.Frame
+AnyAnswers = kv_pb2.Answers | brief.Answers[Item]
+
+
+class Owner(Protocol):
+    """The link."""
+
+    def take(self, answers: AnyAnswers) -> None:
+        """A message has come."""
+        ...
+
+    def go_on(self) -> None:
+        """Another frame may be sent."""
+        ...
+
+    def fall(self, why: str) -> None:
+        """Nothing comes and goes any more."""
+        ...
+
+
+class Wire(Protocol):
+    """One connection, open."""
+
+    is_brief: bool
+    """It takes brief frames; their cost is so small that few operations need not wait for company."""
+    is_ready: bool
+    """Another frame may be sent."""
+
+    def send(self, message: AnyFrame) -> None: ...
+    def probe(self) -> Awaitable[object] | None:
+        """Ask for a sign of life: an answer that comes on the wire, or what to wait for."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class StreamWire:
+    """A session on the Redis port (kvstore/proto/session_stream.py): the protocol of its connection."""
+
+    is_brief = True
+
+    def __init__(self, owner: Owner, server: str) -> None:
+        self.is_ready = False
+        self._owner, self._server = owner, server
+        self._frames = FrameReader(MESSAGE_BYTES_MAX)
+        self._line = b""
+        self._is_open = False
+        self._opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._stream: Stream | None = None
+
+    async def open(self, transport: Transport, address: str) -> None:
+        """Raises OSError, or EOFError if who listens there takes up no session. The caller sets the deadline."""
+        try:
+            await transport.connect(address, self)
+            await self._opened
+        except BaseException:
+            self.close()
+            raise
+
+    def send(self, message: AnyFrame) -> None:
+        assert self._stream is not None, "a wire is open before anything is sent"
+        is_brief = message.__class__ is brief.Frame
+        self._stream.write(message_of(message) if is_brief else protobuf_message_of(message))  # type: ignore[arg-type]
+
+    def probe(self) -> None:
+        """An empty frame is answered."""
+        self.send(brief.Frame(0, 0, []))
+
+    def close(self) -> None:
+        self._lose("closed")
+        if self._stream is not None:
+            self._stream.abort()
+
+    # ── the protocol ──
+
+    def connection_made(self, transport: Any) -> None:
+        self._stream = transport
+        transport.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        transport.write(hello(self._server))
+
+    def data_received(self, data: bytes) -> None:
+        if not self._is_open:
+            return self._greet(data)
+        take, frames = self._owner.take, self._frames
+        try:
+            for body in frames.feed(data):
+                kind = body[0] if body else 0
+                if kind == BRIEF:
+                    take(_decode(memoryview(body)[1:]))
+                elif kind == PROTOBUF:
+                    take(kv_pb2.Answers.FromString(body[1:]))
+                else:
+                    return self._owner.fall(f"no answers: a message of kind {kind}")
+        except (DecodeError, MsgspecError) as error:
+            return self._owner.fall(f"no answers: {error}")
+        if frames.fault:
+            self._owner.fall(frames.fault)
+
+    def _greet(self, data: bytes) -> None:
+        self._line += data
+        if self._opened.done():
+            return  # it is given up
+        if self._line == WELCOME:
+            self.is_ready = self._is_open = True
+            self._opened.set_result(None)
+        elif b"\n" in self._line or len(self._line) > LINE_MAX:
+            self._lose(self._line[:LINE_MAX].decode("utf-8", "replace").strip())
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lose(str(exc or "the server ended the session"))
+
+    def pause_writing(self) -> None:
+        self.is_ready = False
+
+    def resume_writing(self) -> None:
+        self.is_ready = True
+        self._owner.go_on()
+
+    def _lose(self, why: str) -> None:
+        self.is_ready = False
+        if self._is_open:
+            self._is_open = False
+            self._owner.fall(why)
+        elif not self._opened.done():
+            self._opened.set_exception(EOFError(why))
+            self._opened.exception()  # who opened it may have given up
+
+
+class GrpcWire:
+    """A session stream of gRPC. A task writes frames, one at a time, and another reads answers."""
+
+    is_brief = False
+
+    def __init__(self, owner: Owner, stub: kv_pb2_grpc.KVStub, nursery: Nursery, silence_s: float) -> None:
+        self.is_ready = False
+        self._owner, self._nursery, self._silence_s = owner, nursery, silence_s
+        self._stub: Any = stub
+        self._call: Any = None
+        self._next: kv_pb2.Frame | None = None
+        self._wake = asyncio.Event()
+        self._is_closed = False
+
+    async def open(self) -> None:
+        """Raises errors of gRPC. The caller sets the deadline."""
+        self._call = self._stub.Session()
+        await self._call.wait_for_connection()
+        await self._call.initial_metadata()
+        self.is_ready = True
+        self._nursery.spawn(self._write(), name="frames")
+        self._nursery.spawn(self._read(), name="answers")
+
+    def send(self, message: AnyFrame) -> None:
+        assert isinstance(message, kv_pb2.Frame), "gRPC carries protobuf"
+        self.is_ready = False
+        self._next = message
+        self._wake.set()
+
+    def probe(self) -> Awaitable[object]:
+        """Ask on the same connection: a stopped process keeps it."""
+        answer: Awaitable[object] = self._stub.Topology(kv_pb2.TopologyRequest(), timeout=self._silence_s)
+        return answer
+
+    def close(self) -> None:
+        self._is_closed = True
+        self.is_ready = False
+        self._wake.set()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def _write(self) -> None:
+        try:
+            while not self._is_closed:
+                self._wake.clear()
+                if self._next is not None:
+                    message, self._next = self._next, None
+                    await self._call.write(message)
+                    self.is_ready = not self._is_closed
+                    self._owner.go_on()
+                else:
+                    await self._wake.wait()
+        except FAILURES as error:
+            self._owner.fall(text_of(error))
+
+    async def _read(self) -> None:
+        try:
+            while not self._is_closed:
+                answers = await self._call.read()
+                if not isinstance(answers, kv_pb2.Answers):
+                    raise EOFError("the server ended the session")
+                self._owner.take(answers)
+        except FAILURES as error:
+            self._owner.fall(text_of(error))
+
+
+def text_of(error: BaseException) -> str:
+    """Say what a connection failed with."""
+    if isinstance(error, grpc.RpcError):
+        return f"{error.code().name}: {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,60 @@
+"""A session's frames on a plain byte stream, without gRPC below them. Golden bytes are in its test.
+
+    client → KVSTORE.PEER SESSION 1 server     a RESP array of bulk strings: the first command on a server's Redis port
+    server → +KVSTORE SESSION 1                or an error: this server is another one, or knows no such streams
+    client → message*                          each a Frame of kv.proto
+    server → message*                          each an Answers
+
+    message := length i32 big endian | kind u8 | body          the length is that of kind and body
+    kind    := 1, the body is as kvstore/proto/brief.py says   |   2, it is protobuf
+
+The client waits for the first line before it sends a message. A frame without lanes is answered by Answers without
+results: so a client finds out whether a silent server is there.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import Any
+
+from google.protobuf.message import Message
+
+from kvstore.proto import brief
+
+VERSION = b"1"
+WORD = b"SESSION"
+"""Stands where a link between servers has its version: a server that does not know it refuses it as a wrong one."""
+WELCOME = b"+KVSTORE SESSION 1\r\n"
+LINE_MAX = 1_024
+"""Of the first line, errors too."""
+BRIEF, PROTOBUF = 1, 2
+_HEAD = Struct(">iB")
+
+
+def hello(server: str) -> bytes:
+    """The first command, to the server of this id."""
+    words = (b"KVSTORE.PEER", WORD, VERSION, server.encode())
+    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in words)
+
+
+def refusal_or_none(words: list[bytes], server: str) -> str | None:
+    """Why `server` does not take up a stream that begins with these words, the command's own left out."""
+    match words:
+        case [_, version, called] if version == VERSION:
+            return None if called == server.encode() else f"session: this is server {server}"
+        case [_, version, _] if version != VERSION:
+            return f"session version: want {VERSION.decode()}"
+        case _:
+            return f"session: want a version and a server, got {len(words)} words"
+
+
+def message_of(content: brief.Frame | brief.Answers[Any]) -> bytes:
+    """A brief frame or answers as they are sent."""
+    body = brief.encode(content)
+    return _HEAD.pack(len(body) + 1, BRIEF) + body
+
+
+def protobuf_message_of(content: Message) -> bytes:
+    """Any other."""
+    body = content.SerializeToString()
+    return _HEAD.pack(len(body) + 1, PROTOBUF) + body

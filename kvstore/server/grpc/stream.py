@@ -1,0 +1,188 @@
+"""Sessions on the Redis port: the frames of kv.proto on a plain stream (kvstore/proto/session_stream.py)."""
+
+from __future__ import annotations
+
+import logging
+
+from google.protobuf.message import DecodeError
+from msgspec import MsgspecError
+
+from kvstore.env import Stream, StreamHandler
+from kvstore.errors import InvalidRequest
+from kvstore.proto import brief, kv_pb2
+from kvstore.proto.frames import FrameReader
+from kvstore.proto.session_stream import (
+    BRIEF,
+    PROTOBUF,
+    WELCOME,
+    WORD,
+    message_of,
+    protobuf_message_of,
+    refusal_or_none,
+)
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.server.grpc.session import UNSENT_BYTES_MAX, Sessions
+from kvstore.server.redis.commands import CommandError
+from kvstore.server.redis.door import AcceptPeer, Leave
+
+log = logging.getLogger(__name__)
+
+OUTPUT_HIGH_BYTES = 256 << 10
+"""What a client has not read of its answers; from here on they gather, as results, within the bounds of a session."""
+INPUT_BYTES_MAX = 256 << 20
+"""Parts of frames that are not complete, over all streams. Who would hold more is sent away."""
+
+
+class SessionStreams:
+    """Those of one server."""
+
+    def __init__(self, sessions: Sessions, server: str) -> None:
+        self.sessions = sessions
+        self.input_bytes = 0
+        self._server = server
+        self._open: dict[SessionStream, None] = {}
+
+    def beside(self, accept_peer: AcceptPeer) -> AcceptPeer:
+        """Share connections that speak no Redis: here are those of clients, `accept_peer` takes those of servers."""
+
+        def accept(words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
+            return (self.accept if words[1] == WORD else accept_peer)(words, stream, leave)
+
+        return accept
+
+    def accept(self, words: list[bytes], stream: Stream, leave: Leave) -> StreamHandler:
+        """The next handler of a connection that began with these words. It stays a client's; `leave` is called when it
+        is lost. Raises CommandError."""
+        refusal = refusal_or_none(words[1:], self._server)
+        if refusal is not None:
+            raise CommandError(f"ERR {refusal}")
+        handler = SessionStream(self, stream, leave)
+        self._open[handler] = None
+        return handler
+
+    def forget(self, handler: SessionStream) -> None:
+        self._open.pop(handler, None)
+
+    def statistics(self) -> dict[str, int]:
+        return {"session_streams": len(self._open), "session_streams_input_bytes": self.input_bytes}
+
+
+class SessionStream:
+    """The StreamHandler of one of them. Answers are written when a lane's have come together, and wait as results while
+    the client does not read; frames are read while the session has room."""
+
+    def __init__(self, owner: SessionStreams, stream: Stream, leave: Leave) -> None:
+        self._owner, self._stream, self._leave = owner, stream, leave
+        self._session = owner.sessions.open("Session", UNSENT_BYTES_MAX, self._tell)
+        self._frames = FrameReader(MESSAGE_BYTES_MAX)
+        self._waiting: list[bytes] = []
+        """Frames that came while there was no room."""
+        self._held = 0
+        """What the owner counts of this one."""
+        self._is_taking = self._is_paused = self._may_write = False
+        stream.set_write_buffer_limits(high=OUTPUT_HIGH_BYTES)
+        stream.write(WELCOME)
+        self._may_write = True
+
+    # ── the stream ──
+
+    def connection_made(self, transport: Stream) -> None:
+        raise AssertionError("the connection was made before it was taken over")
+
+    def data_received(self, data: bytes) -> None:
+        if self._session.closed:
+            return
+        frames = self._frames
+        bodies = frames.feed(data)
+        if frames.buffered_bytes or self._held:
+            self._note_input(frames.buffered_bytes)
+        if frames.fault:
+            self._end(frames.fault)
+        elif self._waiting:
+            self._waiting += bodies
+        else:
+            self._take(bodies)
+
+    def eof_received(self) -> bool | None:
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._session.close()
+        self._waiting.clear()
+        self._note_input(0)
+        self._owner.forget(self)
+        self._leave()
+
+    def pause_writing(self) -> None:
+        self._may_write = False
+
+    def resume_writing(self) -> None:
+        self._may_write = True
+        self._tell()
+
+    # ── frames and answers ──
+
+    def _take(self, bodies: list[bytes]) -> None:
+        """Begin frames as long as there is room, and the client reads its answers."""
+        session = self._session
+        self._is_taking = True
+        try:
+            for place, body in enumerate(bodies):
+                if not session.has_room or not self._may_write:
+                    self._pause(bodies[place:])
+                    break
+                self._begin(body)
+        except (DecodeError, MsgspecError, InvalidRequest) as error:
+            self._end(str(error))
+        finally:
+            self._is_taking = False
+
+    def _begin(self, body: bytes) -> None:
+        """Raises DecodeError, MsgspecError, or InvalidRequest."""
+        session = self._session
+        kind = body[0] if body else 0
+        if kind == BRIEF:
+            few = brief.decode_frame(memoryview(body)[1:])
+            answers = session.answer_now(few)
+            if answers is not None:
+                self._stream.write(message_of(answers))
+            elif few.lanes:
+                session.accept(few)
+            else:
+                self._stream.write(message_of(brief.Answers(few.ring_version, [], [], [], [], [], [])))
+        elif kind == PROTOBUF:
+            session.accept(kv_pb2.Frame.FromString(body[1:]))
+        else:
+            raise InvalidRequest(f"want a message of kind {BRIEF} or {PROTOBUF}, got {kind}")
+
+    def _pause(self, rest: list[bytes]) -> None:
+        self._waiting = rest
+        self._is_paused = True
+        self._stream.pause_reading()
+
+    def _tell(self) -> None:
+        """There are answers, or there is room."""
+        session = self._session
+        if session.closed:
+            return
+        while self._may_write and (answers := session.take_brief()) is not None:
+            if isinstance(answers, brief.Answers):
+                self._stream.write(message_of(answers))
+            else:
+                self._stream.write(protobuf_message_of(answers))
+        if self._is_paused and self._may_write and session.has_room and not self._is_taking:
+            self._is_paused = False
+            self._stream.resume_reading()
+            waiting, self._waiting = self._waiting, []
+            self._take(waiting)
+
+    def _note_input(self, held: int) -> None:
+        self._owner.input_bytes += held - self._held
+        self._held = held
+        if held and self._owner.input_bytes > INPUT_BYTES_MAX:
+            self._end("too many large frames at once")
+
+    def _end(self, why: str) -> None:
+        log.warning("a session on the Redis port ends: %s", why)
+        self._session.close()
+        self._stream.abort()

@@ -1,0 +1,311 @@
+"""What an operation costs the process of a Python client, and how it fares beside a Redis client of the same servers.
+
+    python -m loadtest.client_budget [--only TEXT] [--runs 5] [--functions] [--out FILE]
+
+A three-node cluster is started in a scratch folder. All keys belong to one partition. `AsyncClient`, and a client of
+the Redis protocol that does nothing it need not do (hiredis on asyncio, one connection to the leader's node), put and
+get them in turn, so that what slows the machine down slows both. Rates and times are compared as ratios, ours by that
+client's; the calls of Python and C that the client's process makes are counted in a run of their own and held to
+`BUDGET`. Exit code 1 if a load takes more calls, or more of the other client's time, than it may.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import json
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import hiredis
+import psutil
+import uvloop
+
+from kvstore.cli.output import as_table
+from kvstore.client import AsyncClient, ClientConfig
+from kvstore.devcluster.layout import ClusterFile, NodePlace
+from kvstore.devcluster.local import LocalCluster
+from kvstore.errors import ConfigError
+from loadtest.bench import peers
+from loadtest.bench.counted_node import counts
+from loadtest.generator.options import path_word
+
+OFFSETS = range(34_000, 38_000, 100)
+KEYS = 1_000
+VALUE = b"x" * 100
+TAG = b"{budget}"
+CLIENTS = ("AsyncClient", "RESP")
+Call = Callable[[int], Awaitable[object]]
+"""One operation, on the key of this number."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """`operations` in all, by so many tasks as are `in_flight`."""
+
+    kind: str
+    in_flight: int
+    operations: int
+    calls_max: float
+    """Per operation, in the client's process."""
+    rate_min: float
+    """Of the Redis client's rate: what is less is no bad luck."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}, {self.in_flight:,} in flight"
+
+
+BUDGET = (
+    Load("put", 1, 400, 62, 0.65),
+    Load("put", 50, 5_000, 33, 0.6),
+    Load("put", 1_000, 20_000, 36, 0.2),
+    Load("get", 1, 1_000, 56, 0.6),
+    Load("get", 50, 10_000, 31, 0.65),
+    Load("get", 1_000, 20_000, 34, 0.65),
+)
+
+
+@dataclass
+class Cost:
+    """Of one load by one client."""
+
+    load: Load
+    client: str
+    rates: list[float] = field(default_factory=list)
+    """Operations per second."""
+    p50s_ms: list[float] = field(default_factory=list)
+    cpus_us: list[float] = field(default_factory=list)
+    """Per operation, in the client's process."""
+    leader_cpus_us: list[float] = field(default_factory=list)
+    wake_ups: list[float] = field(default_factory=list)
+    frames: float | None = None
+    """Per operation."""
+    functions: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def calls(self) -> float:
+        """Per operation."""
+        return sum(self.functions.values()) / self.load.operations
+
+    def row(self, beside: Cost) -> dict[str, Any]:
+        """With ratios to the run of the other client that was measured next to each of these."""
+        return {
+            "load": self.load.name,
+            "client": self.client,
+            "ops/s": round(median(self.rates)),
+            "p50 ms": round(median(self.p50s_ms), 3),
+            "rate, of RESP": round(ratio(self.rates, beside.rates), 2),
+            "p50, of RESP": round(ratio(self.p50s_ms, beside.p50s_ms), 2),
+            "calls/op": round(self.calls, 1),
+            "budget": self.load.calls_max if self.client == CLIENTS[0] else None,
+            "frames/op": None if self.frames is None else round(self.frames, 3),
+            "wake-ups/op": round(median(self.wake_ups), 2),
+            "CPU us/op": round(median(self.cpus_us), 1),
+            "leader CPU us/op": round(median(self.leader_cpus_us), 1),
+        }
+
+
+def ratio(these: list[float], those: list[float]) -> float:
+    """The median of the ratios of neighbours."""
+    return median(this / that for this, that in zip(these, those, strict=True))
+
+
+class RedisClient(asyncio.Protocol):
+    """As fast as a client in Python may be: one connection, written to once in a turn of the event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[Any]] = deque()
+        self._written: list[bytes] = []
+        self._parser = hiredis.Reader()
+        self._transport: asyncio.Transport
+        self._loop = asyncio.get_running_loop()
+
+    def connection_made(self, transport: Any) -> None:
+        self._transport = transport
+
+    def call(self, *words: bytes) -> asyncio.Future[Any]:
+        if not self._written:
+            self._loop.call_soon(self._flush)
+        self._written.append(hiredis.pack_command(words))
+        answer = self._loop.create_future()
+        self._waiting.append(answer)
+        return answer
+
+    def _flush(self) -> None:
+        self._transport.write(b"".join(self._written))
+        self._written.clear()
+
+    def data_received(self, data: bytes) -> None:
+        self._parser.feed(data)
+        while (reply := self._parser.gets()) is not False:
+            if isinstance(reply, hiredis.ReplyError):
+                self._waiting.popleft().set_exception(reply)
+            else:
+                self._waiting.popleft().set_result(reply)
+
+    def close(self) -> None:
+        self._transport.close()
+
+
+class Bench:
+    """Both clients, and the node that leads their keys."""
+
+    def __init__(self, client: AsyncClient, file: ClusterFile) -> None:
+        self._client, self._file = client, file
+        self._keys = [TAG + b"%d" % number for number in range(KEYS)]
+        self._node: NodePlace | None = None
+        self._redis: RedisClient
+        self._processes: tuple[psutil.Process, psutil.Process]
+
+    async def _find_leader(self) -> bool:
+        """Connect to the leader's node. False if it is the one it was."""
+        leader = self._client.cluster.leader_of(self._client.cluster.partition_of(TAG))
+        node = next(node for node in self._file.nodes if node.grpc == leader)
+        if node == self._node:
+            return False
+        if self._node is not None:
+            self._redis.close()
+        host, _, port = node.resp.rpartition(":")
+        _, self._redis = await asyncio.get_running_loop().create_connection(RedisClient, host, int(port))
+        self._node, self._processes = node, (psutil.Process(), psutil.Process(node.pid))
+        return True
+
+    async def measure(self, load: Load, runs: int) -> tuple[Cost, Cost]:
+        """Of AsyncClient and of the Redis client; anew if the partition has got another leader meanwhile."""
+        await self._find_leader()
+        costs = await self._measure(load, runs)
+        return await self.measure(load, runs) if await self._find_leader() else costs
+
+    async def _measure(self, load: Load, runs: int) -> tuple[Cost, Cost]:
+        costs = Cost(load, CLIENTS[0]), Cost(load, CLIENTS[1])
+        calls = self._calls(load)
+        for call in calls:
+            await self._run(load, call)
+        for _ in range(runs):
+            for cost, call in zip(costs, calls, strict=True):
+                await self._timed(cost, call)
+        frames = self._client.statistics()["frames"]
+        for cost, call in zip(costs, calls, strict=True):
+            profile = cProfile.Profile()
+            profile.enable()
+            await self._run(load, call)
+            profile.disable()
+            cost.functions = counts(profile)
+        costs[0].frames = (self._client.statistics()["frames"] - frames) / load.operations
+        return costs
+
+    def _calls(self, load: Load) -> tuple[Call, Call]:
+        client, redis, keys = self._client, self._redis, self._keys
+        if load.kind == "put":
+            return (
+                lambda number: client.put(keys[number % KEYS], VALUE),
+                lambda number: redis.call(b"SET", keys[number % KEYS], VALUE),
+            )
+        return (
+            lambda number: client.get(keys[number % KEYS]),
+            lambda number: redis.call(b"GET", keys[number % KEYS]),
+        )
+
+    async def _run(self, load: Load, call: Call) -> list[float]:
+        """How long each operation took, in seconds."""
+        numbers = iter(range(load.operations))
+        times: list[float] = []
+
+        async def caller() -> None:
+            for number in numbers:
+                begun = time.perf_counter()
+                await call(number)
+                times.append(time.perf_counter() - begun)
+
+        await asyncio.gather(*(caller() for _ in range(load.in_flight)))
+        return times
+
+    async def _timed(self, cost: Cost, call: Call) -> None:
+        operations = cost.load.operations
+        before, begun = self._spent(), time.perf_counter()
+        times = await self._run(cost.load, call)
+        took_s = time.perf_counter() - begun
+        own, leader, wake_ups = (b - a for a, b in zip(before, self._spent(), strict=True))
+        cost.rates.append(operations / took_s)
+        cost.p50s_ms.append(median(times) * 1e3)
+        cost.cpus_us.append(own / operations * 1e6)
+        cost.leader_cpus_us.append(leader / operations * 1e6)
+        cost.wake_ups.append(wake_ups / operations)
+
+    def _spent(self) -> tuple[float, float, int]:
+        """Processor time of this process and of the leader's, and how often this one has slept."""
+        own, leader = self._processes
+        times = leader.cpu_times()
+        return time.process_time(), times.user + times.system, own.num_ctx_switches().voluntary
+
+
+async def run_bench(file: ClusterFile, loads: Sequence[Load], runs: int) -> list[tuple[Cost, Cost]]:
+    async with AsyncClient(ClientConfig(endpoints=tuple(node.grpc for node in file.nodes))) as client:
+        bench = Bench(client, file)
+        return [await bench.measure(load, runs) for load in loads]
+
+
+@contextmanager
+def running_cluster() -> Iterator[ClusterFile]:
+    """A cluster in a scratch folder, ended afterwards."""
+    with peers.scratch() as folder:
+        cluster = LocalCluster(folder / "data")
+        try:
+            yield peers.up_on_free_ports(cluster, OFFSETS)
+        finally:
+            cluster.down()
+
+
+def _faults(ours: Cost, other: Cost) -> list[str]:
+    found = []
+    load = ours.load
+    if ours.calls > load.calls_max:
+        found.append(f"{load.name}: {ours.calls:.1f} calls per operation, {load.calls_max} may be")
+    if (got := ratio(ours.rates, other.rates)) < load.rate_min:
+        found.append(f"{load.name}: {got:.2f} of the Redis client's rate, want {load.rate_min}")
+    return found
+
+
+def _show_functions(cost: Cost) -> None:
+    print(f"\n{cost.load.name}, {cost.client}: calls per operation")
+    for name, calls in cost.functions.most_common(60):
+        print(f"  {calls / cost.load.operations:7.2f}  {name.rpartition('/kvstore/')[2] or name}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="")
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--functions", action="store_true", help="also by function")
+    parser.add_argument("--out", type=path_word, default=Path("reports/client_budget.json"))
+    options = parser.parse_args()
+    loads = [load for load in BUDGET if options.only in load.name]
+    if not loads:
+        sys.exit(f"client_budget: no load holds {options.only!r} in its name")
+    try:
+        with running_cluster() as file:
+            costs = uvloop.run(run_bench(file, loads, options.runs))
+    except ConfigError as error:
+        sys.exit(f"client_budget: {error}")
+    rows = [cost.row(pair[1]) for pair in costs for cost in pair]
+    print(as_table(rows))
+    if options.functions:
+        for ours, _ in costs:
+            _show_functions(ours)
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(rows, indent=2))
+    if faults := [fault for pair in costs for fault in _faults(*pair)]:
+        sys.exit("\n".join(faults))
+
+
+if __name__ == "__main__":
+    main()

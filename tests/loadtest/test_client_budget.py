@@ -1,0 +1,35 @@
+"""What an operation costs the process of an AsyncClient, in calls: no more than the committed budget
+(loadtest/client_budget.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import uvloop
+
+from kvstore.devcluster.layout import ClusterFile
+from loadtest.client_budget import BUDGET, Load, run_bench, running_cluster
+
+pytestmark = pytest.mark.cluster
+
+ATTEMPTS_MAX = 3
+
+
+@pytest.fixture(scope="module")
+def file() -> Iterator[ClusterFile]:
+    with running_cluster() as found:
+        yield found
+
+
+@pytest.mark.parametrize("load", BUDGET, ids=lambda load: load.name)
+def test_an_operation_takes_no_more_calls_than_its_budget(file: ClusterFile, load: Load) -> None:
+    """In the least of some counts: how many operations meet in a frame is not the same at all times."""
+    counted = []
+    for _ in range(ATTEMPTS_MAX):
+        ((ours, redis),) = uvloop.run(run_bench(file, [load], 1))
+        assert redis.calls > 10, "nothing was counted"
+        counted.append(ours.calls)
+        if ours.calls <= load.calls_max:
+            return
+    raise AssertionError(f"more calls than {load.calls_max}: {counted}")

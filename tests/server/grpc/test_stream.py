@@ -1,0 +1,329 @@
+"""Sessions on the Redis port: who may begin one, what it answers, and what it holds of a client that does not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from kvstore.client.core.values import Item
+from kvstore.proto import brief, kv_pb2
+from kvstore.proto.frames import FrameReader
+from kvstore.proto.session_stream import BRIEF, WELCOME, WORD, hello, message_of, protobuf_message_of
+from kvstore.rpc.channels import MESSAGE_BYTES_MAX
+from kvstore.server.config import Limits
+from kvstore.server.grpc import session as sessions
+from kvstore.server.grpc import stream as streams
+from kvstore.server.grpc.session import Sessions
+from kvstore.server.grpc.stream import SessionStream, SessionStreams
+from kvstore.server.redis.door import RespServer
+from tests.client.serving import refuse_peers
+from tests.server.backends import OneServer, one_server
+from tests.server.redis.door import Raw
+from tests.waiting import PATIENCE_S, wait_until
+
+GET, PUT, META = kv_pb2.GET, kv_pb2.PUT, kv_pb2.META
+_answers_of = brief.decoder_of_answers(Item)
+
+
+class Wire:
+    """A stream without a network: what is written, and whether it is read on."""
+
+    def __init__(self) -> None:
+        self.frames = FrameReader(MESSAGE_BYTES_MAX)
+        self.answers: list[Any] = []
+        self.is_reading = True
+        self.is_aborted = False
+
+    def write(self, data: bytes) -> None:
+        if data == WELCOME:
+            return
+        for body in self.frames.feed(data):
+            is_brief = body[0] == BRIEF
+            self.answers.append(_answers_of(body[1:]) if is_brief else kv_pb2.Answers.FromString(body[1:]))
+
+    def numbers(self) -> list[int]:
+        """Of the operations that are answered."""
+        return [number for each in self.answers for number in (*each.numbers, *each.found, *each.absent)]
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Nothing is kept."""
+
+    def abort(self) -> None:
+        self.is_aborted = True
+
+
+class Subject:
+    """One stream of a server that leads everything."""
+
+    def __init__(self, backend: OneServer, owner: SessionStreams) -> None:
+        self.backend, self.owner = backend, owner
+        self.wire = Wire()
+        self.left = 0
+        self.stream = cast("SessionStream", owner.accept([b"", WORD, b"1", b"n1"], cast("Any", self.wire), self._leave))
+
+    def _leave(self) -> None:
+        self.left += 1
+
+    def send(self, *frames: brief.Frame) -> None:
+        self.stream.data_received(b"".join(map(message_of, frames)))
+
+    def put(self, number: int, *keys: bytes) -> brief.Frame:
+        partition = self.partition_of(keys[0])
+        lane = brief.Lane(partition, number, [PUT] * len(keys), list(keys), values=[b"v"] * len(keys))
+        return brief.Frame(self.ring_version, 0, [lane])
+
+    def get(self, number: int, *keys: bytes, token: int = 0) -> brief.Frame:
+        lane = brief.Lane(self.partition_of(keys[0]), number, [GET] * len(keys), list(keys), token=token)
+        return brief.Frame(self.ring_version, 0, [lane])
+
+    def partition_of(self, key: bytes) -> str:
+        return self.backend.topology.ring.partition_of(key)
+
+    @property
+    def ring_version(self) -> int:
+        return self.backend.topology.ring.routed
+
+    async def wait_answers(self, *numbers: int) -> None:
+        async def are_there() -> bool:
+            return sorted(self.wire.numbers()) == sorted(numbers)
+
+        await wait_until(are_there, what=f"answers to {numbers}")
+
+
+@pytest.fixture
+async def subject(tmp_path: Path) -> AsyncIterator[Subject]:
+    async with one_server(tmp_path) as (env, backend):
+        yield Subject(backend, SessionStreams(Sessions(backend, env.clock), "n1"))
+
+
+async def test_operations_are_answered_under_their_numbers_with_how_far_the_partition_is(subject: Subject) -> None:
+    subject.send(subject.put(1, b"k"))
+    await subject.wait_answers(1)
+    (answers,) = subject.wire.answers
+    (progress,) = [each for each in answers.progress if each.partition == subject.partition_of(b"k")]
+    assert progress.sequence >= answers.versions[0] > 0
+    subject.send(subject.get(2, b"k", b"absent"))
+    await subject.wait_answers(1, 2, 3)
+    (record,) = [record for each in subject.wire.answers for record in each.records]
+    assert (record.value, record.version) == (b"v", answers.versions[0])
+
+
+async def test_a_lone_get_is_answered_in_the_call_that_brought_it(subject: Subject) -> None:
+    subject.send(subject.put(1, b"k"))
+    await subject.wait_answers(1)
+    version = subject.wire.answers[0].versions[0]
+    subject.send(subject.get(2, b"k"), subject.get(3, b"k2"))
+    assert subject.wire.numbers() == [1, 2, 3]
+    answers = subject.wire.answers[1]
+    assert answers.records == [Item(b"v", version, version, answers.records[0].written_ms, 0)]
+    assert answers.progress[0].sequence >= version
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        lambda lane: setattr(lane, "token", 1 << 40),
+        lambda lane: setattr(lane, "level", kv_pb2.STRICT),
+        lambda lane: setattr(lane, "codes", [META]),
+    ],
+)
+async def test_other_reads_wait_for_their_turn(subject: Subject, alter: Any) -> None:
+    """A token that the partition has not reached: it must be refused, not answered with what is older."""
+    frame = subject.get(1, b"k")
+    alter(frame.lanes[0])
+    subject.send(frame)
+    assert subject.wire.answers == []
+
+    async def is_answered() -> bool:
+        return bool(subject.wire.answers)
+
+    await wait_until(is_answered, what="its turn")
+
+
+async def test_a_get_by_another_ring_waits_for_its_turn(subject: Subject) -> None:
+    frame = subject.get(1, b"k")
+    frame.ring_version -= 1
+    subject.send(frame)
+    assert subject.wire.answers == []
+
+
+async def test_a_get_behind_a_write_of_its_stream_does_not_overtake_it(subject: Subject) -> None:
+    subject.send(subject.put(1, b"k"), subject.get(2, b"k"))
+    assert subject.wire.answers == []
+    await subject.wait_answers(1, 2)
+
+
+async def test_an_empty_frame_is_a_sign_of_life(subject: Subject) -> None:
+    subject.send(brief.Frame(0, 0, []))
+    assert subject.wire.numbers() == []
+    assert len(subject.wire.answers) == 1
+
+
+async def test_what_needs_options_results_or_failures_is_protobuf(subject: Subject) -> None:
+    options = [kv_pb2.Options(delta=5)]
+    lane = kv_pb2.Lane(first=1, codes=[kv_pb2.INCREMENT], keys=[b"n"], options=options)
+    subject.stream.data_received(protobuf_message_of(kv_pb2.Frame(lanes=[lane])))
+
+    async def is_answered() -> bool:
+        return bool(subject.wire.answers)
+
+    await wait_until(is_answered, what="the sum")
+    (answers,) = subject.wire.answers
+    assert [(each.number, each.integer) for each in answers.results] == [(1, 5)]
+    assert [each.partition for each in answers.progress if each.sequence] == [subject.partition_of(b"n")]
+
+
+async def test_who_does_not_read_his_answers_is_not_read_from(subject: Subject) -> None:
+    subject.stream.pause_writing()
+    subject.send(subject.put(1, b"k"), subject.put(2, b"k"))
+    assert not subject.wire.is_reading
+    assert subject.backend.submitted == [], "nothing is begun for him"
+    subject.stream.resume_writing()
+    assert subject.wire.is_reading
+    await subject.wait_answers(1, 2)
+
+
+async def test_answers_wait_as_results_while_nothing_may_be_written(subject: Subject) -> None:
+    subject.backend.hold()
+    subject.send(subject.put(1, b"k"))
+    subject.stream.pause_writing()
+    subject.backend.let_go()
+
+    async def is_done() -> bool:
+        return not subject.stream._session._open
+
+    await wait_until(is_done, what="the write")
+    assert subject.wire.answers == []
+    subject.stream.resume_writing()
+    assert subject.wire.numbers() == [1]
+
+
+async def test_a_stream_with_too_much_under_way_is_not_read_on(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "OPEN_MAX", 2)
+    subject.backend.hold()
+    subject.send(subject.put(1, b"a", b"b"), subject.put(3, b"c"))
+    assert not subject.wire.is_reading
+    assert len(subject.backend.submitted) == 2
+    subject.send(subject.put(4, b"d"))  # it had come already
+    subject.backend.let_go()
+    await subject.wait_answers(1, 2, 3, 4)
+    assert subject.wire.is_reading
+
+
+def nonsense() -> Iterator[bytes]:
+    yield b"\x00\x00\x00\x03\x01no"
+    yield b"\x00\x00\x00\x03\x02\xff\xff"
+    yield b"\x00\x00\x00\x02\x03?"
+    yield b"\x00\x00\x00\x00"
+    yield b"\xff\xff\xff\xff"
+    yield (MESSAGE_BYTES_MAX + 1).to_bytes(4, "big")
+    yield message_of(brief.Frame(0, 0, [brief.Lane("", 1 << 63, [GET], [b"k"])]))
+
+
+@pytest.mark.parametrize("data", list(nonsense()))
+async def test_what_is_no_message_ends_the_stream(subject: Subject, data: bytes) -> None:
+    subject.send(brief.Frame(0, 0, []))
+    subject.stream.data_received(data)
+    assert subject.wire.is_aborted
+    subject.send(subject.put(1, b"k"))
+    assert subject.backend.submitted == []
+
+
+async def test_parts_of_frames_are_bounded_over_all_streams(subject: Subject, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streams, "INPUT_BYTES_MAX", 1_000)
+    other = Subject(subject.backend, subject.owner)
+    begun = (5_000).to_bytes(4, "big") + bytes(596)
+    subject.stream.data_received(begun)
+    assert subject.owner.statistics() == {"session_streams": 2, "session_streams_input_bytes": 600}
+    other.stream.data_received(begun)
+    assert (subject.wire.is_aborted, other.wire.is_aborted) == (False, True)
+    other.stream.connection_lost(None)
+    subject.stream.connection_lost(None)
+    assert subject.owner.statistics() == {"session_streams": 0, "session_streams_input_bytes": 0}
+    assert (subject.left, other.left) == (1, 1)
+
+
+async def test_a_lost_stream_takes_nothing_back_and_hears_nothing(subject: Subject) -> None:
+    subject.backend.hold()
+    subject.send(subject.put(1, b"k"))
+    subject.stream.connection_lost(None)
+    subject.backend.let_go()
+
+    async def is_done() -> bool:
+        return not subject.stream._session._open
+
+    await wait_until(is_done, what="the write")
+    assert subject.wire.answers == []
+
+
+async def test_what_ends_while_a_message_is_sent_is_told_with_its_own_progress(subject: Subject) -> None:
+    """A client's token must never be behind what it was told."""
+    session = subject.stream._session
+    subject.stream.pause_writing()
+    subject.stream._may_write = False
+    large = kv_pb2.Frame(lanes=[kv_pb2.Lane(first=1, keys=[b"a", b"b"], values=[bytes(600_000)] * 2, codes=[PUT, PUT])])
+    session.accept(large)
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    list(session.take())
+    session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=3, keys=[b"a", b"b"], codes=[GET, GET])]))
+    session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=5, keys=[b"a"], codes=[GET])]))
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    messages = session.take()
+    next(messages)
+    session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=6, keys=[b"a"], values=[b"v"], codes=[PUT])]))
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    told = [(answers, {each.partition: each.sequence for each in answers.progress}) for answers in messages]
+    ((answers, progress),) = [each for each in told if list(each[0].numbers) == [6]]
+    assert progress[subject.partition_of(b"a")] >= answers.versions[0]
+
+
+async def test_each_of_several_messages_tells_the_progress(subject: Subject) -> None:
+    session = subject.stream._session
+    subject.stream.pause_writing()
+    put = kv_pb2.Lane(first=1, keys=[b"a"], values=[bytes(600_000)], codes=[PUT])
+    session.accept(kv_pb2.Frame(lanes=[put]))
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    list(session.take())
+    session.accept(kv_pb2.Frame(lanes=[kv_pb2.Lane(first=2, keys=[b"a"] * 3, codes=[GET] * 3)]))
+    await asyncio.wait_for(session.wait_all_done(), PATIENCE_S)
+    messages = list(session.take())
+    assert [len(each.found) for each in messages] == [2, 1]
+    assert all(each.progress[0].sequence for each in messages)
+
+
+async def test_on_the_redis_port_a_stream_begins_with_its_command_and_counts_as_a_client(tmp_path: Path) -> None:
+    async with one_server(tmp_path) as (env, backend):
+        owner = SessionStreams(Sessions(backend, env.clock), "n1")
+        door = RespServer(env, backend, Limits(), owner.beside(refuse_peers), dict)
+        host, _, port = (await door.open("127.0.0.1:0")).rpartition(":")
+        client = Raw(*await asyncio.open_connection(host, int(port)))
+        wrong = Raw(*await asyncio.open_connection(host, int(port)))
+        try:
+            wrong.writer.write(hello("n2"))
+            assert await wrong.read_line() == b"-ERR session: this is server n1\r\n"
+            assert await client.ask(hello("n1"), WELCOME) == WELCOME
+            client.writer.write(message_of(brief.Frame(0, 0, [brief.Lane("", 1, [GET], [b"k"])])))
+            size = int.from_bytes(await client.read(4), "big")
+            assert _answers_of((await client.read(size))[1:]).absent == [1]
+            assert door.statistics()["resp_connections"] == 2
+            client.close()
+
+            async def is_forgotten() -> bool:
+                return door.statistics()["resp_connections"] == 1 and not owner.statistics()["session_streams"]
+
+            await wait_until(is_forgotten, what="the client has left")
+        finally:
+            wrong.close()
+            await door.close()
