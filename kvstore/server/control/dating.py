@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -59,6 +58,8 @@ class JudgedClock:
         self.judge = Judge(server, raw.now(), raw.wall_ms())
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
         """Those of the ring, once there is one."""
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._last_listener = 0
 
     def date_ms(self) -> int:
         return self.judge.date_ms(self.now())
@@ -76,10 +77,28 @@ class JudgedClock:
     def has_date(self) -> bool:
         return self.judge.is_known
 
+    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self._last_listener += 1
+        number = self._last_listener
+        self._listeners[number] = changed
+
+        def end() -> None:
+            self._listeners.pop(number, None)
+
+        return end
+
     def look(self) -> None:
+        """Judge anew, if something may have changed."""
+        judge, now, wall_ms = self.judge, self.now(), self.wall_ms()
+        if judge.is_calm(now, wall_ms):
+            return
         servers = self.servers()
+        before = judge.may_lead, judge.is_known
         rounds = -(-len(servers) // ASKED_MAX)
-        self.judge.look(self.now(), self.wall_ms(), servers, HEARD_S + rounds * ASK_S)
+        judge.look(now, wall_ms, servers, HEARD_S + rounds * ASK_S)
+        if (judge.may_lead, judge.is_known) != before:
+            for changed in list(self._listeners.values()):
+                changed()
 
 
 class Dating:
@@ -88,7 +107,7 @@ class Dating:
     def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
         self.clock = clock
         self._server, self._links, self._ring = server, links, ring
-        self._nursery = env.nursery.child("dating")
+        self._nursery, self._beat = env.nursery.child("dating"), env.beat
         self._known: tuple[int, frozenset[ServerId]] = -1, frozenset()
         self._asked: set[ServerId] = set()
         """Who has not answered yet."""
@@ -141,7 +160,7 @@ class Dating:
                     log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
                 else:
                     log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
-            await asyncio.sleep(SAMPLE_S)
+            await self._beat.rest(SAMPLE_S)
 
     async def _ask_now_and_then(self) -> None:
         while True:
@@ -151,7 +170,7 @@ class Dating:
                 if server not in self._asked:
                     self._asked.add(server)
                     self._nursery.spawn(self._ask(server), name=f"ask {server} for its date")
-            await asyncio.sleep(ASK_S if is_known else ASK_UNKNOWN_S)
+            await self._beat.rest(ASK_S if is_known else ASK_UNKNOWN_S)
 
     def _some_of(self, others: list[ServerId]) -> list[ServerId]:
         if len(others) <= ASKED_MAX:

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, generate_late
 from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
+from kvstore.env.beat import Beat
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.page import page_of
 
@@ -28,7 +29,7 @@ SHUTDOWN_S = 2.0
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 RESTS = 9
 """How many times as long as a costly page took to make it is given out as it is."""
-LAG_LOOK_S = 0.25
+LAG_LOOK_S = 0.2
 """How often the event loop's delay is measured."""
 
 
@@ -55,10 +56,10 @@ class Shown(Protocol):
 class HttpDoor:
     """Listens from `open` to `close`."""
 
-    def __init__(self, shown: Shown, transport: Transport) -> None:
+    def __init__(self, shown: Shown, transport: Transport, beat: Beat) -> None:
         self._shown, self._transport = shown, transport
         self._registry = CollectorRegistry()
-        self._lag = LoopLag()
+        self._lag = LoopLag(beat)
         self._registry.register(Collected(shown, self._lag))
         ProcessCollector(namespace="", registry=self._registry)
         self._measured = Rested(lambda: generate_latest(self._registry), lambda: asyncio.get_running_loop().time())
@@ -210,15 +211,16 @@ class Collected:
 class LoopLag:
     """The longest delay of the event loop since somebody asked: everything in this process waits as long."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
         self._longest_s = 0.0
         self._due = 0.0
+        self._loop: asyncio.AbstractEventLoop
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._due = loop.time() + LAG_LOOK_S
-        self._timer = loop.call_later(LAG_LOOK_S, self._look)
+        self._loop = asyncio.get_running_loop()
+        self._look_after(self._loop.time())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -229,5 +231,11 @@ class LoopLag:
         return longest
 
     def _look(self) -> None:
-        self._longest_s = max(self._longest_s, asyncio.get_running_loop().time() - self._due)
-        self.start()
+        now = self._loop.time()
+        self._longest_s = max(self._longest_s, now - self._due)
+        self._look_after(now)
+
+    def _look_after(self, now: float) -> None:
+        delay_s = self._beat.delay_s(LAG_LOOK_S)
+        self._due = now + delay_s
+        self._timer = self._loop.call_later(delay_s, self._look)

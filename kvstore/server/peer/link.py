@@ -13,6 +13,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from kvstore.env import Stream
+from kvstore.env.beat import Beat
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state.commands import Code, Op, Sink
 from kvstore.partition.state.traits import READS
@@ -41,6 +42,7 @@ _GET, _PUT = int(Code.GET), int(Code.PUT)
 class Owner(Protocol):
     """The owner of links: kvstore.server.peer.links.PeerLinks."""
 
+    beat: Beat
     credentials: Credentials
     dispatcher: Dispatcher
     forwarded_max: int
@@ -166,7 +168,7 @@ class Link:
             return b""
         self.is_open = True
         self._swept_at = self._links.now()
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         if not self.opened.done():
             self.opened.set_result(None)
         self._links.dispatcher.link_opened(self.flight)
@@ -268,7 +270,7 @@ class Link:
     def _sweep(self) -> None:
         """End what has waited too long, and a link that owes answers and is silent."""
         now = self._links.now()
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
         if since_s > STOOD_STILL_S:
             return  # it was this process that said nothing: first it reads what has come meanwhile
@@ -281,6 +283,11 @@ class Link:
             self._heard_at = now
         elif now - self._heard_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
+        if not self.flight.pending:
+            if self._marks:
+                self._marks.clear()
+                self.flight.forget_keys()
+            return
         self.flight.forget_keys()
         self._marks.append((now, self.flight.last_number))
         expired = 0

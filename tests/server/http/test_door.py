@@ -15,6 +15,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from kvstore.devcluster.zookeeper import free_port
+from kvstore.env.beat import Beat
 from kvstore.env.histogram import Histogram
 from kvstore.env.transport import TcpTransport
 from kvstore.server.http import door as http_door
@@ -47,7 +48,7 @@ class Shown:
 @pytest.fixture
 async def url() -> AsyncIterator[str]:
     address = f"127.0.0.1:{free_port()}"
-    door = HttpDoor(Shown(), TcpTransport())
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
     await door.open(address)
     yield f"http://{address}"
     await door.close()
@@ -130,7 +131,7 @@ async def test_connections_that_ask_for_nothing_give_way_to_others(url: str, mon
 async def test_a_connection_that_never_brings_a_whole_request_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_door, "SILENT_S", 0.1)
     port = free_port()
-    door = HttpDoor(Shown(), TcpTransport())
+    door = HttpDoor(Shown(), TcpTransport(), Beat())
     await door.open(f"127.0.0.1:{port}")
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /healthz HTTP/1.1\r\nHost:")
