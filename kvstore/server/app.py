@@ -341,7 +341,7 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     dispatcher.use_links(node.links)
     node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.dating.close)
-    node.peers.serve(DATES, node.dating.answer)
+    node.peers.serve_at_once(DATES, node.dating.answer)
     node.dating.start()
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)

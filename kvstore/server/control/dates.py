@@ -30,7 +30,8 @@ ALONE_S = 30.0
 AWAKE_S = 1.0
 """What passes between two looks counts as time alone up to this: a process that stood still has heard nobody either."""
 CALM_S, CALM_MS = 1.0, 2
-"""For so long nothing is judged anew if nothing was heard, and the two clocks of this server agree as they did."""
+"""For so long nothing is judged anew if the others say what they have said, and the two clocks of this server agree as
+they did."""
 STOOD_S = 300.0
 """A server that is the only one of its cluster takes over a date that its wall clock has had for so long."""
 
@@ -100,8 +101,11 @@ class Judge:
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
     def hear(self, server: ServerId, heard: Heard) -> None:
-        if server != self._server:
-            self._heard[server] = heard
+        if server == self._server:
+            return
+        before, self._heard[server] = self._heard.get(server), heard
+        is_same = before is not None and before.is_sure is heard.is_sure
+        if before is None or not is_same or abs(heard.offset_ms - before.offset_ms) >= CALM_MS:
             self._calm_until = heard.at
 
     def is_calm(self, now: float, wall_ms: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -113,13 +114,18 @@ class Dating:
         """Who has not answered yet."""
         self._next = 0
         self._was_sure = True
+        self._loop: asyncio.AbstractEventLoop
+        self._timer: asyncio.TimerHandle | None = None
         clock.servers = self.servers
 
     def start(self) -> None:
-        self._nursery.spawn(self._sample_now_and_then(), name="sample clocks")
+        self._loop = asyncio.get_running_loop()
+        self._sample()
         self._nursery.spawn(self._ask_now_and_then(), name="ask for dates")
 
     async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         await self._nursery.close()
 
     def servers(self) -> frozenset[ServerId]:
@@ -139,7 +145,7 @@ class Dating:
             "dates_taken_over_total": judge.taken_over,
         }
 
-    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+    def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Answer another server with this one's date. Raises InvalidRequest."""
         if method != "date":
             raise InvalidRequest(f"want the method date, got {method!r}")
@@ -150,17 +156,16 @@ class Dating:
         judge = self.clock.judge
         return Told(judge.told_ms(self.clock.now()), judge.is_sure, judge.doubt, judge.drift_ms)
 
-    async def _sample_now_and_then(self) -> None:
-        while True:
-            self.clock.look()
-            judge = self.clock.judge
-            if judge.is_sure is not self._was_sure:
-                self._was_sure = judge.is_sure
-                if judge.is_sure:
-                    log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
-                else:
-                    log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
-            await self._beat.rest(SAMPLE_S)
+    def _sample(self) -> None:
+        self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
+        self.clock.look()
+        judge = self.clock.judge
+        if judge.is_sure is not self._was_sure:
+            self._was_sure = judge.is_sure
+            if judge.is_sure:
+                log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
+            else:
+                log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
 
     async def _ask_now_and_then(self) -> None:
         while True:
