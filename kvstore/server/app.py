@@ -18,6 +18,7 @@ from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
+from kvstore.env.interpreter import interpreter
 from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.layout import LayoutStore
@@ -205,6 +206,7 @@ class Node:
         shown: dict[str, Any] = {
             "id": self.config.id,
             "version": VERSION,
+            "python": interpreter(),
             "roles": list(self.config.roles),
             "metadata": self.store.state.name.lower(),
             "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.roles else None,

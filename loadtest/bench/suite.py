@@ -30,6 +30,7 @@ from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
+from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from loadtest.bench import etcd_load, peers
 from loadtest.bench.redis_lines import Figure, Line, run_line
@@ -270,7 +271,7 @@ def _machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "machine": platform.machine(),
-        "python": platform.python_version(),
+        "python": interpreter(),
         "load_1m": os.getloadavg()[0],
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }
