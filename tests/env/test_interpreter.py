@@ -18,7 +18,7 @@ from kvstore.env.interpreter import is_profile_guided
     [
         ("'--prefix=/usr/local' '--enable-optimizations' '--with-lto'", "", True),
         ("'--enable-shared' '--prefix=/usr'", "-Wdate-time -D_FORTIFY_SOURCE=2", True),
-        ("'--prefix=/home/me/python'", "-I/home/me/include", False),
+        ("'--prefix=/opt/python'", "-I/opt/include", False),
         ("", "", False),
     ],
 )

@@ -72,8 +72,8 @@ class Plan:
         return list(dict.fromkeys(owners))
 
     def joined(self, ring: Ring) -> list[Follow]:
-        """Partitions that are new in the ring. One from before the watch began says nothing: who has left since would be
-        shown from its beginning (docs/protocol.md, F4)."""
+        """Partitions that are new in the ring. One from before the watch began says nothing: who has left since would
+        be shown from its beginning (docs/protocol.md, F4)."""
         if self._token is not None or ring.version < self._begun_by:
             return []
         new = [each for each in self._owners(ring) if each not in self.positions and each not in self._ended]

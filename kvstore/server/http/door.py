@@ -7,16 +7,18 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
 from kvstore.env.beat import Beat
+from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.page import page_of
 
@@ -27,8 +29,8 @@ SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-RESTS = 9
-"""How many times as long as a costly page took to make it is given out as it is."""
+RESTS, REST_MIN_S = 9, 1.0
+"""How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
 LAG_LOOK_S = 0.2
 """How often the event loop's delay is measured."""
 
@@ -58,11 +60,12 @@ class HttpDoor:
 
     def __init__(self, shown: Shown, transport: Transport, beat: Beat) -> None:
         self._shown, self._transport = shown, transport
-        self._registry = CollectorRegistry()
         self._lag = LoopLag(beat)
-        self._registry.register(Collected(shown, self._lag))
-        ProcessCollector(namespace="", registry=self._registry)
-        self._measured = Rested(lambda: generate_latest(self._registry), lambda: asyncio.get_running_loop().time())
+        collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
+        self._measured = Rested(
+            lambda: exposition(chain(collected.collect(), process.collect())),
+            lambda: asyncio.get_running_loop().time(),
+        )
         self._pages = {
             "/": self._status,
             "/healthz": self._healthz,
@@ -179,8 +182,8 @@ _OWN_FAULT = _OwnFault()
 
 
 class Rested:
-    """A page that is costly to make. It takes at most a tenth of the event loop, however often and whoever asks for it:
-    everything in this process waits meanwhile, leases too."""
+    """A page that is costly to make. It is made once a second at most, and takes at most a tenth of the event loop,
+    however often and whoever asks for it: everything in this process waits meanwhile, leases too."""
 
     def __init__(self, make: Callable[[], bytes], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -193,7 +196,7 @@ class Rested:
         if began >= self._until:
             self._made = self._make()
             ended = self._now()
-            self._until = ended + RESTS * (ended - began)
+            self._until = ended + max(REST_MIN_S, RESTS * (ended - began))
         return self._made
 
 
