@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-BEAT_S = 0.2
+BEAT_S = 0.25
 
 
 class Beat:

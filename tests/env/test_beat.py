@@ -11,7 +11,7 @@ from kvstore.env.beat import BEAT_S, Beat, SharedBeat
 PHASE_S = 0.07
 
 
-@pytest.mark.parametrize("seconds", [0.2, 0.25, 0.45, 1.0, 1.17, 10.0])
+@pytest.mark.parametrize("seconds", [0.25, 0.3, 0.55, 1.0, 1.17, 10.0])
 async def test_looks_of_one_process_come_together(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1234.5
     monkeypatch.setattr(asyncio.get_running_loop(), "time", lambda: now)

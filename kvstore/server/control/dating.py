@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 DATES = PartitionId("@dates")
 """No partition has this name: calls under it are for the server."""
-SAMPLE_S = 0.2
+SAMPLE_S = 0.25
 ASK_S = 1.0
 ASK_UNKNOWN_S = 0.2
 """Between two rounds of questions, by one that has taken over no date yet."""

@@ -30,7 +30,8 @@ TICK_S = 0.1
 """Between two bursts."""
 BURST = 32
 """Operations of one partition in one tick: 320 samples a second at most."""
-COUNT_S = 1.0
+COUNT_S, IDLE_S = 1.0, 2.0
+"""How often operations are counted; and how often where none come."""
 _KEYED_MAX = int(Code.BATCH)
 """Codes up to this one are for one key."""
 
@@ -142,7 +143,7 @@ class LoadSampler:
             if self._has_seen or any(tap.seen for tap, _ in self._open.values()):
                 await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
             else:
-                await self._env.beat.rest(COUNT_S)
+                await self._env.beat.rest(IDLE_S)
             self.look()
 
     def look(self) -> None:

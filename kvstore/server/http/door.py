@@ -31,7 +31,7 @@ SHUTDOWN_S = 2.0
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 RESTS, REST_MIN_S = 9, 1.0
 """How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
-LAG_LOOK_S = 0.2
+LAG_LOOK_S = 0.25
 """How often the event loop's delay is measured."""
 
 
