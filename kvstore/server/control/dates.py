@@ -129,8 +129,7 @@ class Judge:
             self._be_sure(is_borne_out=True)
         else:
             self._compare(others, majority)
-        oldest = min((each.at for each in others), default=now)
-        self._calm_until = min(now + CALM_S, oldest + heard_s) if self.is_sure and self.is_borne_out else now
+        self._calm_until = now + CALM_S if self.is_sure and self.is_borne_out else now
 
     def _sample(self, now: float, wall_ms: int) -> float:
         """Returns the seconds since the sample before."""
