@@ -7,6 +7,11 @@ twice: once as it is, for processor time, and once with the calls of the nodes' 
 depend on how busy the machine is, but for how many operations meet in one entry; what the nodes do in as much time
 without a load is taken off. They are divided by operations, and by the entries of the log that these were written in.
 `BUDGET` has what they may be: a change that spends less lowers it. Exit code 1 if a load takes more.
+
+The line `idle` is what nodes do while nobody asks for anything: the share of a processor that each takes, its
+wake-ups, and its calls in a second, by layer. The share is that of all threads, the others are the event loop's. It
+comes first where it is measured: after a load state is flushed and trimmed for a while. `--only idle` measures nothing
+else.
 """
 
 from __future__ import annotations
@@ -68,6 +73,38 @@ BUDGET = (
     Load("GET, 50 connections", "GET", 50, 1, 10_000),
     Load("GET, 50 connections, forwarded", "GET", 50, 1, 10_000, is_forwarded=True),
 )
+
+
+IDLE = "idle"
+IDLE_S, SETTLE_S = 30.0, 15.0
+"""For so long an idle cluster is watched, once for processor time and once for calls; and the time that a new one has
+to come to rest."""
+IDLE_CALLS_PER_S = 1_800
+
+
+@dataclass
+class Idleness:
+    """Of one process, while nobody asks for anything."""
+
+    node: str
+    cpu_share: float
+    wake_ups_per_s: float
+    calls_per_s: dict[str, float]
+    """By layer."""
+
+    @property
+    def is_within(self) -> bool:
+        return sum(self.calls_per_s.values()) <= IDLE_CALLS_PER_S
+
+    def row(self) -> dict[str, Any]:
+        return {
+            "load": IDLE,
+            "role": self.node,
+            "CPU %": round(self.cpu_share * 100, 2),
+            "wake-ups/s": round(self.wake_ups_per_s, 1),
+            "calls/s": round(sum(self.calls_per_s.values())),
+            "budget": IDLE_CALLS_PER_S,
+        }
 
 
 @dataclass
@@ -207,6 +244,23 @@ class Budget:
             found.append(cost)
         return found
 
+    def idle(self, seconds: float) -> list[Idleness]:
+        """Of each node."""
+        nodes = self._cluster.load().nodes
+        before = {node.id: _scheduled(node) for node in nodes}
+        time.sleep(seconds)
+        spent = {node.id: [b - a for a, b in zip(before[node.id], _scheduled(node), strict=True)] for node in nodes}
+        counted = self._counted(lambda: time.sleep(seconds))
+        found = []
+        for node in nodes:
+            layers: Counter[str] = Counter()
+            for function, calls in counted[node.id].items():
+                layers[layer_of(function)] += calls
+            cpu_s, wake_ups = spent[node.id]
+            per_s = {layer: round(calls / seconds, 1) for layer, calls in layers.most_common()}
+            found.append(Idleness(node.id, cpu_s / seconds, wake_ups / seconds, per_s))
+        return found
+
     def _counted(self, work: Callable[[], object]) -> dict[str, Counter[str]]:
         """The calls of each node's functions, of Python and of C, while `work` is done."""
         self._cluster.begin()
@@ -225,6 +279,14 @@ class Budget:
 
     def _entries(self, node: NodePlace) -> int:
         return int(_status(node)["partitions"][self._partition]["leading"]["entries"])
+
+
+def _scheduled(node: NodePlace) -> tuple[float, int]:
+    """The processor time of all threads in seconds, to the nanosecond (what an idle node takes in a minute is a few of
+    the clock's ticks), and how often the event loop has slept."""
+    tasks = list(Path(f"/proc/{node.pid}/task").iterdir())
+    cpu_s = sum(int((task / "schedstat").read_text().split()[0]) for task in tasks) / 1e9
+    return cpu_s, psutil.Process(node.pid).num_ctx_switches().voluntary
 
 
 def _status(node: NodePlace) -> dict[str, Any]:
@@ -261,6 +323,12 @@ def _show_layers(cost: Cost) -> None:
         print(f"  {calls / per:7.2f}  {name.rpartition('/kvstore/')[2] or name}")
 
 
+def _show_idle_layers(idle: list[Idleness]) -> None:
+    for each in idle:
+        rows = [{"layer": layer, "calls/s": calls} for layer, calls in each.calls_per_s.items()]
+        print(f"\n{IDLE}, {each.node}\n{as_table(rows)}")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="")
@@ -268,20 +336,30 @@ def main() -> None:
     parser.add_argument("--out", type=path_word, default=Path("reports/budget.json"))
     options = parser.parse_args()
     loads = [load for load in BUDGET if options.only in load.name]
-    if not loads:
+    if not loads and options.only not in IDLE:
         sys.exit(f"budget: no load holds {options.only!r} in its name")
+    idle: list[Idleness] = []
     try:
         with running_budget() as budget:
+            if options.only in IDLE:
+                time.sleep(SETTLE_S)
+                idle = budget.idle(IDLE_S)
             costs = [cost for load in loads for cost in budget.measure(load)]
     except ConfigError as error:
         sys.exit(f"budget: {error}")
-    print(as_table([cost.row() for cost in costs]))
+    if costs:
+        print(as_table([cost.row() for cost in costs]))
+    if idle:
+        print(as_table([each.row() for each in idle]))
     if options.layers:
         for cost in costs:
             _show_layers(cost)
+        _show_idle_layers(idle)
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps([cost.row() | {"layers": dict(cost.calls)} for cost in costs], indent=2))
-    if not all(cost.is_within for cost in costs):
+    rows = [cost.row() | {"layers": dict(cost.calls)} for cost in costs]
+    rows += [each.row() | {"layers": each.calls_per_s} for each in idle]
+    options.out.write_text(json.dumps(rows, indent=2))
+    if not all(each.is_within for each in (*costs, *idle)):
         sys.exit("a load takes more calls than its budget")
 
 

@@ -6,9 +6,14 @@ cd "$(dirname "$0")/.."
 usable() { "$1" -c 'import ensurepip, sys, venv; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; }
 install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
 
+optimised() { "$1" -I kvstore/env/interpreter.py; }
+
+# Of several that fit, one that was built with profile-guided optimisation: it takes some 15 to 20 % less processor time.
 python=
-for candidate in "${PYTHON:-python3.11}" python3; do
-    if usable "$candidate"; then python=$candidate && break; fi
+for candidate in ${PYTHON:-python3.11 python3 /usr/bin/python3.11}; do
+    usable "$candidate" || continue
+    if optimised "$candidate"; then python=$candidate && break; fi
+    python=${python:-$candidate}
 done
 if [ -z "$python" ]; then
     echo "kvstore needs Python 3.11 with venv and pip. On Debian:" >&2

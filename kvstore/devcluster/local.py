@@ -99,6 +99,7 @@ class LocalCluster:
                 "running": self._runs(node),
                 "ready": self._runs(node) and http_ok(node.http, "/readyz"),
                 "pid": node.pid if self._runs(node) else None,
+                "python": python_of(node.http) if self._runs(node) else None,
                 "resp": node.resp,
                 "grpc": node.grpc,
                 "http": node.http,
@@ -335,6 +336,16 @@ def _is_free(address: str) -> bool:
         except OSError:
             return False
     return True
+
+
+def python_of(address: str) -> str | None:
+    """Ask the node that listens there what it runs on; None if it does not say so."""
+    with (
+        suppress(URLError, OSError, HTTPException, ValueError, KeyError),
+        urlopen(f"http://{address}/", timeout=2) as answer,
+    ):
+        return str(json.load(answer)["python"]) if answer.status == 200 else None
+    return None
 
 
 def http_ok(address: str, path: str) -> bool:

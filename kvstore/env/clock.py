@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 
@@ -26,6 +27,9 @@ class Unjudged:
 
     def has_date(self) -> bool:
         return True
+
+    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+        return lambda: None
 
 
 class SystemClock(Unjudged):

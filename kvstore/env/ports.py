@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
+from kvstore.env.beat import Beat
+
 
 class Clock(Protocol):
     """Two clocks that must never be mixed, and what a server makes of them (docs/protocol.md, P28)."""
@@ -44,6 +46,10 @@ class Clock(Protocol):
 
     def has_date(self) -> bool:
         """Whether there is one at all, which will do where nobody has a better one and can lead."""
+        ...
+
+    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+        """Call `changed` when `may_lead` or `has_date` may say something else; returns what ends that."""
         ...
 
 
@@ -216,3 +222,4 @@ class Env:
     """Ends the process at once (a failed sync, a broken invariant). Does not return in production."""
     starved: Callable[[], float] = never_starved
     """The share of the recent time, from 0 to 1, in which the event loop was ready to run and got no processor."""
+    beat: Beat = Beat()  # noqa: RUF009 - it holds nothing

@@ -14,6 +14,7 @@ from typing import Any, NoReturn, TypeVar
 
 import uvloop
 
+from kvstore.env.beat import BEAT_S, SharedBeat
 from kvstore.env.clock import SystemClock
 from kvstore.env.disk import DirectoryDisk
 from kvstore.env.nursery import OnError, TaskNursery
@@ -51,6 +52,7 @@ def real_env(
         nursery=TaskNursery(name, on_error=on_error),
         fatal=end_process,
         starved=LoopStarvation(),
+        beat=SharedBeat(SystemRandom().random() * BEAT_S),
     )
 
 

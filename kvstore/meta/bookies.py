@@ -15,7 +15,7 @@ from kvstore.types import BookieId
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 10.0
+LOOK_AGAIN_S = 30.0
 
 
 class BookieView:

@@ -1,6 +1,6 @@
 """One ephemeral node kept in place for this process, over lost sessions and over whoever removes it.
 
-What is wanted is a value: the node's data, or None for its absence. Each hint (a watch, a reconnect, ten seconds)
+What is wanted is a value: the node's data, or None for its absence. Each hint (a watch, a reconnect, half a minute)
 compares what is there with what is wanted, so nothing depends on seeing every event.
 """
 
@@ -25,7 +25,7 @@ from kvstore.meta.store import Create, Delete, MetadataStore, SessionState, ensu
 
 log = logging.getLogger(__name__)
 
-LOOK_AGAIN_S = 10.0
+LOOK_AGAIN_S = 30.0
 RETRY_S = 0.2
 _ATTEMPTS_MAX = 8
 

@@ -237,6 +237,13 @@ class Partition:
         if self._replica.leader is not None:
             self._replica.leader.expel()
 
+    def counts(self) -> tuple[int, int] | None:
+        """The operations that this lead has answered, and the mutations that it has logged; None without a lead."""
+        if self._replica.leader is None:
+            return None
+        counted = self._replica.leader.statistics()
+        return counted["answers"], counted["mutations"]
+
     def statistics(self) -> dict[str, Any]:
         """Return this replica's numbers for an operator."""
         replica, state = self._replica, self.state
@@ -285,8 +292,7 @@ class Partition:
         wanted = op[at] if at is not None and _level_of(op) == Level.SESSION else 0
         if state.seq < wanted:
             return NotCaughtUp(f"partition {self.id}: want sequence {wanted} applied, this replica is at {state.seq}")
-        member = self._rings.ring.partitions.get(self.id) if self._rings is not None else None
-        if _level_of(op) == Level.SESSION and member is not None and state.seq < member.owned_seq:
+        if _level_of(op) == Level.SESSION and state.seq < _owned_seq(self._rings, self.id):
             return NotCaughtUp(f"partition {self.id}: something that came to it since is not here yet")
         tokens = scope(op, state.ownership.owned)
         if tokens is None or self._is_ahead_of_ring():
@@ -352,6 +358,11 @@ class Partition:
             except StoreError as error:
                 failure = error
         raise failure
+
+
+def _owned_seq(rings: Rings | None, partition: PartitionId) -> int:
+    member = rings.ring.partitions.get(partition) if rings is not None else None
+    return member.owned_seq if member is not None else 0
 
 
 def _routed(body: bytes) -> int:

@@ -25,7 +25,9 @@ from kvstore.wal.pins import Pins
 log = logging.getLogger(__name__)
 
 TAKE, RENEW, RELEASE, TELL = "pin-take", "pin-renew", "pin-release", "pin-tell"
-EXPIRE_S = 1.0
+EXPIRE_S, IDLE_S = 1.0, 5.0
+"""How often what is kept is looked at, and how often it is looked whether anything is. Whoever asks for what is kept
+looks first; so does each MARK."""
 GIVEN_BACK_S = 10.0
 """How often a replica that keeps something looks whether it is wanted."""
 METHODS = frozenset((TAKE, RENEW, RELEASE, TELL))
@@ -91,7 +93,7 @@ class Pinning:
     async def _expire_now_and_then(self) -> None:
         seen = 0
         while True:
-            await asyncio.sleep(EXPIRE_S)
+            await self._env.beat.rest(EXPIRE_S if self._state.held else IDLE_S)
             self.held()
             if self._state.held.expired != seen and self._leading() is not None:
                 try:
@@ -116,7 +118,7 @@ class Pinning:
 
     async def _end_given_back_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(GIVEN_BACK_S)
+            await self._env.beat.rest(GIVEN_BACK_S)
             await self.end_given_back()
 
     async def answer(self, method: str, body: bytes) -> bytes:

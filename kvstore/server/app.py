@@ -18,6 +18,7 @@ from typing import Any
 
 from kvstore.bookie import Bookie, BookieConfig
 from kvstore.env import Env
+from kvstore.env.interpreter import interpreter
 from kvstore.env.secret import ClusterSecret
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.layout import LayoutStore
@@ -209,6 +210,7 @@ class Node:
         shown: dict[str, Any] = {
             "id": self.config.id,
             "version": VERSION,
+            "python": interpreter(),
             "roles": list(self.config.roles),
             "metadata": self.store.state.name.lower(),
             "date": self.dating.told()._asdict() if self.is_open and Role.SERVER in self.config.roles else None,
@@ -345,7 +347,7 @@ async def _open_server(node: Node, stack: AsyncExitStack, logs: PartitionLogs, c
     dispatcher.use_links(node.links)
     node.dating = Dating(env, node.id, clock, node.links, lambda: membership.topology.ring)
     stack.push_async_callback(node.dating.close)
-    node.peers.serve(DATES, node.dating.answer)
+    node.peers.serve_at_once(DATES, node.dating.answer)
     node.dating.start()
     latest = partial(latest_of, env.clock, dispatcher)
     node.feeds = Feeds(env, node.store, logs, lambda: membership.topology.ring, latest)

@@ -180,7 +180,7 @@ class Hosting:
 
     async def _retire_left_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(LEFT_S)
+            await self._env.beat.rest(LEFT_S)
             for _, replica in sorted(self._leaving.items()):
                 await replica.follow_pins()
             await self._retire_left()

@@ -108,7 +108,7 @@ async def _run(config: NodeConfig, secret: ClusterSecret) -> None:
         config.data_dir, name=config.id, on_error=_task_failed, tls=config.tls_or_none, others=config.outside
     )
     process = Process(config, env)
-    http = HttpDoor(process, env.transport)
+    http = HttpDoor(process, env.transport, env.beat)
     await http.open(config.http)
     try:
         while not stop.is_set():

@@ -23,6 +23,7 @@ READ_TIMEOUT_S = 5.0
 LONG_POLL_GRACE_S = 2.0
 """How much later than asked for a long poll may be answered."""
 PollDone = Callable[[ReadAnswer | BookieError], None]
+LacDone = Callable[[EntryId | BookieError], None]
 _ABSENT = (Status.NO_ENTRY, Status.NO_LEDGER)
 
 
@@ -79,15 +80,16 @@ class Bookies:
 
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         """The bookie's last add confirmed; see BookieClient."""
-        answer = await self._at(bookie).read_lac(ledger)
-        if answer.status not in _ABSENT and answer.status != Status.OK:
-            raise BookieError(f"{bookie}: answered {answer.status}")
-        try:
-            explicit = digest.open_lac(ledger, answer.body) if answer.body else NO_ENTRY
-            last = digest.open(ledger, None, answer.last_entry).lac if answer.last_entry else NO_ENTRY
-        except Corrupted as error:
-            raise BookieError(f"{bookie}: {error}") from None
-        return max(explicit, last)
+        answered: asyncio.Future[EntryId | BookieError] = asyncio.get_running_loop().create_future()
+        self.ask_lac(bookie, ledger, digest, partial(_settle, answered))
+        found = await answered
+        if isinstance(found, BookieError):
+            raise found
+        return found
+
+    def ask_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone) -> None:
+        """The same without a task; see BookieClient."""
+        self._at(bookie).read_lac(ledger, partial(_lac_said, bookie, ledger, digest, done))
 
     def long_poll(
         self, bookie: BookieId, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: PollDone
@@ -115,7 +117,7 @@ class Bookies:
         if found is None:
             env = self._env
             connection = Connection(
-                bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery
+                bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery, beat=env.beat
             )
             found = self._clients[bookie] = _Remote(bookie, connection)
         return found
@@ -136,8 +138,8 @@ class _Remote:
             lambda txn: wire.encode_read(txn, ledger, entry, fence_key=fence_key, priority=priority), READ_TIMEOUT_S
         )
 
-    async def read_lac(self, ledger: LedgerId) -> Answer:
-        return await self.connection.ask(lambda txn: wire.encode_read_lac(txn, ledger), READ_TIMEOUT_S)
+    def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
+        self.connection.call(lambda txn: wire.encode_read_lac(txn, ledger), READ_TIMEOUT_S, done)
 
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
         self.connection.call(
@@ -181,15 +183,11 @@ class _Local:
         self._storage.read(ledger, entry, key=fence_key, fence=fence, done=partial(_settle_read, answered, ledger))
         return answered.result() if answered.done() else await self._in_time(answered, READ_TIMEOUT_S)
 
-    async def read_lac(self, ledger: LedgerId) -> Answer:
-        answered: asyncio.Future[Answer] = self._loop.create_future()
+    def read_lac(self, ledger: LedgerId, done: ReadDone) -> None:
+        def said(status: Status, explicit: bytes | None, last: bytes | None) -> None:
+            done(Answer(0, Operation.READ_LAC, status, ledger, body=explicit, last_entry=last))
 
-        def settle(status: Status, explicit: bytes | None, last: bytes | None) -> None:
-            if not answered.done():
-                answered.set_result(Answer(0, Operation.READ_LAC, status, ledger, body=explicit, last_entry=last))
-
-        self._storage.read_lac(ledger, done=settle)
-        return await self._in_time(answered, READ_TIMEOUT_S)
+        self._storage.read_lac(ledger, done=said)  # from what it has: it waits for nothing
 
     def long_poll(self, ledger: LedgerId, previous_lac: EntryId, timeout_ms: int, done: ReadDone) -> None:
         # The storage keeps the time itself.
@@ -221,6 +219,26 @@ class _Local:
                 return await answered
         except TimeoutError:
             raise BookieError(f"{self._bookie}: no answer in time") from None
+
+
+def _settle(answered: asyncio.Future[T], found: T) -> None:
+    if not answered.done():
+        answered.set_result(found)
+
+
+def _lac_said(
+    bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: LacDone, answer: Answer | BookieError
+) -> None:
+    if isinstance(answer, BookieError):
+        return done(answer)
+    if answer.status not in _ABSENT and answer.status != Status.OK:
+        return done(BookieError(f"{bookie}: answered {answer.status}"))
+    try:
+        explicit = digest.open_lac(ledger, answer.body) if answer.body else NO_ENTRY
+        last = digest.open(ledger, None, answer.last_entry).lac if answer.last_entry else NO_ENTRY
+    except Corrupted as error:
+        return done(BookieError(f"{bookie}: {error}"))
+    done(max(explicit, last))
 
 
 def _settle_read(

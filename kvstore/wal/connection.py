@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from kvstore.env.beat import Beat
 from kvstore.env.ports import Clock, Nursery, Stream, Transport
 from kvstore.errors import BookieError, LedgerFenced, StoreError
 from kvstore.proto import bookkeeper as wire
@@ -53,12 +54,13 @@ class Connection:
         clock: Clock,
         transport: Transport,
         nursery: Nursery,
+        beat: Beat,
     ) -> None:
         self.bookie = bookie
         self._address = address
         self._clock = clock
         self._transport = transport
-        self._nursery = nursery
+        self._nursery, self._beat = nursery, beat
         self._loop = asyncio.get_running_loop()
         self._stream: Stream | None = None
         self._link: _Link | None = None
@@ -276,7 +278,7 @@ class Connection:
     def _check_later(self) -> None:
         self._is_checking = True
         self._checked_at = self._clock.now()
-        self._loop.call_later(CHECK_EVERY_S, self._check)
+        self._loop.call_later(self._beat.delay_s(CHECK_EVERY_S), self._check)
 
     def _check(self) -> None:
         """Look for what has waited too long, for as long as anything waits."""

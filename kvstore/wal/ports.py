@@ -54,6 +54,12 @@ class BookieClient(Protocol):
         """The bookie's last add confirmed, its digest verified; NO_ENTRY if it knows none. Raises BookieError."""
         ...
 
+    def ask_lac(
+        self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: Callable[[EntryId | BookieError], None]
+    ) -> None:
+        """The same without a task; `done` is called once, perhaps before this returns."""
+        ...
+
     def long_poll(
         self,
         bookie: BookieId,

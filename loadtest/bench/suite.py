@@ -32,6 +32,7 @@ from kvstore.cli.output import as_table
 from kvstore.client import AsyncClient, ClientConfig
 from kvstore.devcluster.layout import ClusterFile
 from kvstore.devcluster.local import LocalCluster
+from kvstore.env.interpreter import interpreter
 from kvstore.errors import ConfigError
 from kvstore.ring.hashing import token_of
 from loadtest.bench import etcd_load, peers
@@ -346,7 +347,7 @@ def _machine() -> dict[str, Any]:
     return {
         "cores": os.cpu_count(),
         "machine": platform.machine(),
-        "python": platform.python_version(),
+        "python": interpreter(),
         "load_1m": os.getloadavg()[0],
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
     }

@@ -19,6 +19,21 @@ def budget() -> Iterator[Budget]:
         yield found
 
 
+IDLE_S = 10.0
+
+
+def test_an_idle_node_makes_few_calls(budget: Budget) -> None:
+    """In the least of some counts: a new cluster comes to rest, and each node looks at much that does not change."""
+    counted = []
+    for _ in range(ATTEMPTS_MAX):
+        idle = budget.idle(IDLE_S)
+        counted.append({each.node: round(sum(each.calls_per_s.values())) for each in idle})
+        assert min(counted[-1].values()) > 100, "nothing was counted"
+        if all(each.is_within for each in idle):
+            return
+    raise AssertionError(f"more calls a second than an idle node may take: {counted}")
+
+
 @pytest.mark.parametrize("load", [load for load in BUDGET if load.budget], ids=lambda load: load.name)
 def test_an_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: Load) -> None:
     """In the least of some counts: what goes on in the background is not the same at all times."""

@@ -252,7 +252,7 @@ def test_a_leader_goes_on_when_its_successor_does_not_take_the_lead(patch: pytes
         patch.undo()
         assert stage.leader is leads
         await writing
-        assert gap < TAKE_S + 0.5
+        assert gap < TAKE_S + 0.75
 
     play(story, handing_back())
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 
+from kvstore.env.beat import Beat
 from kvstore.errors import MetadataError
 from kvstore.partition.election.election import Published, rank_of
 from kvstore.partition.election.leader_znode import Claims
@@ -20,20 +20,28 @@ PUBLISH_S = 1.0
 class Publishing:
     """Of one replica."""
 
-    def __init__(self, claims: Claims, state: State, trials: Trials, server: ServerId, nonce: str) -> None:
-        self._claims, self._state, self._trials, self._server, self._nonce = claims, state, trials, server, nonce
+    def __init__(self, beat: Beat, claims: Claims, state: State, trials: Trials, server: ServerId, nonce: str) -> None:
+        self._beat, self._claims, self._state, self._trials = beat, claims, state, trials
+        self._server, self._nonce = server, nonce
+        self._said: tuple[int, ...] = ()
+        """What was published last, by `run` and without a doubt; empty if it was anything else."""
 
     async def run(self) -> None:
         """Publish whatever has changed, now and then."""
         while True:
+            state = self._state
+            present = state.seq, state.durable_seq, state.epoch
             try:
-                await self._claims.publish(self._progress())
+                if present != self._said or self._trials.trial.since:
+                    await self._claims.publish(self._progress())
+                    self._said = () if self._trials.trial.since else present
             except MetadataError as error:
                 log.debug("partition=%s not published: %r", self._state.partition, error)
-            await asyncio.sleep(PUBLISH_S)
+            await self._beat.rest(PUBLISH_S)
 
     async def rank(self, replicas: tuple[ServerId, ...]) -> int:
         """Publish, and count the replicas that are further. Raises MetadataError."""
+        self._said = ()
         await self._claims.publish(self._progress(), always=True)
         return rank_of(self._server, await self._claims.published(), replicas)
 

@@ -84,7 +84,7 @@ class Replica:
             self._owner,
             trials,
             feed=self._feed,
-            role_change=self._role_change,
+            role_change=self.role_change,
             server=server,
             name=partition,
         )
@@ -97,7 +97,7 @@ class Replica:
             reread=self._reread,
             is_stopped=lambda: self.role is Role.STOPPED,
         )
-        self._publishing = Publishing(claims, state, trials, server, self._nonce)
+        self._publishing = Publishing(env.beat, claims, state, trials, server, self._nonce)
         self._standing = Standing(
             env.clock, self._feed, lambda: self._owner.leader is not None, lambda: self.serves, self.hand_over_to_any
         )
@@ -138,7 +138,7 @@ class Replica:
         spawn(self.claiming.run(), name=f"{self._partition} election")
         spawn(self._publishing.run(), name=f"{self._partition} publish")
         spawn(self._trials.run(), name=f"{self._partition} trials")
-        held = self._peer_replicas.keep_hold(lambda: self._owner.leader, self._role_change, self._feed)
+        held = self._peer_replicas.keep_hold(lambda: self._owner.leader, self.role_change, self._feed)
         spawn(held, name=f"{self._partition} hold leader")
 
     async def stop(self, *, hand_over: bool) -> None:
@@ -216,7 +216,7 @@ class Replica:
                 return await self._take(Take.decode(body))
             case peer_replicas.HOLD:
                 if self.serves:
-                    await self._role_change(HOLD_S)
+                    await self.role_change(HOLD_S)
             case "serving":
                 pass
             case _:
@@ -243,12 +243,12 @@ class Replica:
         self._feed(role_events.Offered(offer.record, offer.term))
         until = self._env.clock.now() + TAKE_S
         while self.role in (Role.CLAIMING, Role.OPENING) and self._env.clock.now() < until:
-            await self._role_change(TAKE_S)
+            await self.role_change(TAKE_S)
         if not self.serves:
             raise Unavailable(f"partition {self._partition}: {self.server} has not taken the lead: {self.role.name}")
         return b"1"
 
-    async def _role_change(self, timeout_s: float) -> None:
+    async def role_change(self, timeout_s: float) -> None:
         """Return when the role or the leader changes, or in this time."""
         await wait_within(self._role_changed, timeout_s)
 
@@ -274,6 +274,7 @@ class Replica:
                 self._wake_at(at)
             case role_events.Follow(server):
                 self._peer_replicas.last_leader = server or self._peer_replicas.last_leader
+                self._standing.note_leader()
                 self._on_leader(server)
                 self._tell_role_change()
             case role_events.OpenLog():

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from kvstore.env import Clock
+from kvstore.env.events import wait_within
 from kvstore.partition.election.role_events import Dated, Event
 
 LOOK_S = 0.25
@@ -31,6 +32,12 @@ class Standing:
         self._serves, self._offer = serves, offer
         self._led_at = clock.now()
         self._might = True
+        self._changed = asyncio.Event()
+
+    def note_leader(self) -> None:
+        """Note that another is known to lead, or nobody any more: until now, or from now on, somebody does."""
+        self._led_at = self._clock.now()
+        self._changed.set()
 
     def look(self) -> bool:
         """Whether the replica may lead now; it is told if that has changed."""
@@ -45,9 +52,19 @@ class Standing:
         return may_lead
 
     async def run(self) -> None:
-        """Look now and then; offer the lead to others while it should not be kept."""
-        while True:
-            is_offered = not self.look() and self._serves()
-            if is_offered:
-                await self._offer()
-            await asyncio.sleep(OFFER_AGAIN_S if is_offered else LOOK_S)
+        """Look when the clock says that something has changed; while the lead should not be kept, look now and then,
+        and offer it to others."""
+        forget = self._clock.on_standing(self._changed.set)
+        try:
+            while True:
+                self._changed.clear()
+                may_lead = self.look()
+                if may_lead:
+                    await self._changed.wait()
+                elif self._serves():
+                    await self._offer()
+                    await asyncio.sleep(OFFER_AGAIN_S)
+                else:
+                    await wait_within(self._changed, LOOK_S)
+        finally:
+            forget()

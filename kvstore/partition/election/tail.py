@@ -16,7 +16,8 @@ from kvstore.wal.ports import LogEntry, Logs
 
 log = logging.getLogger(__name__)
 
-POLL_MS = 1000
+POLL_MS = 10_000
+"""Of one read. What comes meanwhile is handed out at once."""
 RETRY_S = 0.1
 ROOM_S = 1.0
 """Between two attempts to write to an engine that found no room."""

@@ -29,7 +29,8 @@ _MEANING = {
 ASK_S = 2.0
 LOOK_S = 1.0
 LOOK_AGAIN_S = 5.0
-"""Once all have said what they have: only an operator changes that."""
+"""Once all have said what they have: only an operator changes that. And while there is nothing to find out: of that it
+is told at once."""
 
 
 class Trials:
@@ -75,7 +76,7 @@ class Trials:
         if self._state.doubt is not None:
             self._doubt()
         while True:
-            await wait_within(self._wake, LOOK_S if self._verdict is not Verdict.SPLIT else LOOK_AGAIN_S)
+            await wait_within(self._wake, self._env.beat.delay_s(self._look_s))
             self._wake.clear()
             is_replaced = self._replaced != self._state.replaced
             if is_replaced or (self._differed and self._state.doubt is None):
@@ -99,9 +100,15 @@ class Trials:
             raise InvalidRequest(f"want where a replica differs, got {body[:64]!r}: {error!r}") from None
         if since and server in self._replicas():
             if not self.trial.since:  # else the next look comes anyway: two that wake each other would never rest
+                self._replaced = self._state.replaced  # what was replaced before has not to do with this
                 self._wake.set()
             self.trial.hear(since, self._env.clock.now())
         return orjson.dumps({"checks": list(self._state.checks.items()), "origins": sorted(self._state.origins)})
+
+    @property
+    def _look_s(self) -> float:
+        is_quiet = not self.trial.since and not self._differed and not self._state.origins
+        return LOOK_AGAIN_S if is_quiet or self._verdict is Verdict.SPLIT else LOOK_S
 
     def _resume(self) -> None:
         """With what was heard before a restart: those who said it may be down now."""
@@ -118,6 +125,8 @@ class Trials:
         if not self._differed:
             log.error("partition=%s %s", self._partition, doubt)
         self._differed = True
+        if not self.trial.since:
+            self._replaced = self._state.replaced
         self.trial.doubt(doubt.seq, self._env.clock.now())
         self._tell()
         self._wake.set()

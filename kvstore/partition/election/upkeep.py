@@ -21,15 +21,21 @@ from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.retention import Retention
 from kvstore.partition.state.state import State
-from kvstore.types import PartitionId, ServerId
+from kvstore.types import PartitionId, Seq, ServerId
 from kvstore.wal.ports import LeaderLog
 
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
 """How often a leader looks whether it is the preferred one."""
+IDLE_S = 10.0
+"""A replica that does not lead has nothing of that to look at until its role changes; to be sure, it looks now and then
+whether it has."""
 BEHIND_LOOKS = 3
 """A leader whose engine takes no more at so many looks in a row is of no use."""
+LOOKS_SKIPPED_MAX = 5
+"""So many looks at the replicas and the ledgers are left out in a row while nothing is written. Who goes away meanwhile
+is seen away from the next one on."""
 LOOKS_MISSED_MAX = 2
 """A leader that has not looked at its replicas for longer than so many looks take has not seen them away meanwhile."""
 COPIES_MIN = 2
@@ -60,6 +66,9 @@ class Upkeep:
         self._retention: Retention | None = None
         """Of the present lead; None before its first look."""
         self._looked_at = 0.0
+        self._settled_at: Seq | None = None
+        """Up to which sequence all replicas, none of them away, had synced the log at the last look, if there was
+        nothing to trim then."""
         # Replicas that were started together would write files, and compact them, all at one moment: no quorum would be
         # left that does not.
         self._spread = Random(f"{partition} at {server}")
@@ -67,8 +76,7 @@ class Upkeep:
     def start(self) -> None:
         self._env.nursery.spawn(self._flush_now_and_then(), name=f"{self._partition} flush")
         self._env.nursery.spawn(self._trim_now_and_then(), name=f"{self._partition} trim")
-        self._env.nursery.spawn(self._lead_back_now_and_then(), name=f"{self._partition} lead back")
-
+        self._env.nursery.spawn(self._look_after_the_lead(), name=f"{self._partition} lead back")
         self._env.nursery.spawn(self._hand_over_when_stuck(), name=f"{self._partition} disk")
 
     async def _flush_now_and_then(self) -> None:
@@ -80,20 +88,31 @@ class Upkeep:
 
     async def _trim_now_and_then(self) -> None:
         leading: LeaderLog | None = None
+        skipped = 0
         while True:
-            await asyncio.sleep(self._config.trim_s)
+            await self._env.beat.rest(self._config.trim_s)
             mine = self._replica.leading_log
             if mine is not leading:
-                leading, self._retention = mine, None
-            if leading is not None:
-                await self._trim(leading)
+                leading, self._retention, self._settled_at = mine, None, None
+            if leading is None:
+                continue
+            if self._settled_at == self._replica.state.seq and skipped < LOOKS_SKIPPED_MAX:
+                skipped, self._looked_at = skipped + 1, self._now()
+                continue
+            skipped = 0
+            await self._trim(leading)
 
-    async def _lead_back_now_and_then(self) -> None:
+    async def _look_after_the_lead(self) -> None:
+        """While this replica leads: it may be another that should."""
         steady = Steady(self._config.lead_back_s)
         spread = zlib.crc32(self._partition.encode()) / (1 << 32)
         look_s = min(LOOK_S, self._config.lead_back_s / 3)
         while True:
-            await asyncio.sleep(look_s)
+            if self._replica.leading_log is None:
+                steady.reset()
+                await self._replica.role_change(IDLE_S)
+                continue
+            await self._env.beat.rest(look_s)
             preferred = self._preferred_other()
             if preferred is None:
                 steady.reset()
@@ -103,7 +122,11 @@ class Upkeep:
     async def _hand_over_when_stuck(self) -> None:
         looks = 0
         while True:
-            await asyncio.sleep(LOOK_S)
+            if self._replica.leading_log is None:
+                looks = 0
+                await self._replica.role_change(IDLE_S)
+                continue
+            await self._env.beat.rest(LOOK_S)
             is_stuck = self._replica.leading_log is not None and self._replica.state.engine.is_behind()
             looks = looks + 1 if is_stuck else 0
             if looks >= BEHIND_LOOKS:
@@ -141,10 +164,15 @@ class Upkeep:
     async def _trim(self, leading: LeaderLog) -> None:
         replicas = self._replicas()
         try:
+            seq, self._settled_at = self._replica.state.seq, None
             retention = await self._look(replicas)
             floor = retention.floor(replicas, min(COPIES_MIN, len(replicas)))
+            trimmed = 0
             if floor and self._replica.leading_log is leading:
-                self.trimmed += await leading.trim(floor, self._config.retention_ms)
+                trimmed = await leading.trim(floor, self._config.retention_ms)
+                self.trimmed += trimmed
+            if not trimmed and not retention.away and floor >= seq:
+                self._settled_at = seq
         except StoreError as error:
             log.info("partition=%s log not trimmed: %r", self._partition, error)
 

@@ -73,7 +73,9 @@ class Leader:
         self._waiting = Waiting(config)
         self._queue = self._waiting.queue
         self._evaluator = Evaluator(state, log.epoch, config, self.serving_ranges)
-        self._sweeper = Sweeper(state, self.serving_ranges, config, env.clock, lambda: self.serving, self._reap)
+        self._sweeper = Sweeper(
+            state, self.serving_ranges, config, env.clock, env.beat, lambda: self.serving, self._reap
+        )
         self._flights: deque[Flight] = deque()
         self._rest = BatchDelay()
         self._idle: asyncio.Future[None] | None = None

@@ -41,7 +41,8 @@ class LeadClock:
 
     def __init__(self, clock: Clock, state: Recorded) -> None:
         self.now, self.wall_ms, self.passed_ms = clock.now, clock.wall_ms, clock.passed_ms
-        self.may_lead, self.has_date, self.shown_ms = clock.may_lead, clock.has_date, clock.shown_ms
+        self.may_lead, self.has_date, self.on_standing = clock.may_lead, clock.has_date, clock.on_standing
+        self.shown_ms = clock.shown_ms
         self._clock, self._state = clock, state
         self._time = RecordTime(state.record_time_ms, clock.now())
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 from kvstore.env import Clock
+from kvstore.env.beat import Beat
 from kvstore.errors import StoreError
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.leading.queries import overdue
@@ -30,11 +31,12 @@ class Sweeper(Sink):
         serving_ranges: ServingRanges,
         config: PartitionConfig,
         clock: Clock,
+        beat: Beat,
         serves: Callable[[], bool],
         reap: Callable[[list[bytes], Sink], None],
     ) -> None:
         self._state, self._serving_ranges, self._config, self._clock = state, serving_ranges, config, clock
-        self._serves, self._reap = serves, reap
+        self._beat, self._serves, self._reap = beat, serves, reap
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._next = b""
@@ -51,7 +53,7 @@ class Sweeper(Sink):
 
     def _later(self, delay_s: float) -> None:
         if self._config.expiry_sweep_s > 0 and not self._stopped:
-            self._timer = self._loop.call_later(delay_s, self._sweep)
+            self._timer = self._loop.call_later(self._beat.delay_s(delay_s), self._sweep)
 
     def _sweep(self) -> None:
         writable, now_ms = self._serving_ranges.writable, self._clock.date_ms()

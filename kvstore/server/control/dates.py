@@ -29,6 +29,9 @@ ALONE_S = 30.0
 """A process without a date that hears from fewer than a majority for so long believes its wall clock."""
 AWAKE_S = 1.0
 """What passes between two looks counts as time alone up to this: a process that stood still has heard nobody either."""
+CALM_S, CALM_MS = 1.0, 2
+"""For so long nothing is judged anew if the others say what they have said, and the two clocks of this server agree as
+they did."""
 STOOD_S = 300.0
 """A server that is the only one of its cluster takes over a date that its wall clock has had for so long."""
 
@@ -56,6 +59,8 @@ class Judge:
         self._shown_ms: float | None = None
         """What clients are told before the first date; None: nothing."""
         self._heard: dict[ServerId, Heard] = {}
+        self._calm_until = now
+        """While nothing happens, the judgement is what it was."""
         self.is_known = False
         """A date has been taken over since this process began."""
         self.is_borne_out = False
@@ -96,8 +101,16 @@ class Judge:
         return int(now * 1000 + (self.offset_ms if self.is_sure else self._wall_ms))
 
     def hear(self, server: ServerId, heard: Heard) -> None:
-        if server != self._server:
-            self._heard[server] = heard
+        if server == self._server:
+            return
+        before, self._heard[server] = self._heard.get(server), heard
+        is_same = before is not None and before.is_sure is heard.is_sure
+        if before is None or not is_same or abs(heard.offset_ms - before.offset_ms) >= CALM_MS:
+            self._calm_until = heard.at
+
+    def is_calm(self, now: float, wall_ms: int) -> bool:
+        """Whether a look now would find what the last one has found. Never while something is in doubt."""
+        return now < self._calm_until and -CALM_MS < wall_ms - now * 1000 - self._wall_ms < CALM_MS
 
     def look(self, now: float, wall_ms: int, servers: Collection[ServerId], heard_s: float = HEARD_S) -> None:
         """Judge by what the clocks say now. `servers`: all of the ring, this one perhaps among them; an answer counts
@@ -116,6 +129,7 @@ class Judge:
             self._be_sure(is_borne_out=True)
         else:
             self._compare(others, majority)
+        self._calm_until = now + CALM_S if self.is_sure and self.is_borne_out else now
 
     def _sample(self, now: float, wall_ms: int) -> float:
         """Returns the seconds since the sample before."""

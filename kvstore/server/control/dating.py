@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 DATES = PartitionId("@dates")
 """No partition has this name: calls under it are for the server."""
-SAMPLE_S = 0.2
+SAMPLE_S = 0.25
 ASK_S = 1.0
 ASK_UNKNOWN_S = 0.2
 """Between two rounds of questions, by one that has taken over no date yet."""
@@ -59,6 +59,8 @@ class JudgedClock:
         self.judge = Judge(server, raw.now(), raw.wall_ms())
         self.servers: Callable[[], frozenset[ServerId]] = frozenset
         """Those of the ring, once there is one."""
+        self._listeners: dict[int, Callable[[], None]] = {}
+        self._last_listener = 0
 
     def date_ms(self) -> int:
         return self.judge.date_ms(self.now())
@@ -76,10 +78,28 @@ class JudgedClock:
     def has_date(self) -> bool:
         return self.judge.is_known
 
+    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+        self._last_listener += 1
+        number = self._last_listener
+        self._listeners[number] = changed
+
+        def end() -> None:
+            self._listeners.pop(number, None)
+
+        return end
+
     def look(self) -> None:
+        """Judge anew, if something may have changed."""
+        judge, now, wall_ms = self.judge, self.now(), self.wall_ms()
+        if judge.is_calm(now, wall_ms):
+            return
         servers = self.servers()
+        before = judge.may_lead, judge.is_known
         rounds = -(-len(servers) // ASKED_MAX)
-        self.judge.look(self.now(), self.wall_ms(), servers, HEARD_S + rounds * ASK_S)
+        judge.look(now, wall_ms, servers, HEARD_S + rounds * ASK_S)
+        if (judge.may_lead, judge.is_known) != before:
+            for changed in list(self._listeners.values()):
+                changed()
 
 
 class Dating:
@@ -88,19 +108,24 @@ class Dating:
     def __init__(self, env: Env, server: ServerId, clock: JudgedClock, links: Calls, ring: Callable[[], Ring]) -> None:
         self.clock = clock
         self._server, self._links, self._ring = server, links, ring
-        self._nursery = env.nursery.child("dating")
+        self._nursery, self._beat = env.nursery.child("dating"), env.beat
         self._known: tuple[int, frozenset[ServerId]] = -1, frozenset()
         self._asked: set[ServerId] = set()
         """Who has not answered yet."""
         self._next = 0
         self._was_sure = True
+        self._loop: asyncio.AbstractEventLoop
+        self._timer: asyncio.TimerHandle | None = None
         clock.servers = self.servers
 
     def start(self) -> None:
-        self._nursery.spawn(self._sample_now_and_then(), name="sample clocks")
+        self._loop = asyncio.get_running_loop()
+        self._sample()
         self._nursery.spawn(self._ask_now_and_then(), name="ask for dates")
 
     async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         await self._nursery.close()
 
     def servers(self) -> frozenset[ServerId]:
@@ -120,7 +145,7 @@ class Dating:
             "dates_taken_over_total": judge.taken_over,
         }
 
-    async def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
+    def answer(self, server: ServerId, method: str, body: bytes) -> bytes:
         """Answer another server with this one's date. Raises InvalidRequest."""
         if method != "date":
             raise InvalidRequest(f"want the method date, got {method!r}")
@@ -131,17 +156,16 @@ class Dating:
         judge = self.clock.judge
         return Told(judge.told_ms(self.clock.now()), judge.is_sure, judge.doubt, judge.drift_ms)
 
-    async def _sample_now_and_then(self) -> None:
-        while True:
-            self.clock.look()
-            judge = self.clock.judge
-            if judge.is_sure is not self._was_sure:
-                self._was_sure = judge.is_sure
-                if judge.is_sure:
-                    log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
-                else:
-                    log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
-            await asyncio.sleep(SAMPLE_S)
+    def _sample(self) -> None:
+        self._timer = self._loop.call_later(self._beat.delay_s(SAMPLE_S), self._sample)
+        self.clock.look()
+        judge = self.clock.judge
+        if judge.is_sure is not self._was_sure:
+            self._was_sure = judge.is_sure
+            if judge.is_sure:
+                log.info("server=%s is sure of its date again: %d", self._server, self.clock.date_ms())
+            else:
+                log.warning("server=%s is not sure of its date, others shall lead: %s", self._server, judge.doubt)
 
     async def _ask_now_and_then(self) -> None:
         while True:
@@ -151,7 +175,7 @@ class Dating:
                 if server not in self._asked:
                     self._asked.add(server)
                     self._nursery.spawn(self._ask(server), name=f"ask {server} for its date")
-            await asyncio.sleep(ASK_S if is_known else ASK_UNKNOWN_S)
+            await self._beat.rest(ASK_S if is_known else ASK_UNKNOWN_S)
 
     def _some_of(self, others: list[ServerId]) -> list[ServerId]:
         if len(others) <= ASKED_MAX:

@@ -27,9 +27,11 @@ LOADS = PartitionId("@loads")
 """No partition has this name: calls under it are for the server."""
 CALL_S = 1.0
 TICK_S = 0.1
+"""Between two bursts."""
 BURST = 32
 """Operations of one partition in one tick: 320 samples a second at most."""
-COUNT_S = 1.0
+COUNT_S, IDLE_S = 1.0, 2.0
+"""How often operations are counted; and how often where none come."""
 _KEYED_MAX = int(Code.BATCH)
 """Codes up to this one are for one key."""
 
@@ -80,7 +82,9 @@ class Tap:
 class Counting(LocalReplica, Protocol):
     """A replica that counts what it does."""
 
-    def statistics(self) -> dict[str, Any]: ...
+    def counts(self) -> tuple[int, int] | None:
+        """Operations answered by this lead, and mutations logged."""
+        ...
 
 
 class Hosted(Protocol):
@@ -104,6 +108,8 @@ class LoadSampler:
         self._heats: dict[PartitionId, PartitionLoad] = {}
         self._open: dict[PartitionId, tuple[Tap, LocalReplica]] = {}
         self._counted_at = 0.0
+        self._has_seen = True
+        """Whether operations have come since the last look."""
 
     def start(self) -> None:
         self._nursery.spawn(self._look_now_and_then(), name="look")
@@ -131,25 +137,36 @@ class LoadSampler:
             return
         del self._open[tap.partition]
         self._dispatcher.swap(tap.partition, tap, found[1])
+        self._has_seen = self._has_seen or bool(tap.seen)
         heat = self._heats.get(tap.partition)
         if heat is not None:
             heat.sampled(tap.seen)
 
     async def _look_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
-            for tap, _ in list(self._open.values()):
+            # What asks for nothing is not sampled: its taps stand, and are looked at as often as it is counted.
+            if self._has_seen or any(tap.seen for tap, _ in self._open.values()):
+                await asyncio.sleep(TICK_S * (0.5 + self._env.random.random()))
+            else:
+                await self._env.beat.rest(IDLE_S)
+            self.look()
+
+    def look(self) -> None:
+        """Let new bursts pass, and count what has been answered."""
+        self._has_seen = False
+        leading = self._hosted.leading()
+        for partition, (tap, replica) in list(self._open.items()):
+            if tap.seen or leading.get(partition) is not replica:
                 self.remove(tap)
-            leading = self._hosted.leading()
-            self._heats = {each: self._heats.get(each) or PartitionLoad(each) for each in sorted(leading)}
-            now = self._env.clock.now()
-            if now - self._counted_at >= COUNT_S:
-                self._counted_at = now
-                for partition, replica in sorted(leading.items()):
-                    counted = replica.statistics().get("leading")
-                    if counted is not None:
-                        self._heats[partition].counted(counted["answers"], counted["mutations"], now)
+        self._heats = {each: self._heats.get(each) or PartitionLoad(each) for each in sorted(leading)}
+        now = self._env.clock.now()
+        if now - self._counted_at >= COUNT_S * 0.9:
+            self._counted_at = now
             for partition, replica in sorted(leading.items()):
+                if (counts := replica.counts()) is not None:
+                    self._heats[partition].counted(*counts, now)
+        for partition, replica in sorted(leading.items()):
+            if partition not in self._open:
                 tap = Tap(self, partition, replica)
                 if self._dispatcher.swap(partition, replica, tap):
                     self._open[partition] = (tap, replica)

@@ -7,7 +7,6 @@ compare-and-set of the ring.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Container
 
@@ -67,7 +66,7 @@ class Steward:
 
     async def _act_now_and_then(self) -> None:
         while True:
-            await asyncio.sleep(TICK_S * (1 + self._env.random.random() / 4))
+            await self._env.beat.rest(TICK_S * (1 + self._env.random.random() / 4))
             if self._store.state is not SessionState.CONNECTED:
                 self._missing.clear()  # who is away cannot be told, so nobody has been away for long
                 continue

@@ -39,12 +39,15 @@ class Plan:
         key = interest.key
         self._token = token_of(key) if key is not None else None
         self._ended: set[PartitionId] = set()
+        self._begun_by = 0
+        """Version of the ring that the watch began by: what its server knows may lag behind that."""
         self._strangers: set[PartitionId] = set()
         """Of one key: partitions that were named and did not own it, or not any more, when the watch began."""
 
     def begin(self, ring: Ring, after: Mapping[str, int]) -> list[Follow]:
         """Choose the feeds to follow first. `ring`: as it is now, read after the watch was asked for. Raises
         InvalidRequest."""
+        self._begun_by = ring.version
         known = {*ring.partitions, *ring.retired}
         unknown = sorted(set(after) - known)
         if unknown:
@@ -69,8 +72,9 @@ class Plan:
         return list(dict.fromkeys(owners))
 
     def joined(self, ring: Ring) -> list[Follow]:
-        """Partitions that are new in the ring."""
-        if self._token is not None:
+        """Partitions that are new in the ring. One from before the watch began says nothing: who has left since would
+        be shown from its beginning (docs/protocol.md, F4)."""
+        if self._token is not None or ring.version < self._begun_by:
             return []
         new = [each for each in self._owners(ring) if each not in self.positions and each not in self._ended]
         return [Follow(each, NEW) for each in new]

@@ -7,15 +7,18 @@ import asyncio
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Protocol
 
 import orjson
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
-from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
+from prometheus_client import ProcessCollector
 from prometheus_client.core import Metric
 
 from kvstore.env import Listener, Transport
+from kvstore.env.beat import Beat
+from kvstore.server.http.exposition import exposition
 from kvstore.server.http.metrics import Statistics, metrics_of
 from kvstore.server.http.page import page_of
 
@@ -26,8 +29,8 @@ SILENT_S = 75.0
 """A connection that brings no whole request for so long is closed."""
 SHUTDOWN_S = 2.0
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
-RESTS = 9
-"""How many times as long as a costly page took to make it is given out as it is."""
+RESTS, REST_MIN_S = 9, 1.0
+"""How many times as long as a costly page took to make it is given out as it is, and for how long at least."""
 LAG_LOOK_S = 0.25
 """How often the event loop's delay is measured."""
 
@@ -55,13 +58,14 @@ class Shown(Protocol):
 class HttpDoor:
     """Listens from `open` to `close`."""
 
-    def __init__(self, shown: Shown, transport: Transport) -> None:
+    def __init__(self, shown: Shown, transport: Transport, beat: Beat) -> None:
         self._shown, self._transport = shown, transport
-        self._registry = CollectorRegistry()
-        self._lag = LoopLag()
-        self._registry.register(Collected(shown, self._lag))
-        ProcessCollector(namespace="", registry=self._registry)
-        self._measured = Rested(lambda: generate_latest(self._registry), lambda: asyncio.get_running_loop().time())
+        self._lag = LoopLag(beat)
+        collected, process = Collected(shown, self._lag), ProcessCollector(namespace="", registry=None)
+        self._measured = Rested(
+            lambda: exposition(chain(collected.collect(), process.collect())),
+            lambda: asyncio.get_running_loop().time(),
+        )
         self._pages = {
             "/": self._status,
             "/healthz": self._healthz,
@@ -178,8 +182,8 @@ _OWN_FAULT = _OwnFault()
 
 
 class Rested:
-    """A page that is costly to make. It takes at most a tenth of the event loop, however often and whoever asks for it:
-    everything in this process waits meanwhile, leases too."""
+    """A page that is costly to make. It is made once a second at most, and takes at most a tenth of the event loop,
+    however often and whoever asks for it: everything in this process waits meanwhile, leases too."""
 
     def __init__(self, make: Callable[[], bytes], now: Callable[[], float]) -> None:
         self._make, self._now = make, now
@@ -192,7 +196,7 @@ class Rested:
         if began >= self._until:
             self._made = self._make()
             ended = self._now()
-            self._until = ended + RESTS * (ended - began)
+            self._until = ended + max(REST_MIN_S, RESTS * (ended - began))
         return self._made
 
 
@@ -210,15 +214,16 @@ class Collected:
 class LoopLag:
     """The longest delay of the event loop since somebody asked: everything in this process waits as long."""
 
-    def __init__(self) -> None:
+    def __init__(self, beat: Beat) -> None:
+        self._beat = beat
         self._longest_s = 0.0
         self._due = 0.0
+        self._loop: asyncio.AbstractEventLoop
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._due = loop.time() + LAG_LOOK_S
-        self._timer = loop.call_later(LAG_LOOK_S, self._look)
+        self._loop = asyncio.get_running_loop()
+        self._look_after(self._loop.time())
 
     def stop(self) -> None:
         if self._timer is not None:
@@ -229,5 +234,11 @@ class LoopLag:
         return longest
 
     def _look(self) -> None:
-        self._longest_s = max(self._longest_s, asyncio.get_running_loop().time() - self._due)
-        self.start()
+        now = self._loop.time()
+        self._longest_s = max(self._longest_s, now - self._due)
+        self._look_after(now)
+
+    def _look_after(self, now: float) -> None:
+        delay_s = self._beat.delay_s(LAG_LOOK_S)
+        self._due = now + delay_s
+        self._timer = self._loop.call_later(delay_s, self._look)

@@ -59,6 +59,7 @@ def _readiness(status: Status) -> str:
 def _about(status: Status) -> str:
     facts = {
         "version": status.get("version"),
+        "Python": status.get("python"),
         "roles": ", ".join(map(str, status.get("roles", ()))),
         "ZooKeeper": status.get("metadata"),
         "ring version": status.get("ring_version"),

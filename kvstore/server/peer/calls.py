@@ -35,15 +35,15 @@ class Calls:
             raise Overloaded(f"{most} calls to {self._server} are under way")
         self._holds += is_hold
         number = self._next_number()
-        answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[bytes] = loop.create_future()
         self._answers[number] = answer
+        timer = loop.call_later(timeout_s, self._give_up, answer, method, timeout_s)
         try:
             self._write(frames.encode(Call(number, partition, method, body)))
-            async with asyncio.timeout(timeout_s):
-                return await answer
-        except TimeoutError:
-            raise OutcomeUnknown(f"{self._server} did not answer {method} within {timeout_s} s") from None
+            return await answer
         finally:
+            timer.cancel()
             del self._answers[number]
             self._holds -= is_hold
 
@@ -58,6 +58,10 @@ class Calls:
             waiter.set_exception(answer.error)
         else:
             raise FrameError("an answer whose error is none")
+
+    def _give_up(self, answer: asyncio.Future[bytes], method: str, timeout_s: float) -> None:
+        if not answer.done():
+            answer.set_exception(OutcomeUnknown(f"{self._server} did not answer {method} within {timeout_s} s"))
 
     def are_answered(self) -> bool:
         """Whether the other side owes no answer."""

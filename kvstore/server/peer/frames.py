@@ -150,8 +150,13 @@ class Frames:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """The bodies that `data` completes. Raises FrameError for a length beyond the bound."""
+        size = len(data)
+        may_be_one = not self._size and HEADER.size <= size <= FRAME_BYTES_MAX
+        if may_be_one and HEADER.unpack_from(data)[0] == size - HEADER.size:  # as mostly
+            yield data[HEADER.size :]
+            return
         self._parts.append(data)
-        self._size += len(data)
+        self._size += size
         if self._size < self._needed:
             return
         data = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)

@@ -14,6 +14,7 @@ from operator import itemgetter
 from typing import Any, Protocol
 
 from kvstore.env import Stream
+from kvstore.env.beat import Beat
 from kvstore.errors import Moved, NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.leading.answers import Answers
 from kvstore.partition.state.commands import Sink
@@ -42,6 +43,7 @@ WRITE_HIGH_BYTES = 4 << 20
 class Owner(Protocol):
     """The owner of links: kvstore.server.peer.links.PeerLinks."""
 
+    beat: Beat
     credentials: Credentials
     dispatcher: Dispatcher
     forwarded_max: int
@@ -152,7 +154,7 @@ class Link:
             return b""
         self.is_open = True
         self._swept_at = self._links.now()
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         if not self.opened.done():
             self.opened.set_result(None)
         self._links.dispatcher.link_opened(self.flight)
@@ -249,7 +251,7 @@ class Link:
     def _sweep(self) -> None:
         """End what has waited too long, and a link that owes answers and is silent."""
         now = self._links.now()
-        self._timer = asyncio.get_running_loop().call_later(SWEEP_S, self._sweep)
+        self._timer = asyncio.get_running_loop().call_later(self._links.beat.delay_s(SWEEP_S), self._sweep)
         since_s, self._swept_at = now - self._swept_at, now
         if since_s > STOOD_STILL_S:
             return  # it was this process that said nothing: first it reads what has come meanwhile
@@ -262,6 +264,11 @@ class Link:
             self._heard_at = now
         elif now - self._heard_at > SILENCE_S / 3:
             self._write(frames.encode(Ping(0)))
+        if not self.flight.pending:
+            if self._marks:
+                self._marks.clear()
+                self.flight.forget_keys()
+            return
         self.flight.forget_keys()
         self._marks.append((now, self.flight.last_number))
         expired = 0

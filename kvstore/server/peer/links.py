@@ -39,7 +39,7 @@ class PeerLinks:
     ) -> None:
         self.credentials, self.dispatcher, self.forwarded_max = credentials, dispatcher, forwarded_max
         self.server = credentials.server
-        self._env = env
+        self._env, self.beat = env, env.beat
         self._serve_here = serve_here
         self._nursery = env.nursery.child("peer links")
         self._links: dict[ServerId, Link] = {}
@@ -95,6 +95,8 @@ class PeerLinks:
             link = self._open(server, at_once=True)
         if link is None:
             raise Unavailable(f"no address is known for server {server}")
+        if link.is_open:
+            return await link.call(partition, method, body, timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await asyncio.shield(link.opened)

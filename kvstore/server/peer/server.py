@@ -41,6 +41,7 @@ RESULT_BYTES = 4 << 20
 """A frame of results leaves when its values are this large together."""
 
 Handler = Callable[[ServerId, str, bytes], Awaitable[bytes]]
+HandlerAtOnce = Callable[[ServerId, str, bytes], bytes]
 
 
 class PeerServer:
@@ -55,6 +56,7 @@ class PeerServer:
         self._note_hosts()
         self._nursery = env.nursery.child("peer server")
         self._handlers: dict[PartitionId, Handler] = {}
+        self._at_once: dict[PartitionId, HandlerAtOnce] = {}
         self._sessions: dict[ServerId, PeerSession] = {}
         self.operations = 0
 
@@ -62,12 +64,18 @@ class PeerServer:
         """See kvstore.partition.ports.Peers."""
         self._handlers[partition] = handler
 
+    def serve_at_once(self, partition: PartitionId, handler: HandlerAtOnce) -> None:
+        """The same for what waits for nothing, and is asked all the time: no task answers it."""
+        self._at_once[partition] = handler
+
     def forget(self, partition: PartitionId) -> None:
         self._handlers.pop(partition, None)
 
     async def answer(self, server: ServerId, partition: PartitionId, method: str, body: bytes) -> bytes:
         """Let the replica here answer a call. Raises StoreError."""
-        handler = self._handlers.get(partition)
+        at_once, handler = self._at_once.get(partition), self._handlers.get(partition)
+        if at_once is not None:
+            return at_once(server, method, body)
         if handler is None:
             raise NotLeader(partition)
         return await handler(server, method, body)
@@ -108,6 +116,9 @@ class PeerServer:
     def ended(self, session: PeerSession) -> None:
         if self._sessions.get(session.server) is session:
             del self._sessions[session.server]
+
+    def at_once(self, partition: PartitionId) -> HandlerAtOnce | None:
+        return self._at_once.get(partition)
 
     def spawn_answer(self, session: PeerSession, call: Call) -> None:
         self._nursery.spawn(session.answer(call), name=f"answer {call.method}")
@@ -264,9 +275,19 @@ class PeerSession(PeerSink):
         if (self._holds >= HOLDS_MAX) if is_hold else (self._calls >= CALLS_MAX):
             self._write(frames.encode(Answer(call.number, b"", Overloaded("too many calls at once"))))
             return
+        if (handler := self._owner.at_once(PartitionId(call.partition))) is not None:
+            self._answer_at_once(call, handler)
+            return
         self._holds += is_hold
         self._calls += not is_hold
         self._owner.spawn_answer(self, call)
+
+    def _answer_at_once(self, call: Call, handler: HandlerAtOnce) -> None:
+        try:
+            reply = Answer(call.number, handler(self.server, call.method, call.body))
+        except StoreError as error:
+            reply = Answer(call.number, b"", error)
+        self._write(frames.encode(reply))
 
     async def answer(self, call: Call) -> None:
         """Answer one call with what its replica says."""

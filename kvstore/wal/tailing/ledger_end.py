@@ -136,7 +136,7 @@ class LedgerEnd:
             if due > when:
                 self._look_at(own, due)
             else:
-                self._nursery.spawn(self._ask_others({own: self.lac}), name="is the own bookie behind")
+                self._ask_others({own: self.lac})
 
         self._timer = self._loop.call_at(when, look)
 
@@ -152,8 +152,7 @@ class LedgerEnd:
             self._choice.failed(asked, self._ports.clock.now())
             self._loop.call_later(POLL_RETRY_S, self._end_poll)
         elif answer.max_lac <= lac:
-            heard = {asked: answer.max_lac}
-            self._nursery.spawn(self._ask_others(heard), name="is the bookie behind that was asked")
+            self._ask_others({asked: answer.max_lac})
         elif asked == self._ports.choice.own:  # it has checked what it learned that from (docs/protocol.md, B21)
             self._believe(answer, answer.max_lac)
         else:
@@ -181,24 +180,35 @@ class LedgerEnd:
         for bookie in self._choice.due(self._ports.clock.now()):
             self._nursery.spawn(self._ask_again(bookie, lac), name=f"has {bookie} caught up")
 
-    async def _ask_others(self, heard: dict[BookieId, EntryId]) -> None:
+    def _ask_others(self, heard: dict[BookieId, EntryId]) -> None:
         """Ask the other bookies when a long poll brought nothing: there is nothing, or the bookie is one that gets no
         adds (docs/protocol.md, T3). `heard` is what it knows."""
-        ensemble = self._reader.metadata.fragments[-1].ensemble
-        others = [bookie for bookie in ensemble if bookie not in heard]
-        asking = [self._nursery.spawn(self._hear(bookie, heard), name=f"ask {bookie}") for bookie in others]
-        with suppress(TimeoutError):
-            async with asyncio.timeout(ASK_S):
-                for task in asking:
-                    await task
-        for task in asking:
-            task.cancel()
+        metadata = self._reader.metadata
+        waiting = {bookie for bookie in metadata.fragments[-1].ensemble if bookie not in heard}
+        late = self._loop.call_later(ASK_S, self._compare, heard, waiting)
+
+        def said(bookie: BookieId, lac: EntryId | BookieError) -> None:
+            if bookie in waiting:
+                waiting.discard(bookie)
+                if not isinstance(lac, BookieError):
+                    heard[bookie] = lac
+                if not waiting:
+                    late.cancel()
+                    self._compare(heard, waiting)
+
+        for bookie in sorted(waiting):
+            self._ports.bookies.ask_lac(bookie, metadata.ledger, self._reader.digest, partial(said, bookie))
+
+    def _compare(self, heard: dict[BookieId, EntryId], waiting: set[BookieId]) -> None:
+        """All that were asked have answered, or those that `waiting` has are late: what they say now is of no use."""
+        waiting.clear()
         if self._is_over:
             return
         most = self._choice.compare(heard, self._ports.clock.now())
-        if not self.confirm(most):
-            await asyncio.sleep(POLL_RETRY_S)  # a bookie that does not know the ledger yet answers at once
-        self._end_poll()
+        if self.confirm(most):
+            self._end_poll()
+        else:  # a bookie that does not know the ledger yet answers at once
+            self._loop.call_later(POLL_RETRY_S, self._end_poll)
 
     async def _ask_again(self, bookie: BookieId, known: EntryId) -> None:
         """Ask whether a bookie that was behind knows by now what another knew a moment ago."""

@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from kvstore.env import Env
 from kvstore.partition.config import PartitionConfig
-from kvstore.partition.election.upkeep import Upkeep
-from kvstore.types import PartitionId, ServerId
+from kvstore.partition.election.retention import Retention
+from kvstore.partition.election.upkeep import LOOKS_SKIPPED_MAX, Upkeep
+from kvstore.types import PartitionId, Seq, ServerId
 
 ROUNDS = 3
 
@@ -50,3 +51,77 @@ def test_replicas_that_were_started_together_do_not_write_their_files_at_one_mom
         assert all(later - sooner > 0.01 for sooner, later in pairwise(moments))
         assert moments[-1] - moments[0] > 5
         assert 5 * (number + 1) <= moments[0] <= moments[-1] <= 15 * (number + 1)
+
+
+class Idle:
+    """What a leader's upkeep asks, while nothing is written. The clock and the looks are the test's."""
+
+    def __init__(self) -> None:
+        self.time, self.looks, self.trimmed = 0.0, 0, 0
+        self.durable = {ServerId(each): Seq(7) for each in ("n1", "n2", "n3")}
+        self.state = SimpleNamespace(seq=Seq(7))
+        self.leading_log = self
+
+    def now(self) -> float:
+        return self.time
+
+    async def published(self) -> dict[ServerId, Any]:
+        self.looks += 1
+        return {server: SimpleNamespace(durable_seq=seq) for server, seq in self.durable.items()}
+
+    async def load(self) -> Retention:
+        return Retention({})
+
+    async def save(self, away: object) -> None:
+        """Nobody reads it."""
+
+    async def trim(self, floor: Seq, older_than_ms: int) -> int:
+        return self.trimmed
+
+    async def looks_in(self, rounds: int, monkeypatch: pytest.MonkeyPatch) -> int:
+        left, self.looks = rounds, 0
+
+        async def sleep(seconds: float) -> None:
+            nonlocal left
+            if not left:
+                raise asyncio.CancelledError
+            left, self.time = left - 1, self.time + seconds
+
+        servers, this, nothing = tuple(self.durable), cast(Any, self), cast(Any, None)
+        env = Env(this, nothing, nothing, nothing, nothing, nothing)
+        one = Upkeep(env, PartitionConfig(), PartitionId("p1"), servers[0], this, this, lambda: servers, nothing, this)
+        with monkeypatch.context() as patched:
+            patched.setattr(asyncio, "sleep", sleep)
+            with pytest.raises(asyncio.CancelledError):
+                await one._trim_now_and_then()
+        return self.looks
+
+
+async def test_a_leader_looks_rarely_at_replicas_that_have_all_while_nothing_is_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert await Idle().looks_in(1 + 3 * (LOOKS_SKIPPED_MAX + 1), monkeypatch) == 1 + 3
+
+
+@pytest.mark.parametrize("busy", ["behind", "trimming", "away"])
+async def test_a_leader_that_waits_for_replicas_or_trims_leaves_out_no_look(
+    busy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle = Idle()
+    match busy:
+        case "behind":
+            idle.durable[ServerId("n3")] = Seq(6)
+        case "trimming":
+            idle.trimmed = 1
+        case "away":
+            gone = ServerId("n3")
+            monkeypatch.setattr(Retention, "floor", lambda *_: Seq(7))
+            monkeypatch.setattr(idle, "published", _without(idle, gone))
+    assert await idle.looks_in(20, monkeypatch) == 20
+
+
+def _without(idle: Idle, gone: ServerId) -> Any:
+    async def published() -> dict[ServerId, Any]:
+        return {server: each for server, each in (await Idle.published(idle)).items() if server != gone}
+
+    return published

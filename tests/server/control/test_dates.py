@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 import pytest
 
-from kvstore.server.control.dates import ALONE_S, APART_MS, BOUND_MS, SLEW, STOOD_S, Heard, Judge
+from kvstore.server.control.dates import ALONE_S, APART_MS, BOUND_MS, CALM_MS, CALM_S, SLEW, STOOD_S, Heard, Judge
 from kvstore.types import ServerId
 
 A, B, C = map(ServerId, "abc")
@@ -263,3 +264,36 @@ def test_a_server_that_was_suspended_does_not_go_by_the_time_it_has_missed() -> 
     server.wait(0.2)
     assert server.wrong == 0
     assert server.judge.may_remove
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_a_look_that_is_left_out_would_have_found_nothing(seed: int) -> None:
+    """One judge looks each time, the other only when something may have changed: they say the same."""
+    random = Random(seed)
+    lazy, eager = Server(), Server()
+    for _ in range(400):
+        now = lazy.now + random.choice((0.2, 0.2, 0.2, 0.05, 7.0))
+        jump_ms = random.choice((0,) * 30 + (-HOUR_MS, -4_000, -1_500, -20, 20, 1_500, 4_000, HOUR_MS))
+        heard = random.choice([{}] * 4 + [{B: (0, True), C: (0, True)}] * 4 + [{B: (9_000, True), C: (8_500, False)}])
+        for server in (lazy, eager):
+            server.now = now
+            server.wrong_ms += jump_ms
+            for other, (wrong_ms, is_sure) in heard.items():
+                server.judge.hear(other, Heard(DATE_MS - 100_000 + wrong_ms, is_sure, now))
+        is_calm = lazy.judge.is_calm(now, lazy.wall_ms)
+        eager.judge.look(now, eager.wall_ms, THREE)
+        if not is_calm:
+            lazy.judge.look(now, lazy.wall_ms, THREE)
+        assert _said(lazy.judge) == _said(eager.judge)
+        assert abs(lazy.judge.date_ms(now) - eager.judge.date_ms(now)) <= 2 * CALM_MS
+
+
+def test_a_server_that_hears_what_it_knows_need_not_judge_anew() -> None:
+    server = Server().sure()
+    assert server.judge.is_calm(server.now + 0.2, server.wall_ms + 200)
+    assert not server.judge.is_calm(server.now + 0.2, server.wall_ms + 200 + CALM_MS)
+    assert not server.judge.is_calm(server.now + CALM_S, server.wall_ms + round(CALM_S * 1000))
+
+
+def _said(judge: Judge) -> tuple[object, ...]:
+    return judge.is_known, judge.is_sure, judge.may_lead, judge.may_remove, judge.doubt[:20]

@@ -38,8 +38,8 @@ class Replica(LocalReplica):
     def expel(self) -> None:
         """Nothing waits here."""
 
-    def statistics(self) -> dict[str, Any]:
-        return {"leading": {"answers": len(self.got), "mutations": 0}}
+    def counts(self) -> tuple[int, int]:
+        return len(self.got), 0
 
 
 class Here:
@@ -48,9 +48,10 @@ class Here:
     def __init__(self) -> None:
         self.replica = Replica()
         self.local: dict[PartitionId, Any] = {P1: self.replica}
+        self.led = True
 
     def leading(self) -> dict[PartitionId, Any]:
-        return {P1: self.replica}
+        return {P1: self.replica} if self.led else {}
 
     def swap(self, partition: PartitionId, old: Any, new: Any) -> bool:
         if self.local.get(partition) is not old:
@@ -104,6 +105,28 @@ async def test_reads_that_are_answered_at_once_are_seen_once_like_others(
     for _ in range(BURST):
         assert here.local[P1].read_now(b"at hand", 0, 0.0) == b"a row"
     assert tap.seen == [(b"at hand", 0)] * BURST
+    assert here.local[P1] is here.replica
+    await load_sampler.close()
+
+
+async def test_a_tap_through_which_nothing_passes_stands_and_sees_what_comes_then(
+    tapped: tuple[Here, LoadSampler],
+) -> None:
+    here, load_sampler = tapped
+    tap = here.local[P1]
+    load_sampler.look()
+    assert here.local[P1] is tap
+    tap.submit((Code.GET, b"k", 0, 0), None, 0)
+    load_sampler.look()
+    assert here.local[P1] is not tap
+    assert isinstance(here.local[P1], Tap)
+    await load_sampler.close()
+
+
+async def test_a_replica_that_leads_no_more_has_no_tap(tapped: tuple[Here, LoadSampler]) -> None:
+    here, load_sampler = tapped
+    here.led = False
+    load_sampler.look()
     assert here.local[P1] is here.replica
     await load_sampler.close()
 

@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import pytest
 
+from kvstore.env.beat import Beat
 from kvstore.errors import NotLeader, OutcomeUnknown, Unavailable
 from kvstore.partition.state import commands
 from kvstore.server.peer import frames
@@ -228,6 +229,7 @@ class Links:
     credentials = Credentials(ServerId("n1"), "the cluster", (bytes(32),), lambda: bytes(NONCE_BYTES))
 
     time = 100.0
+    beat = Beat()
     server = ServerId("n1")
     forwarded_max = 10
 

@@ -147,6 +147,19 @@ class ModelBookies:
     async def read_lac(self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest) -> EntryId:
         return (await self._reach(bookie)).lacs.get(ledger, NO_ENTRY)
 
+    def ask_lac(
+        self, bookie: BookieId, ledger: LedgerId, digest: EntryDigest, done: Callable[[EntryId | BookieError], None]
+    ) -> None:
+        asking = asyncio.get_running_loop().create_task(self.read_lac(bookie, ledger, digest))
+
+        def answered(task: asyncio.Task[EntryId]) -> None:
+            if not task.cancelled():
+                error = task.exception()
+                assert error is None or isinstance(error, BookieError)
+                done(task.result() if error is None else error)
+
+        asking.add_done_callback(answered)
+
     def long_poll(
         self,
         bookie: BookieId,

@@ -61,12 +61,16 @@ async def expect_writable(stage: Stage, nodes: Sequence[Node], within_s: float) 
 
 
 def test_a_bookie_that_the_log_has_filled_becomes_writable_when_it_is_trimmed() -> None:
+    """While somebody writes on: a new ledger without an entry does not say yet where the one before ends (G11)."""
+
     async def story(stage: Stage) -> None:
         await stage.put_until_done(stage.cluster.nodes[0])
         nodes = stage.cluster.nodes[:1]
         leave_room(nodes[0], 6)
         await fill(stage, nodes, 1)
+        knocking = stage.cluster.spawn(knock(stage, stage.cluster.nodes[-1]), name="knock")
         await expect_writable(stage, nodes, 60.0)
+        knocking.cancel()
 
     for seed in range(1, 6):
         play(story, full_knobs(), seed)

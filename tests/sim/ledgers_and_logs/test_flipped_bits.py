@@ -95,7 +95,9 @@ def test_packets_that_are_damaged_on_their_way_are_stored_nowhere(monkeypatch: p
         await stage.until(lambda: refused() >= len(flips))  # the last ones are still on their way
         assert refused() == len(flips)
 
+    flipped = 0
     for seed in range(1, 4):
         flips.clear()
         play(story, knobs(roll_entries=10), seed)
-        assert flips
+        flipped += len(flips)  # none in a run whose writes were all of the ledger that was there before
+    assert flipped

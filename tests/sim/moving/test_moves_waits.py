@@ -11,11 +11,13 @@ from typing import NamedTuple
 
 import pytest
 
+from kvstore.partition.config import PartitionConfig
 from kvstore.partition.moves.import_driver import Means
 from kvstore.partition.moves.mover import REST_MAX_S, REST_SHARE
 from kvstore.types import PartitionId
 from tests.sim.moving.moves import Users, World, at_each_step, first_range, keys_in, play
 from tests.sim.moving.test_moves import TWO, join_one
+from tests.sim.strikes.knobs import Knobs
 from tests.sim.world.disk import DiskConfig
 from tests.sim.world.metadata import MetadataConfig
 from tests.sim.world.network import NetworkConfig
@@ -109,6 +111,10 @@ def test_under_load_a_range_changes_hands_with_one_record_more_and_all_doors_kno
     assert max(hands.told) <= answer_s + ROUND_TRIP_S / 2 + reads_s + POLL_S + LEAST_S, hands
 
 
+STEADY = Knobs(partition=PartitionConfig(lead_back_s=100.0))
+"""The next leader of a partition does not know that it rests."""
+
+
 def test_a_partition_that_takes_many_ranges_takes_them_one_by_one_and_rests_between() -> None:
     begun: dict[int, float] = {}
     ended: dict[int, float] = {}
@@ -121,7 +127,7 @@ def test_a_partition_that_takes_many_ranges_takes_them_one_by_one_and_rests_betw
             ended[move] = now
 
     with at_each_step(reached):
-        play(5, join_one, users=1)
+        play(5, join_one, STEADY, users=1)
     order = sorted(begun, key=begun.__getitem__)
     assert len(order) > 2
     for former, later in itertools.pairwise(order):

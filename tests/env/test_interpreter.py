@@ -1,0 +1,33 @@
+"""Which Python runs this."""
+
+from __future__ import annotations
+
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvstore.env import interpreter
+from kvstore.env.interpreter import is_profile_guided
+
+
+@pytest.mark.parametrize(
+    ("config_args", "cpp_flags", "expected"),
+    [
+        ("'--prefix=/usr/local' '--enable-optimizations' '--with-lto'", "", True),
+        ("'--enable-shared' '--prefix=/usr'", "-Wdate-time -D_FORTIFY_SOURCE=2", True),
+        ("'--prefix=/opt/python'", "-I/opt/include", False),
+        ("", "", False),
+    ],
+)
+def test_a_build_with_profile_guided_optimisation_is_known(config_args: str, cpp_flags: str, expected: bool) -> None:
+    assert is_profile_guided(config_args, cpp_flags) is expected
+
+
+def test_setup_asks_a_candidate_by_running_the_file() -> None:
+    """Alone: nothing is installed yet when it is asked."""
+    asked = subprocess.run([sys.executable, "-I", str(Path(interpreter.__file__))], check=False)
+    assert asked.returncode == (0 if interpreter.is_this_profile_guided() else 1)
+    assert interpreter.interpreter().startswith(f"{platform.python_version()} (")

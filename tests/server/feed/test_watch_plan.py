@@ -1,0 +1,24 @@
+"""Which feeds a watch follows."""
+
+from __future__ import annotations
+
+from kvstore.ring import plan
+from kvstore.server.feed.pages import interest_in
+from kvstore.server.feed.watch_plan import Follow, Plan
+from kvstore.types import PartitionId
+from tests.ring.rings import ids, members, ring_of, settle
+
+P1, P2 = PartitionId("p1"), PartitionId("p2")
+
+
+def test_a_partition_that_has_left_is_not_new_to_a_watch_whose_server_has_not_heard_of_that() -> None:
+    """It goes on after it, with what p2 got of it: p1's log from its beginning would be behind that."""
+    both = settle(plan.join(ring_of(1), members(ids(2, 2))))
+    left = settle(plan.leave(both, [P1]))
+    watch = Plan(interest_in(b"", b""))
+    assert watch.begin(left, {P2: 7}) == [Follow(P2, 7)]
+    watch.positions[P2] = 7
+    assert watch.joined(both) == []
+    assert watch.joined(left) == []
+    grown = plan.join(left, members(ids(3, 3)))
+    assert [follow.partition for follow in watch.joined(grown)] == [PartitionId("p3")]
