@@ -182,7 +182,7 @@ class Partition:
 
     async def _leader_of(self, leader: Leader) -> None:
         """Let a new leader begin: with what the partition owns, if its log has never said it."""
-        if self._is_ahead_of_ring():
+        if _is_ahead_of_ring(self._rings, self.state):
             raise Unavailable(f"partition {self.id}: the ring that is known here is too old to lead it")
         if self._rings is None or self.state.ownership.is_founded:
             return await leader.start(None, self._turn_away)
@@ -295,7 +295,7 @@ class Partition:
         if _level_of(op) == Level.SESSION and state.seq < _owned_seq(self._rings, self.id):
             return NotCaughtUp(f"partition {self.id}: something that came to it since is not here yet")
         tokens = scope(op, state.ownership.owned)
-        if tokens is None or self._is_ahead_of_ring():
+        if tokens is None or _is_ahead_of_ring(self._rings, self.state):
             return ELSEWHERE
         try:
             return queries.answer(state, op, state.record_time_ms, tokens)
@@ -320,11 +320,6 @@ class Partition:
         except MetadataError:
             return None
         return [said.seq for server, said in published.items() if server != self._server]
-
-    def _is_ahead_of_ring(self) -> bool:
-        """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by
-        such a ring might be sent elsewhere by the next one (docs/protocol.md M16)."""
-        return self._rings is not None and self._rings.ring.next_move <= self.state.ownership.newest
 
     async def _answer_peer(self, server: ServerId, method: str, body: bytes) -> bytes:
         if method == CHECKS:
@@ -358,6 +353,12 @@ class Partition:
             except StoreError as error:
                 failure = error
         raise failure
+
+
+def _is_ahead_of_ring(rings: Rings | None, state: State) -> bool:
+    """Whether something is owned of which the ring that is known here does not even know the plan. Whoever comes by
+    such a ring might be sent elsewhere by the next one (docs/protocol.md M16)."""
+    return rings is not None and rings.ring.next_move <= state.ownership.newest
 
 
 def _owned_seq(rings: Rings | None, partition: PartitionId) -> int:
