@@ -16,9 +16,9 @@ from kvstore.cli.ring import read_ring
 from kvstore.env.clock import SystemClock
 from kvstore.errors import Corrupted, InvalidRequest, NoSuchNode
 from kvstore.meta import paths
-from kvstore.partition.election.election import LeaderRecord
 from kvstore.partition.election.jury import Trusted
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.types import PartitionId, ServerId
 from kvstore.wal.lists import LedgerLists
 

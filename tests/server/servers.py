@@ -15,7 +15,7 @@ from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election.election import LeaderRecord
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring
 from kvstore.server.config import Limits

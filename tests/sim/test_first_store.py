@@ -18,7 +18,7 @@ import pytest
 
 from kvstore.errors import Retryable
 from kvstore.meta import paths
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.state import commands
 from kvstore.partition.state.commands import Level
 from kvstore.types import Seq

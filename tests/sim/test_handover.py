@@ -12,8 +12,8 @@ import pytest
 
 from kvstore.errors import Unavailable
 from kvstore.meta import paths
-from kvstore.partition.election.election import INCUMBENT_GRACE_S, LeaderRecord
 from kvstore.partition.election.handover import TAKE_S
+from kvstore.partition.election.ranking import INCUMBENT_GRACE_S, LeaderRecord
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.leading.leader import Leader
 from kvstore.types import ServerId

@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.errors import NoSuchNode
 from kvstore.meta import paths
-from kvstore.partition.election.election import LeaderRecord
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.leading.leader import Leader
 from tests.sim.stories.scenarios import P, Stage, knobs, play
 from tests.sim.test_handover import handing_back, led_by_another, led_by_preferred, write

@@ -9,8 +9,8 @@ from collections.abc import Callable
 
 from kvstore.errors import MetadataError, StoreError
 from kvstore.partition.election import role_events
-from kvstore.partition.election.election import RANK_DELAY_S, LeaderRecord
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import RANK_DELAY_S, LeaderRecord
 from kvstore.partition.election.role_events import Command, Event
 from kvstore.partition.state.state import State
 from kvstore.types import ServerId

@@ -19,7 +19,7 @@ from math import inf
 import orjson
 
 from kvstore.errors import Corrupted, InvalidRequest
-from kvstore.partition.election.election import LeaderRecord, Published
+from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import Seq, ServerId
 
 PREPARE, TAKE = "prepare", "take"

@@ -20,8 +20,8 @@ from kvstore.errors import (
 from kvstore.meta import codec, paths
 from kvstore.meta.ephemeral import KeptEphemeral
 from kvstore.meta.store import Change, Check, Create, Delete, MetadataStore, SetData, Watch, ensure_path
-from kvstore.partition.election.election import LeaderRecord, Published
 from kvstore.partition.election.jury import Trusted
+from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import PartitionId, ServerId
 
 

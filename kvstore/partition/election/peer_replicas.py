@@ -8,8 +8,8 @@ from enum import Enum, auto
 
 from kvstore.env import Env
 from kvstore.errors import PeerRefused, StoreError
-from kvstore.partition.election.election import RANK_DELAY_S, Incumbent
 from kvstore.partition.election.handover import PREPARE, PREPARE_S, TAKE, TAKE_S, Prepare, Take
+from kvstore.partition.election.ranking import RANK_DELAY_S, Incumbent
 from kvstore.partition.election.role_events import PeerGone
 from kvstore.partition.ports import Peers
 from kvstore.types import PartitionId, ServerId

@@ -6,8 +6,8 @@ import logging
 
 from kvstore.env.beat import Beat
 from kvstore.errors import MetadataError
-from kvstore.partition.election.election import Published, rank_of
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import Published, rank_of
 from kvstore.partition.election.trials import Trials
 from kvstore.partition.state.state import State
 from kvstore.types import ServerId

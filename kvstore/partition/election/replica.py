@@ -14,12 +14,12 @@ from kvstore.errors import InvalidRequest, MetadataError, NotLeader, StoreError,
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import peer_replicas, role_events
 from kvstore.partition.election.claiming import Claiming
-from kvstore.partition.election.election import furthest
 from kvstore.partition.election.following import Following
 from kvstore.partition.election.handover import DRAIN_S, PREPARE_S, TAKE_S, Prepare, Take, Turns
 from kvstore.partition.election.leader_znode import Claims
 from kvstore.partition.election.peer_replicas import HOLD_S, PeerReplicas
 from kvstore.partition.election.publishing import Publishing
+from kvstore.partition.election.ranking import furthest
 from kvstore.partition.election.role_events import Command, Event
 from kvstore.partition.election.role_machine import Role, RoleMachine
 from kvstore.partition.election.standing import Standing

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kvstore.partition.election.election import Incumbent, LeaderRecord
+from kvstore.partition.election.ranking import Incumbent, LeaderRecord
 from kvstore.types import ServerId
 
 # ── what happened ─────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -18,7 +18,7 @@ from enum import Enum, auto
 from math import inf, isinf
 from typing import assert_never
 
-from kvstore.partition.election.election import (
+from kvstore.partition.election.ranking import (
     ASK_AGAIN_S,
     INCUMBENT_GRACE_S,
     OUT_S,

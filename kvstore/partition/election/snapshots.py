@@ -13,7 +13,7 @@ import orjson
 
 from kvstore.env import Clock
 from kvstore.errors import Corrupted, InvalidRequest, Overloaded, Unavailable
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.ports import Peers
 from kvstore.partition.state.engine import ViewClosed, wait_caught_up
 from kvstore.partition.state.state import State

@@ -15,9 +15,9 @@ from kvstore.env import Env
 from kvstore.errors import MetadataError, StoreError, VersionConflict
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election.absences import Absences
-from kvstore.partition.election.election import Published
 from kvstore.partition.election.handover import Steady, Turns
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.retention import Retention
 from kvstore.partition.state.state import State

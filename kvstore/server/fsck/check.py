@@ -17,8 +17,8 @@ from kvstore.meta import paths
 from kvstore.meta.bookies import BookieView
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.store import MetadataStore
-from kvstore.partition.election.election import LeaderRecord, Published
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.proto.digest import EntryDigest
 from kvstore.ring import Ring, decode
 from kvstore.server.control.retirement import kept_ledgers

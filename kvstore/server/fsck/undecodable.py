@@ -11,7 +11,7 @@ from kvstore.meta.cookies import decode_cookie
 from kvstore.meta.service_info import decode_service_info
 from kvstore.meta.snapshots import SnapshotRecord
 from kvstore.meta.store import MetadataStore
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.server.routing.topology import Member
 from kvstore.types import BookieId, PartitionId
 from kvstore.wal.pins import Pin

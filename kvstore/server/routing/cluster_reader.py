@@ -10,7 +10,7 @@ import logging
 from kvstore.errors import NoSuchNode, UndecodableNode
 from kvstore.meta import paths
 from kvstore.meta.store import MetadataStore
-from kvstore.partition.election.election import LeaderRecord
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.ring import Ring
 from kvstore.server.routing.topology import ClusterTopology, Member

@@ -3,8 +3,8 @@
 import pytest
 
 from kvstore.errors import InvalidRequest
-from kvstore.partition.election.election import LeaderRecord, Published
 from kvstore.partition.election.handover import AGAIN_S, APART_S, CLOSE_BEHIND, Prepare, Steady, Take, Turns
+from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import Seq, ServerId
 
 LEADER_SEQ = Seq(50_000)

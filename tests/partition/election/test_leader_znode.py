@@ -5,8 +5,8 @@ import pytest
 from kvstore.errors import MetadataUnavailable, MetadataUnknown
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
-from kvstore.partition.election.election import LeaderRecord, Published
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import LeaderRecord, Published
 from kvstore.types import PartitionId, Seq, ServerId
 
 P = PartitionId("p1")

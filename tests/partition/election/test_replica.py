@@ -13,9 +13,9 @@ from kvstore.env.real import real_env
 from kvstore.meta.memory import MemoryStore
 from kvstore.partition.config import PartitionConfig
 from kvstore.partition.election import role_events
-from kvstore.partition.election.election import LeaderRecord
 from kvstore.partition.election.handover import Turns
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.replica import Replica
 from kvstore.partition.election.role_machine import Role
 from kvstore.partition.election.tail import Tail

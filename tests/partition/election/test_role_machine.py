@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvstore.partition.election.election import (
+from kvstore.partition.election.ranking import (
     ASK_AGAIN_S,
     INCUMBENT_GRACE_S,
     OUT_S,

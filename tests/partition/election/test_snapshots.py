@@ -8,7 +8,7 @@ import pytest
 from kvstore.env.clock import SystemClock, Unjudged
 from kvstore.errors import InvalidRequest, Overloaded, Unavailable
 from kvstore.partition.election import snapshots
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.election.snapshots import IDLE_S, Exports, best_sources, install
 from kvstore.partition.state.engine_memory import MemoryEngine
 from kvstore.partition.state.engine_rocks import RocksEngine

@@ -19,7 +19,7 @@ from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.ring import Pace, PartitionState, Ring, codec, new_ring, plan, steps
 from kvstore.ring.replicas import begin_replacing
 from kvstore.server.control import steward as module

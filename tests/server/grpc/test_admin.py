@@ -17,7 +17,7 @@ from kvstore.meta import paths
 from kvstore.meta.ledgers import LedgerStore
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.proto import admin_pb2, admin_pb2_grpc
 from kvstore.rpc import calls
 from kvstore.rpc.channels import channel_options

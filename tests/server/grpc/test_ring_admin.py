@@ -15,7 +15,7 @@ from kvstore.errors import InvalidRequest, MetadataUnavailable
 from kvstore.meta import codec, paths
 from kvstore.meta.memory import MemoryStore
 from kvstore.meta.store import ensure_path
-from kvstore.partition.election.election import Published
+from kvstore.partition.election.ranking import Published
 from kvstore.partition.state.commands import Code
 from kvstore.proto import admin_pb2
 from kvstore.ring import TOKENS, MoveId, MoveState, Ring, new_ring, plan, steps

@@ -14,7 +14,7 @@ from kvstore.errors import Corrupted, NoSuchNode
 from kvstore.meta import paths
 from kvstore.meta.memory import MemoryStore, MemoryTree
 from kvstore.meta.store import Watch, ensure_path
-from kvstore.partition.election.election import LeaderRecord
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.ring import codec
 from kvstore.ring.builder import new_ring, with_partitions
 from kvstore.ring.ring import Member as RingMember

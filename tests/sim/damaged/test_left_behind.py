@@ -9,8 +9,8 @@ import pytest
 
 from kvstore.errors import MetadataUnavailable
 from kvstore.meta import paths
-from kvstore.partition.election.election import LeaderRecord
 from kvstore.partition.election.leader_znode import Claims
+from kvstore.partition.election.ranking import LeaderRecord
 from kvstore.partition.election.replica import Replica
 from kvstore.ring.replicas import begin_replacing
 from kvstore.types import PartitionId

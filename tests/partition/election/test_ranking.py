@@ -3,7 +3,7 @@
 import pytest
 
 from kvstore.errors import Corrupted
-from kvstore.partition.election.election import LeaderRecord, Published, rank_of
+from kvstore.partition.election.ranking import LeaderRecord, Published, rank_of
 from kvstore.types import Seq, ServerId
 
 A, B, C = ServerId("a"), ServerId("b"), ServerId("c")
