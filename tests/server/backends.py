@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -141,13 +142,15 @@ class OneServer:
         self.partitions[owner].submit(op, sink, token)
 
     def submit_puts(self, ops: list[Op], sink: Sink, tokens: Sequence[int]) -> None:
-        owners = self.topology.ring.partitions_of([op[1] for op in ops])
-        if self.failure is not None or len(set(owners)) > 1:
+        if self.failure is not None:
             for op, token in zip(ops, tokens, strict=True):
                 self.submit(op, sink, token)
-        else:
-            self.submitted += ops
-            self.partitions[owners[0]].submit_puts(ops, sink, tokens)
+            return
+        self.submitted += ops
+        owners = self.topology.ring.partitions_of([op[1] for op in ops])
+        for owner in sorted(set(owners)):
+            are_its = [each == owner for each in owners]
+            self.partitions[owner].submit_puts(list(compress(ops, are_its)), sink, list(compress(tokens, are_its)))
 
     def read_now(self, key: bytes) -> bytes | NotNow | None:
         if self.failure is not None or self.held_reads is not None:

@@ -127,36 +127,41 @@ class Pipeline:
             or self._window.is_full
             or self.is_closing
             or self._is_ended
+            or self._timed is not None
         ):
             return False
+        count, is_set = len(words), words[0] == b"SET"
+        key = words[1] if count > 1 else b""
+        if count != 2 + is_set or not (is_set or words[0] == b"GET") or not 0 < len(key) <= KEY_BYTES_MAX:
+            return False
+        size = len(words[2]) if is_set else 0
+        if size > VALUE_BYTES_MAX:
+            return False
         rounds.left -= 1
-        timed = rounds.begin((words,), number) if rounds.left <= 0 else None
-        count = len(words)
-        if count == 2 and words[0] == b"GET":
-            row = self._backend.read_now(words[1])
-            if row.__class__ is bytes:
-                value = row[VALUE_AT[row[0]] :]
-                self.stream.write(b"$%d\r\n%b\r\n" % (len(value), value))
-            elif row is None and 0 < len(words[1]) <= KEY_BYTES_MAX:
-                self.stream.write(replies.NULL[session.protocol])
-            else:
-                return False
-            sink.issued = sink.answered = self._accounted = number + 1
-            if timed is not None:
-                rounds.end(timed)
-        elif count == 3 and words[0] == b"SET":
-            _, key, value = words
-            size = len(value)
-            if not 0 < len(key) <= KEY_BYTES_MAX or size > VALUE_BYTES_MAX:
-                return False
-            self._timed = timed
+        timed = self._timed = rounds.begin((words,), number) if rounds.left <= 0 else None
+        if is_set:
             sink.issued = number + 1
             self._key_hazards.writes[key] = number
             self._value_bytes += size
             self._window.begin(1, size)
-            self._backend.submit((_PUT, key, value, 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+            self._backend.submit((_PUT, key, words[2], 0, 0, 0, None), sink, number << FORMAT_BITS | _OK_FORMAT)
+            return True
+        row = self._backend.read_now(key)
+        if row.__class__ is bytes:
+            value = row[VALUE_AT[row[0]] :]
+            reply = b"$%d\r\n%b\r\n" % (len(value), value)
+        elif row is None:
+            reply = replies.NULL[session.protocol]
         else:
+            rounds.left += 1  # whoever begins it counts it
             return False
+        if timed is not None:
+            rounds.end(timed)
+            self._timed = None
+        sink.issued = sink.answered = self._accounted = number + 1
+        self.stream.write(reply)
+        if self.replies.is_full:  # by now
+            self.server.room.add(sink, len(reply))
         return True
 
     def _begin_puts(self, commands: Sequence[Command]) -> int:
@@ -270,6 +275,8 @@ class Pipeline:
                 self._value_bytes += sum(len(op[2]) for op in ops if op[0] == _PUT)
                 Gather(self.replies, self.replies.next_number(), found).submit()
             case Special(name, words):
+                if name == "EXEC" and self._window.is_full:
+                    return False  # what it does would find no room
                 if self.replies.in_flight() or not self.replies.reserve(specials.reply_bytes(self, name, words)):
                     return False
                 specials.do(self, name, words)

@@ -322,6 +322,8 @@ class Router:
         for partition in sorted(self.waiting.lines):
             self.ways.ask_again(partition, self._now)
             self.waiting.drain(partition, partial(self._goes_on, partition))
+            if partition in self.waiting:  # a link may have become full: what comes now goes behind the rest
+                self.ways.bend(partition)
 
     def _goes_on(self, partition: PartitionId, pending: Pending) -> bool:
         """Whether the first of a line has left it."""

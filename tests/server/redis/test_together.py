@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -12,6 +14,9 @@ from kvstore.errors import Overloaded
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Code, Record, get
 from kvstore.server.redis import parser, pipeline
+from kvstore.server.redis.connection import RespConnection
+from kvstore.server.redis.inflight_limit import COMMANDS_MAX
+from kvstore.server.redis.latency import EVERY
 from tests.server.backends import Collector
 from tests.server.redis.door import Door, redis_door
 from tests.server.redis.test_parser import packed
@@ -129,3 +134,82 @@ async def test_errors_of_some_stand_where_they_belong(door: Door) -> None:
         raw.writer.write(b"".join(packed(b"SET", b"k%d" % each, b"v") for each in range(6)))
         for _ in range(6):
             assert (await raw.read_line()).startswith(b"-TRYAGAIN")
+
+
+class Unread:
+    """The stream of a client that reads nothing: it tells its protocol when too much waits."""
+
+    def __init__(self) -> None:
+        self.written = bytearray()
+        self.protocol: RespConnection
+        self.high = 0
+
+    def set_write_buffer_limits(self, high: int) -> None:
+        self.high = high
+
+    def write(self, data: bytes) -> None:
+        was_full = len(self.written) > self.high
+        self.written += data
+        if len(self.written) > self.high and not was_full:
+            self.protocol.pause_writing()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.written)
+
+    def get_extra_info(self, name: str) -> None:
+        return None
+
+    def pause_reading(self) -> None:
+        """It sends what it likes."""
+
+    def resume_reading(self) -> None:
+        """The same."""
+
+    def close(self) -> None:
+        """It stays."""
+
+    abort = close
+
+
+def unread(door: Door) -> tuple[RespConnection, Unread]:
+    connection, stream = RespConnection(door.server), Unread()
+    stream.protocol = connection
+    connection.connection_made(cast(Any, stream))
+    return connection, stream
+
+
+async def test_what_is_answered_at_once_and_not_read_is_counted(door: Door) -> None:
+    async with door.raw() as raw:
+        await raw.ask(packed(b"SET", b"k", b"x" * 2000), b"+OK\r\n")
+    connection, stream = unread(door)
+    while not connection.replies.is_full:
+        connection.data_received(packed(b"GET", b"k"))
+        await asyncio.sleep(0)
+    door.server.room.look()
+    assert door.server.room.bytes >= len(stream.written) > stream.high
+
+
+async def test_a_lone_get_that_takes_a_turn_is_timed_like_any_other(door: Door) -> None:
+    async with door.raw() as raw:
+        door.server.rounds.left = EVERY
+        await raw.ask(packed(b"PING"), b"+PONG\r\n")
+        gets = door.server.rounds.histograms["GET"]
+        for _ in range(2 * EVERY):
+            door.backend.held_reads = []
+            raw.writer.write(packed(b"GET", b"k"))
+            await wait_until(lambda: is_true(bool(door.backend.held_reads)), what="the read is under way")
+            door.backend.do_held_reads()
+            assert await raw.read(5) == b"$-1\r\n"
+        assert gets.count == 2
+        left = door.server.rounds.left
+        await raw.ask(packed(b"PING"), b"+PONG\r\n")
+        assert door.server.rounds.left == left - 1
+
+
+async def test_a_transaction_waits_while_too_much_is_under_way(door: Door) -> None:
+    async with door.raw() as raw:
+        door.server.window.begin(COMMANDS_MAX, 0)
+        raw.writer.write(packed(b"MULTI") + packed(b"SET", b"k", b"v") + packed(b"EXEC"))
+        assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
+        door.server.window.end(COMMANDS_MAX, 0)
+        assert await raw.ask(packed(b"PING"), b"*1\r\n+OK\r\n+PONG\r\n") == b"*1\r\n+OK\r\n+PONG\r\n"

@@ -29,6 +29,13 @@ def test_writes_of_a_key_are_done_in_order_and_each_ends_once(seed: int) -> None
     play([seed])
 
 
+@pytest.mark.parametrize("seed", range(50))
+def test_what_comes_while_a_link_is_full_goes_out_behind_what_waits(seed: int) -> None:
+    world = World(seed, room=6)
+    world.run(600)
+    world.check()
+
+
 def test_most_writes_are_done() -> None:
     """Else the order of those that are would say little."""
     world = World(1)

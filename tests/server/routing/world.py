@@ -142,7 +142,7 @@ class Link:
 
     def __init__(self, asking: Server, answering: Server) -> None:
         self.asking = asking
-        self.flight = Flight(answering.name, WAITING_MAX)
+        self.flight = Flight(answering.name, asking.world.room)
         self.session = Session(answering, self)
         self._lane: list[tuple[int, PartitionId, Op]] = []
         self._heard = 0
@@ -252,8 +252,9 @@ class Server:
 class World:
     """Keys of two partitions, one of which goes back and forth between them."""
 
-    def __init__(self, seed: int) -> None:
-        self.random, self.now = Random(seed), 0.0
+    def __init__(self, seed: int, room: int = WAITING_MAX) -> None:
+        """`room`: operations under way over one link."""
+        self.random, self.now, self.room = Random(seed), 0.0, room
         ring = new_ring([P1, P2], dict.fromkeys(NAMES, ""), len(NAMES))
         self.keys = [next(key for n in range(10_000) if ring.partition_of(key := b"key-%d" % n) == p) for p in (P1, P2)]
         self.truth = Truth(ring, {key: ring.partition_of(key) for key in self.keys}, {P1: NAMES[0], P2: NAMES[1]})
