@@ -297,6 +297,28 @@ def test_a_tail_that_is_closed_while_it_looks_does_not_begin_to_listen() -> None
     run(case)
 
 
+def test_what_was_read_elsewhere_is_kept_no_longer() -> None:
+    async def case(bench: Bench) -> None:
+        config = LogConfig(quorum=Quorum(3, 2, 2), check_every_s=0.1)
+        bench.bookies.own = B1
+        writer = Writer(await opened(bench.logs(config)))
+        reader = logs_beside(bench, B1, config).reader(P, None)
+        taker = Taker()
+        while len(taker.got) < 4 * ENTRIES_MAX:
+            for _ in range(8):
+                writer.log.append(b"x", Seq(writer.seq), writer.entries.done)
+                writer.seq += 1
+            taker.got += await reader.read(100, taker)
+        while read := await reader.read(1_000, taker):
+            taker.got += read
+        assert [each.position.entry for each in taker.got] == list(range(writer.seq - 1))
+        assert reader._end.fresh._packets == {}
+        assert reader._end.fresh._bytes == 0
+        await reader.close()
+
+    run(case)
+
+
 def test_little_is_kept_of_what_is_not_confirmed() -> None:
     fresh = FreshEntries(DigestType.CRC32C, e(5))
     for entry in range(ENTRIES_MAX + 20):
