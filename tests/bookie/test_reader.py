@@ -143,3 +143,47 @@ def test_a_long_poll_for_an_entry_that_is_elsewhere_names_none(world: SimWorld) 
         assert shelf.poll(L, 0).result() == (Status.OK, -1, None, 3)
 
     run(world, scenario())
+
+
+class Heard:
+    """A listener that notes what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[int, bytes] | int] = []
+
+    def entry_stored(self, entry: int, packet: bytes) -> None:
+        self.told.append((entry, packet))
+
+    def lac_raised(self, lac: int) -> None:
+        self.told.append(lac)
+
+
+# docs/protocol.md T11
+def test_a_listener_is_told_of_what_is_on_the_disk_until_it_ends_it(world: SimWorld) -> None:
+    async def scenario() -> None:
+        shelf = await opened(world)
+        heard, other = Heard(), Heard()
+        assert shelf.storage.listen(L, heard) is None
+        await shelf.add(L, 0)
+        await shelf.add(L, 1)
+        end = shelf.storage.listen(L, heard)
+        end_other = shelf.storage.listen(L, other)
+        assert end is not None
+        assert end_other is not None
+        assert heard.told == [0]
+        added = shelf.submit(L, 2)
+        await asyncio.sleep(0)
+        assert heard.told == [0]
+        assert await added is Status.OK
+        assert heard.told == [0, (2, packet(L, 2)), 1]
+        await shelf.write_lac(L, 2)
+        assert heard.told.pop() == 2
+        await shelf.add(8, 0)
+        end()
+        await shelf.add(L, 3)
+        assert heard.told == [0, (2, packet(L, 2)), 1]
+        assert other.told == [0, (2, packet(L, 2)), 1, 2, (3, packet(L, 3))]
+        end_other()
+        assert shelf.storage.inventory.ledgers[L].listeners == ()
+
+    run(world, scenario())

@@ -107,7 +107,7 @@ class LedgerEnd:
         reader = self._reader
         self._wanted = wanted
         self.fresh.forget_before(wanted)
-        if reader.metadata.state is LedgerState.CLOSED or self._is_polling:
+        if reader.metadata.state is LedgerState.CLOSED or self._is_polling or self._is_over:
             return
         self._is_polling = True
         lac = self.lac

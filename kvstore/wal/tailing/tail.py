@@ -251,26 +251,25 @@ class TailReader:
     # Entries of the present ledger.
 
     async def _batch(self, reader: EntryReader) -> list[LogEntry]:
-        """From `_next` on, in order, bounded in number and bytes."""
+        """From `_next` on, in order, bounded in number and bytes. If it is cancelled nothing was handed out."""
         entries: list[LogEntry] = []
         size = 0
-        limit = self._end.limit
-        while self._next <= limit and len(entries) < BATCH_ENTRIES_MAX and size < self._batch_bytes:
-            packets = await self._read_some(reader, limit, is_first=not entries)
+        following, limit = self._next, self._end.limit
+        while following <= limit and len(entries) < BATCH_ENTRIES_MAX and size < self._batch_bytes:
+            packets = await self._read_some(reader, following, limit, is_first=not entries)
             if not packets:
                 break
             for packet in packets:
                 entries.append(LogEntry(Position(reader.metadata.ledger, packet.entry), packet.payload))
                 size += len(packet.payload)
-                self._next = EntryId(packet.entry + 1)
+                following = EntryId(packet.entry + 1)
                 if packet.lac > self._end.lac:
                     self._end.lac = packet.lac
         if entries:
-            self._after = entries[-1].position
+            self._after, self._next = entries[-1].position, following
         return entries
 
-    async def _read_some(self, reader: EntryReader, limit: EntryId, *, is_first: bool) -> list[Packet]:
-        entry = self._next
+    async def _read_some(self, reader: EntryReader, entry: EntryId, limit: EntryId, *, is_first: bool) -> list[Packet]:
         payload = self._end.fresh.take(entry)
         if payload is not None:
             return [Packet(entry, NO_ENTRY, 0, payload)]

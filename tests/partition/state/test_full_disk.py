@@ -48,7 +48,7 @@ class Logged:
         self._entries = entries
 
     def reader(self, _partition: str, after: Position | None) -> Logged:
-        return Logged([entry for entry in self._entries if after is None or entry.position > after])
+        return type(self)([entry for entry in self._entries if after is None or entry.position > after])
 
     async def read(self, _timeout_ms: int, taker: object = None) -> Sequence[LogEntry]:
         if not self._entries:
@@ -57,6 +57,14 @@ class Logged:
         return entries
 
     async def close(self) -> None: ...
+
+
+class Given(Logged):
+    """The same, given to whoever waits for it (docs/protocol.md, T11)."""
+
+    async def read(self, timeout_ms: int, taker: Any = None) -> Sequence[LogEntry]:
+        taker.take(await super().read(timeout_ms))
+        return []
 
 
 def full_under_way() -> tuple[Partition, SmallDisk, int]:
@@ -89,10 +97,11 @@ def test_a_disk_that_fails_otherwise_ends_the_process() -> None:
     assert len(p.fatal) == 1
 
 
-def test_when_there_is_room_again_the_replica_goes_on_from_its_log() -> None:
+@pytest.mark.parametrize("log", [Logged, Given])
+def test_when_there_is_room_again_the_replica_goes_on_from_its_log(log: type[Logged]) -> None:
     p, engine, _ = full_under_way()
     durable = p.state.durable_seq
-    tail = Tail(P1, p.state, cast(Any, Logged(p.log.acknowledged)), cast(Any, None))
+    tail = Tail(P1, p.state, cast(Any, log(p.log.acknowledged)), cast(Any, None))
     tailing = p.loop.create_task(tail.run())
     p.wait(5)
     assert not tailing.done()
@@ -108,11 +117,12 @@ def test_when_there_is_room_again_the_replica_goes_on_from_its_log() -> None:
     p.settle()
 
 
+@pytest.mark.parametrize("log", [Logged, Given])
 @pytest.mark.parametrize("error", [errno.EIO, errno.EROFS])
-def test_a_tail_ends_when_its_disk_fails_otherwise(error: int) -> None:
+def test_a_tail_ends_when_its_disk_fails_otherwise(error: int, log: type[Logged]) -> None:
     p, engine, _ = full_under_way()
     engine.error = error
-    tail = Tail(P1, p.state, cast(Any, Logged(p.log.acknowledged)), cast(Any, None))
+    tail = Tail(P1, p.state, cast(Any, log(p.log.acknowledged)), cast(Any, None))
     with pytest.raises(OSError, match="no room"):
         p.run(tail.run())
 

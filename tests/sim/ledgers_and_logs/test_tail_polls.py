@@ -16,7 +16,7 @@ from kvstore.wal.log import PartitionLogs
 from kvstore.wal.ports import LogEntry
 from kvstore.wal.tailing.fresh import BYTES_MAX, ENTRIES_MAX, FreshEntries
 from kvstore.wal.tailing.polling import CHECK_S, PollChoice
-from kvstore.wal.tailing.tail import TailReader
+from kvstore.wal.tailing.tail import GIVEN_MAX, TailReader
 from tests.sim.ledgers_and_logs.bench import B1, B2, B3, RELEASE, Bench, P, run
 from tests.sim.ledgers_and_logs.logs import Writer, opened
 from tests.wal.ledgers import e
@@ -196,6 +196,124 @@ def test_who_may_not_take_gets_it_from_the_read() -> None:
         assert [each.position.entry for each in await reading] == [1]
         assert [each.position.entry for each in await reader.read(60_000, taker)] == [2]
         assert taker.got == []
+        await reader.close()
+
+    run(case)
+
+
+def test_more_than_fits_one_turn_wakes_the_read() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        taker, count = Taker(), 3 * GIVEN_MAX
+        reading = bench.env.nursery.spawn(reader.read(60_000, taker), name="read")
+        for bookie in (B2, B3):
+            bench.bookies.at[bookie].holds_adds = True
+        for _ in range(count):
+            writer.log.append(b"x", Seq(writer.seq), writer.entries.done)
+        await bench.pass_time(0.1)
+        assert taker.got == []
+        bench.bookies.release_adds(B2)
+        await bench.pass_time(0.2)
+        assert len(taker.got) == GIVEN_MAX
+        found = [*taker.got, *await reading]
+        assert [each.position.entry for each in found] == list(range(1, count + 1))
+        await reader.close()
+
+    run(case)
+
+
+def test_nothing_is_given_to_who_reads_no_more() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        taker = Taker()
+        reading = bench.env.nursery.spawn(reader.read(60_000, taker), name="read")
+        await bench.pass_time()
+        reading.cancel()
+        await writer.append(2)
+        assert taker.got == []
+        found = [*await reader.read(1_000), *await reader.read(1_000)]
+        assert [each.position.entry for each in found] == [1, 2]
+        await reader.close()
+
+    run(case)
+
+
+def test_a_read_that_is_cancelled_skips_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        writer, reader = await listening(bench)
+        await writer.append(5)
+        bench.bookies.own = None
+        for steps in range(40):
+            again = logs_beside(bench, B1, LogConfig()).reader(P, None)
+            reading = bench.env.nursery.spawn(again.read(1_000), name="read")
+            for _ in range(steps):
+                await asyncio.sleep(0.0001)
+            reading.cancel()
+            await asyncio.sleep(0)
+            if reading.cancelled():
+                assert [each.position.entry for each in await again.read(1_000)] == list(range(6))
+            await again.close()
+        await reader.close()
+
+    run(case)
+
+
+def test_a_tail_that_has_gone_on_or_is_closed_is_told_nothing() -> None:
+    async def case(bench: Bench) -> None:
+        config = LogConfig(check_every_s=0.1, roll_entries=3)
+        bench.bookies.own = B1
+        writer = Writer(await opened(bench.logs(config)))
+        reader = logs_beside(bench, B1, config).reader(P, None)
+        reading = bench.env.nursery.spawn(reader.read(60_000, taker := Taker()), name="read")
+        for _ in range(8):
+            await writer.append(1, gap_s=0.3)
+            if reading.done():
+                taker.got += await reading
+                reading = bench.env.nursery.spawn(reader.read(60_000, taker), name="read")
+        assert len(taker.got) == 8
+        listeners = bench.bookies.at[B1].listeners
+        assert [len(listeners[ledger]) for ledger in sorted(listeners)] == [0] * (len(listeners) - 1) + [1]
+        reading.cancel()
+        await reader.close()
+        assert not any(listeners.values())
+
+    run(case)
+
+
+def test_a_tail_that_is_closed_while_it_looks_does_not_begin_to_listen() -> None:
+    async def case(bench: Bench) -> None:
+        writer, other = await listening(bench)
+        await other.close()
+        for steps in range(30):
+            reader = logs_beside(bench, B1, LogConfig()).reader(P, writer.entries.confirmed[-1])
+            reading = bench.env.nursery.spawn(reader.read(500), name="read")
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            await reader.close()
+            await bench.pass_time(3.0)
+            assert not any(bench.bookies.at[B1].listeners.values())
+            reading.cancel()
+
+    run(case)
+
+
+def test_what_was_read_elsewhere_is_kept_no_longer() -> None:
+    async def case(bench: Bench) -> None:
+        config = LogConfig(quorum=Quorum(3, 2, 2), check_every_s=0.1)
+        bench.bookies.own = B1
+        writer = Writer(await opened(bench.logs(config)))
+        reader = logs_beside(bench, B1, config).reader(P, None)
+        taker = Taker()
+        while len(taker.got) < 4 * ENTRIES_MAX:
+            for _ in range(8):
+                writer.log.append(b"x", Seq(writer.seq), writer.entries.done)
+                writer.seq += 1
+            taker.got += await reader.read(100, taker)
+        while read := await reader.read(1_000, taker):
+            taker.got += read
+        assert [each.position.entry for each in taker.got] == list(range(writer.seq - 1))
+        assert reader._end.fresh._packets == {}
+        assert reader._end.fresh._bytes == 0
         await reader.close()
 
     run(case)
