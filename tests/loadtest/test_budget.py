@@ -41,7 +41,7 @@ def test_an_operation_takes_no_more_calls_than_its_budget(budget: Budget, load: 
     for _ in range(ATTEMPTS_MAX):
         costs = budget.measure(load)
         counted.append({cost.role: round(cost.calls_per_operation, 1) for cost in costs})
-        assert sum(counted[-1].values()) > 5, "nothing was counted"
+        assert counted[-1]["leader"] > 1, "nothing was counted"
         if all(cost.is_within for cost in costs):
             return
     raise AssertionError(f"more calls than {load.budget}: {counted}")

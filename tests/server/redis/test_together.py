@@ -213,3 +213,43 @@ async def test_a_transaction_waits_while_too_much_is_under_way(door: Door) -> No
         assert await raw.read(len(b"+OK\r\n+QUEUED\r\n")) == b"+OK\r\n+QUEUED\r\n"
         door.server.window.end(COMMANDS_MAX, 0)
         assert await raw.ask(packed(b"PING"), b"*1\r\n+OK\r\n+PONG\r\n") == b"*1\r\n+OK\r\n+PONG\r\n"
+
+
+def some_rounds(draw: random.Random) -> list[bytes]:
+    """Pipelines and single commands, some in pieces."""
+    rounds = []
+    for each in some_pipelines(draw.randrange(1000))[:12]:
+        cut = draw.choice((0, 100, 3000))
+        rounds += [each[:cut], each[cut:]]
+        for _ in range(draw.randrange(6)):
+            key = b"k%d" % draw.randrange(60)
+            others = [(b"READONLY",), (b"READWRITE",), (b"GETDEL", key), (b"INCR", b"n")]
+            rounds.append(packed(*draw.choice([(b"GET", key), (b"SET", key, b"w" * draw.choice((0, 3000))), *others])))
+    return [*rounds, packed(b"DISCARD")]
+
+
+@pytest.mark.parametrize("seed", range(20))
+async def test_nothing_stays_counted_however_commands_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    found = []
+    for name in ("short", "long"):
+        if name == "long":
+            monkeypatch.setattr(pipeline, "TOGETHER_MIN", 1 << 30)
+            monkeypatch.setattr(pipeline.Pipeline, "_begin_lone", lambda *_: False)
+        draw = random.Random(seed)
+        async with redis_door(tmp_path / name) as door:
+            connection, stream = unread(door)
+            stream.high = 1 << 40
+            for data in some_rounds(draw):
+                connection.data_received(data)
+                for _ in range(draw.choice((0, 1, 3, 50))):
+                    await asyncio.sleep(0)
+            replies = connection.replies
+            await wait_until(lambda: is_true(replies.issued == replies.answered), what="all is answered")  # noqa: B023
+            window = door.server.window
+            assert not connection.pipeline.waiting
+            assert (window.commands, window.bytes, replies._held, replies._reserved, replies._early) == (0, 0, 0, 0, {})
+            assert all(each.leader._queue.bytes == 0 for each in door.backend.partitions.values())
+            found.append((bytes(stream.written), replies.issued, await get_all(door)))
+    assert found[0] == found[1]
