@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import parse_qsl, urlsplit
@@ -42,12 +43,14 @@ class ClientConfig:
 def parse_url(url: str) -> ClientConfig:
     """`kv://host:port,host:port[?timeout=5s&connect_timeout=500ms&silence=1s]`, or with TLS
     `kvs://host:port[?ca=FILE&cert=FILE&key=FILE]`. Raises ValueError."""
-    parts = urlsplit(url)
+    scheme, _, rest = url.partition("://")
+    hosts = re.split("[/?#]", rest, maxsplit=1)[0]
+    parts = urlsplit(f"{scheme}://hosts{rest.removeprefix(hosts)}")  # it takes no list with an IPv6 address
     if parts.scheme not in (SCHEME, TLS_SCHEME):
         raise ValueError(f"want a URL like kv://host:port,host:port, got {url!r}")
-    if parts.path not in ("", "/") or parts.fragment or "@" in parts.netloc:
+    if parts.path not in ("", "/") or parts.fragment or "@" in hosts:
         raise ValueError(f"want only hosts and options in a URL, got {url!r}")
-    endpoints = tuple(_endpoint(each) for each in parts.netloc.split(",") if each)
+    endpoints = tuple(_endpoint(each) for each in hosts.split(",") if each)
     pairs = dict(parse_qsl(parts.query, keep_blank_values=True))
     tls = _tls(pairs) if parts.scheme == TLS_SCHEME else None
     known = {field.name for field in fields(ClientConfig)} - {"endpoints", "tls"}
