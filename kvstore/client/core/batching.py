@@ -6,10 +6,10 @@ Columns instead of a message per operation: what a frame costs is shared by all 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, repeat
 from operator import attrgetter
-from typing import Any
+from typing import Any, TypeVar
 
 from kvstore.client.core.operation import Operation
 from kvstore.client.core.operations import failures_of
@@ -25,6 +25,7 @@ RETURN_OLD_BYTES = 256 << 10
 """What an operation counts for whose answer may be large and cannot be asked again."""
 
 Group = list[Operation]
+L = TypeVar("L")
 _options_of, _size_of = attrgetter("options"), attrgetter("size")
 _lane_of = attrgetter("numbering", "partition", "level", "seen_ms")
 
@@ -51,12 +52,7 @@ def frame_of(
     operations: Sequence[Operation], first: int, *, ring_version: int, timeout_ms: int, tokens: Mapping[str, int]
 ) -> tuple[kv_pb2.Frame, dict[int, Operation]]:
     """A frame, and its operations by their numbers from `first` on."""
-    lanes = []
-    numbered: dict[int, Operation] = {}
-    for group in _groups(operations):
-        lanes.append(_lane(group, first, tokens.get(group[0].partition, 0)))
-        numbered.update(zip(range(first, first + len(group)), group, strict=True))
-        first += len(group)
+    lanes, numbered = _lanes(_lane, operations, first, tokens)
     return kv_pb2.Frame(ring_version=ring_version, timeout_ms=timeout_ms, lanes=lanes), numbered
 
 
@@ -66,12 +62,7 @@ def brief_frame_of(
     """The same for streams without gRPC; brief if none of the operations has options."""
     if any(map(_options_of, operations)):
         return frame_of(operations, first, ring_version=ring_version, timeout_ms=timeout_ms, tokens=tokens)
-    lanes = []
-    numbered: dict[int, Operation] = {}
-    for group in _groups(operations):
-        lanes.append(_brief_lane(group, first, tokens.get(group[0].partition, 0)))
-        numbered.update(zip(range(first, first + len(group)), group, strict=True))
-        first += len(group)
+    lanes, numbered = _lanes(_brief_lane, operations, first, tokens)
     return brief.Frame(ring_version, timeout_ms, lanes), numbered
 
 
@@ -87,6 +78,19 @@ def single_frame_of(
         lane.values, lane.sequences, lane.client = [operation.value], [operation.sequence], numbering.client
         lane.first_unacknowledged, lane.seen_ms = numbering.first_unacknowledged, operation.seen_ms
     return brief.Frame(ring_version, timeout_ms, [lane])
+
+
+def _lanes(
+    make: Callable[[Group, int, int], L], operations: Sequence[Operation], first: int, tokens: Mapping[str, int]
+) -> tuple[list[L], dict[int, Operation]]:
+    """A lane of each group, made of it, its first number and its session token; and the operations by their numbers."""
+    lanes: list[L] = []
+    numbered: dict[int, Operation] = {}
+    for group in _groups(operations):
+        lanes.append(make(group, first, tokens.get(group[0].partition, 0)))
+        numbered.update(zip(range(first, first + len(group)), group, strict=True))
+        first += len(group)
+    return lanes, numbered
 
 
 def _groups(operations: Sequence[Operation]) -> list[Group]:
