@@ -12,6 +12,7 @@ client sent; the table is rebuilt from these rows at start.
 
 from __future__ import annotations
 
+from heapq import heappop, heappush, heapreplace
 from struct import Struct
 from typing import Any
 
@@ -63,13 +64,12 @@ def touched_tokens(row_keys: list[bytes]) -> bytes:
 class _Client:
     """One client's requests and results."""
 
-    __slots__ = ("active_ms", "count", "first_unacked", "left", "results", "row", "seen_ms")
+    __slots__ = ("count", "first_unacked", "left", "results", "row", "seen_ms")
 
     def __init__(self) -> None:
         self.first_unacked = 0
         self.seen_ms = 0
-        """No request of this client that was logged carried a later time."""
-        self.active_ms = 0
+        """No request of this client was logged at a later time or carried one."""
         self.row = 0
         self.count = 0
         """Results remembered. One sequence may have many: one for each key."""
@@ -87,7 +87,8 @@ class RetryTable:
         self.bytes = 0
         self._window_ms, self._bytes_max, self._results_max = window_ms, bytes_max, results_max
         self._clients: dict[bytes, _Client] = {}
-        """The longest idle first."""
+        self._idle: list[tuple[int, bytes]] = []
+        """Each client once, a heap by a `seen_ms` that it had: it may have a later one by now."""
         self._rows: dict[int, int] = {}
         """Row -> how many results and clients need it."""
         self._dropped: list[int] = []
@@ -200,18 +201,16 @@ class RetryTable:
     def forget(self, time_ms: int, most: int = FORGOTTEN_PER_ENTRY_MAX) -> list[int]:
         """Forget clients idle for the window at record time `time_ms`. Returns the rows that are needed no more."""
         horizon = time_ms - self._window_ms
-        while self._clients and most:
-            client_id = next(iter(self._clients))
-            client = self._clients[client_id]
-            if client.active_ms >= horizon:
-                break
+        idle = self._idle
+        while idle and idle[0][0] < horizon and most:
             most -= 1
-            del self._clients[client_id]
+            client_id = idle[0][1]
+            client = self._clients[client_id]
             if client.seen_ms >= horizon:
-                # It carried another partition's later time: forgotten now, its duplicates would not be refused.
-                client.active_ms = time_ms
-                self._clients[client_id] = client
+                heapreplace(idle, (client.seen_ms, client_id))
                 continue
+            heappop(idle)
+            del self._clients[client_id]
             self.bytes -= BYTES_PER_CLIENT
             for sequence in list(client.results):
                 self._drop(client, sequence)
@@ -219,16 +218,15 @@ class RetryTable:
         return self._take_dropped()
 
     def _touch(self, client_id: bytes, row: int, time_ms: int, first_unacked: int, seen_ms: int) -> _Client:
-        client = self._clients.pop(client_id, None)
+        client = self._clients.get(client_id)
         if client is None:
-            client = _Client()
+            client = self._clients[client_id] = _Client()
             self.bytes += BYTES_PER_CLIENT
+            heappush(self._idle, (max(seen_ms, time_ms), client_id))
         else:
             self._release(client.row)
-        self._clients[client_id] = client
         client.row = row
         self._rows[row] += 1
-        client.active_ms = time_ms
         client.seen_ms = max(client.seen_ms, seen_ms, time_ms)
         if first_unacked > client.first_unacked:
             self._prune(client, first_unacked)
@@ -284,6 +282,8 @@ class RetryTable:
                     count, size = count + 1, size + cost
             assert count == client.count, f"counted {client.count} results, hold {count}"
             assert client.left is None or client.left[1] == _count_from(client, client.left[0]), "an old count"
+        assert sorted(each for _, each in self._idle) == sorted(self._clients), "who may be idle is not who is known"
+        assert all(since <= self._clients[each].seen_ms for since, each in self._idle), "idle since later than seen"
         assert needed == self._rows, f"rows {self._rows}, needed {needed}"
         assert size == self.bytes, f"counted {self.bytes} bytes, hold {size}"
 

@@ -92,6 +92,19 @@ def test_a_client_that_carried_a_later_time_is_remembered_until_its_duplicates_a
     assert now > 10_000
 
 
+def test_a_client_that_carried_a_later_time_is_forgotten_at_the_same_entry_after_a_restart() -> None:
+    """Replicas stay equal however often each was restarted: a table is a function of its log (P12)."""
+    live = table()
+    live.apply(70, 5000, one(X, 1, 1, 5600))
+    row = live.row(5000, one(X, 1, 1, 5600))
+    for now in range(5000, 8000, 100):
+        rebuilt = table()
+        rebuilt.apply(70, *decode_row(row), is_reload=True)
+        rebuilt.forget(now)
+        live.forget(now)
+        assert live.rows() == rebuilt.rows(), now
+
+
 def test_one_client_ahead_of_time_keeps_no_other_from_being_forgotten() -> None:
     retries = table()
     retries.apply(70, 5000, one(X, 1, 1, 1 << 60))
