@@ -2,7 +2,7 @@
 .PHONY: help setup up down static check test sim sims mutants drill drill-counts bench budget hops loadtest snapshot-demo proto lock format
 
 BIN := .venv/bin
-FAST := not (slow or sim or needs_zookeeper or cluster or spark or interop)
+FAST := not (slow or sim or needs_zookeeper or needs_etcd or cluster or spark or interop)
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1 /p' Makefile | while read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done

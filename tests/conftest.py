@@ -10,7 +10,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 ROOT = Path(__file__).parent.parent
-REAL_PROCESSES = {"needs_zookeeper", "cluster", "spark", "interop"}
+REAL_PROCESSES = {"needs_zookeeper", "needs_etcd", "cluster", "spark", "interop"}
 
 # Examples are the same in each run, so that a red run can be repeated; `make drill` is where luck is wanted.
 settings.register_profile("repeatable", deadline=None, derandomize=True, print_blob=True)

@@ -56,6 +56,7 @@ ADAPTERS = (
     "kvstore/client/blocking/client.py",
     "kvstore/devcluster/",
     "kvstore/env/",
+    "kvstore/meta/etcd/",
     "kvstore/meta/zookeeper.py",
     "kvstore/spark/",
 )

@@ -16,14 +16,14 @@ import typer
 from kvstore.env import Env
 from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.meta.address import address_fault, parse
 from kvstore.meta.store import MetadataStore
 from kvstore.places import fault_of
-from kvstore.server.config import zookeeper_fault
 
 
-def checked_zookeeper(text: str | None) -> str | None:
+def checked_address(text: str | None) -> str | None:
     """Of an option. Raises BadParameter."""
-    if text is not None and (fault := zookeeper_fault(text)):
+    if text is not None and (fault := address_fault(text)):
         raise typer.BadParameter(fault)
     return text
 
@@ -48,11 +48,16 @@ def checked_path(place: Path | None) -> Path | None:
 
 
 DataDir = Annotated[
-    Path, typer.Option(callback=checked_path, help="Where `kvstore up` keeps the cluster; names its ZooKeeper.")
+    Path, typer.Option(callback=checked_path, help="Where `kvstore up` keeps the cluster; names its metadata store.")
 ]
 ZooKeeper = Annotated[
     str | None,
-    typer.Option(callback=checked_zookeeper, help="The cluster's ZooKeeper instead: HOST:PORT,...[/CHROOT]."),
+    typer.Option(
+        "--zookeeper",
+        "--metadata",
+        callback=checked_address,
+        help="The cluster's metadata store instead: HOST:PORT,...[/CHROOT] of a ZooKeeper, or etcd://HOST:PORT,...[/PREFIX].",
+    ),
 ]
 Server = Annotated[
     str | None, typer.Option(callback=checked_server, help="gRPC address of a server, or several: HOST:PORT,...")
@@ -72,7 +77,7 @@ class Tools:
 
 
 def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = None) -> str:
-    """The connection string of the cluster's ZooKeeper. Raises ConfigError if nothing names one, Unavailable if the
+    """The address of the cluster's metadata store. Raises ConfigError if nothing names one, Unavailable if the
     server does not answer."""
     if zookeeper is not None:
         return zookeeper
@@ -82,7 +87,7 @@ def zookeeper_of(data_dir: Path, zookeeper: str | None, server: str | None = Non
     try:
         return str(json.loads(path.read_bytes())["zookeeper"])
     except FileNotFoundError:
-        raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with --zookeeper") from None
+        raise ConfigError(f"no cluster at {path}: start one with `kvstore up`, or name one with --metadata") from None
     except (ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"{path} is not a cluster file: {error!r}") from error
 
@@ -109,7 +114,7 @@ def _as_told_by(servers: str) -> str:
 
 def tls_of_environment(prefix: str = "KVSTORE_TLS") -> Tls | None:
     """How commands reach a cluster whose doors speak TLS: by the files that KVSTORE_TLS_CA, KVSTORE_TLS_CERT and
-    KVSTORE_TLS_KEY name; with the prefix KVSTORE_ZOOKEEPER_TLS, its ZooKeeper. None if none is set. Raises
+    KVSTORE_TLS_KEY name; with the prefix KVSTORE_METADATA_TLS, its metadata store. None if none is set. Raises
     ConfigError."""
     ca, cert, key = (os.environ.get(f"{prefix}_{name}") for name in ("CA", "CERT", "KEY"))
     if not (ca or cert or key):
@@ -118,6 +123,11 @@ def tls_of_environment(prefix: str = "KVSTORE_TLS") -> Tls | None:
         return Tls(ca=Path(ca) if ca else None, cert=Path(cert) if cert else None, key=Path(key) if key else None)
     except ValueError as error:
         raise ConfigError(f"{prefix}_…: {error}") from None
+
+
+def metadata_tls() -> Tls | None:
+    """How commands reach a metadata store that speaks TLS. Raises ConfigError."""
+    return tls_of_environment("KVSTORE_METADATA_TLS") or tls_of_environment("KVSTORE_ZOOKEEPER_TLS")
 
 
 def with_tools(
@@ -136,11 +146,13 @@ def with_tools(
     return run(main())
 
 
-def _refuse_if_nobody_listens(zookeeper: str) -> None:
+def _refuse_if_nobody_listens(address: str) -> None:
     """The driver would go on trying. Raises Unavailable if every host says that nothing listens on its port."""
-    hosts = zookeeper.partition("/")[0].split(",")
-    if all(map(_refuses, hosts)):
-        raise Unavailable(f"no ZooKeeper listens at {','.join(hosts)}; is the cluster up? (`kvstore status`)")
+    found = parse(address)
+    if all(map(_refuses, found.hosts)):
+        raise Unavailable(
+            f"no {found.kind.shown} listens at {','.join(found.hosts)}; is the cluster up? (`kvstore status`)"
+        )
 
 
 def _refuses(address: str) -> bool:
@@ -157,10 +169,10 @@ def _refuses(address: str) -> bool:
 @asynccontextmanager
 async def _tools(address: str) -> AsyncIterator[Tools]:
     from kvstore.env.real import real_env
-    from kvstore.meta.zookeeper import ZooKeeperStore
+    from kvstore.meta.connect import connect
 
     env = real_env(Path.cwd(), name="tool", tls=tls_of_environment())
-    store = await ZooKeeperStore.connect(address, tls=tls_of_environment("KVSTORE_ZOOKEEPER_TLS"))
+    store = await connect(address, tls=metadata_tls())
     try:
         yield Tools(env, store)
     finally:

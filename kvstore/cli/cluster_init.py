@@ -1,4 +1,4 @@
-"""`kvstore cluster init`: founds a cluster on an empty ZooKeeper, for nodes that are started by hand."""
+"""`kvstore cluster init`: founds a cluster in an empty metadata store, for nodes that are started by hand."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvstore.cli.cluster import Json, Tools, checked_path, checked_zookeeper, with_tools
+from kvstore.cli.cluster import Json, Tools, checked_address, checked_path, with_tools
 from kvstore.cli.output import as_json, as_table
 from kvstore.errors import ConfigError, NoSuchNode
 from kvstore.meta import paths
@@ -40,7 +40,12 @@ def _group() -> None:
 def init(
     zookeeper: Annotated[
         str,
-        typer.Option(callback=checked_zookeeper, help="Where the cluster's metadata goes: HOST:PORT,...[/CHROOT]."),
+        typer.Option(
+            "--zookeeper",
+            "--metadata",
+            callback=checked_address,
+            help="Where the cluster's metadata goes: HOST:PORT,...[/CHROOT] of a ZooKeeper, or etcd://HOST:PORT,...[/PREFIX].",
+        ),
     ],
     node: Annotated[
         list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; once for each, at least three.")
@@ -51,7 +56,7 @@ def init(
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
     json: Json = False,
 ) -> None:
-    """Found a cluster: BookKeeper's layout and the first ring, in a ZooKeeper that has none below this chroot, and the
+    """Found a cluster: BookKeeper's layout and the first ring, in a metadata store that has none at this place, and the
     secret by which its nodes know each other.
 
     Called again with the same cluster there it changes nothing and says so. Copy the secret to each node, then start it

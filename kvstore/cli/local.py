@@ -13,8 +13,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_path, checked_zookeeper, tls_of_environment
+from kvstore.cli.cluster import DataDir, Json, Server, ZooKeeper, checked_address, checked_path, tls_of_environment
 from kvstore.cli.output import as_json, as_table
+from kvstore.errors import ConfigError
+from kvstore.meta.address import Kind, parse
 
 if TYPE_CHECKING:
     from kvstore.devcluster.layout import ClusterFile
@@ -35,6 +37,11 @@ def register(app: typer.Typer) -> None:
     app.add_typer(node, name="node")
 
 
+def _checked_metadata(text: str | None) -> str | None:
+    """Raises BadParameter."""
+    return text if text in set(Kind) else checked_address(text)
+
+
 def up(
     nodes: Annotated[int | None, typer.Option(help="How many nodes. Default 3.")] = None,
     partitions: Annotated[int | None, typer.Option(help="How many partitions. Default 3.")] = None,
@@ -42,7 +49,14 @@ def up(
     data_dir: DataDir = Path("data"),
     port_offset: Annotated[int | None, typer.Option(help="Added to every port.")] = None,
     zookeeper: Annotated[
-        str | None, typer.Option(callback=checked_zookeeper, help="Use this ZooKeeper: HOST:PORT/CHROOT.")
+        str | None, typer.Option(callback=checked_address, help="Use this ZooKeeper: HOST:PORT/CHROOT.")
+    ] = None,
+    metadata: Annotated[
+        str | None,
+        typer.Option(
+            callback=_checked_metadata,
+            help="zookeeper or etcd: the kind of metadata store to start. Or the address of one: etcd://HOST:PORT/PREFIX.",
+        ),
     ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Return when the cluster serves.")] = False,
     unsafe: Annotated[bool, typer.Option("--unsafe", help="Allow 1 or 2 nodes.")] = False,
@@ -52,6 +66,9 @@ def up(
     from kvstore.devcluster.layout import Wish
     from kvstore.devcluster.local import LocalCluster
 
+    if zookeeper is not None and metadata is not None:
+        raise ConfigError("want one of --zookeeper and --metadata, got both")
+    is_kind = metadata in set(Kind)
     cluster = LocalCluster(data_dir, _say)
     wish = Wish(
         data_dir=data_dir,
@@ -59,7 +76,8 @@ def up(
         partitions=partitions,
         replicas=replicas,
         port_offset=port_offset,
-        zookeeper=zookeeper,
+        zookeeper=zookeeper if metadata is None or is_kind else metadata,
+        metadata=Kind(metadata) if metadata is not None and is_kind else None,
         unsafe=unsafe,
     )
     was_running = cluster.is_running()
@@ -99,8 +117,9 @@ def status(data_dir: DataDir = Path("data"), json: Json = False) -> None:
         print(as_json(found))
         return
     print(as_table(found["nodes"]))
-    zookeeper = found["zookeeper"]
-    print(f"\nZooKeeper {zookeeper['address']} {'runs' if zookeeper['running'] else 'is not one of our processes'}")
+    store = found["zookeeper"]
+    what = parse(store["address"]).kind.shown
+    print(f"\n{what} {store['address']} {'runs' if store['running'] else 'is not one of our processes'}")
 
 
 def run(
@@ -168,7 +187,7 @@ def _move_replicas_off(node: str, where: Where, timeout_s: float) -> str:
 
 def _hand_over(node: str, where: Where, timeout_s: float, *, may_be_down: bool) -> list[str]:
     from kvstore.cli.cluster import Tools, with_tools
-    from kvstore.errors import ConfigError, NoSuchNode
+    from kvstore.errors import NoSuchNode
     from kvstore.meta import paths
     from kvstore.server.routing.topology import Member
     from kvstore.types import ServerId
@@ -206,6 +225,7 @@ def _drain(address: str, timeout_s: float) -> list[str]:
 def _welcome(found: ClusterFile, data_dir: Path) -> str:
     first = found.nodes[0]
     where = _where(data_dir)
+    store = f"{found.store.kind.shown} {found.zookeeper}"
     rows = [
         {"node": node.id, "redis": node.resp, "grpc": node.grpc, "http": f"http://{node.http}", "bookie": node.bookie}
         for node in found.nodes
@@ -217,7 +237,7 @@ def _welcome(found: ClusterFile, data_dir: Path) -> str:
         [
             "",
             as_table(rows),
-            f"\nZooKeeper {found.zookeeper}; data and logs in {data_dir}; stop with: {kvstore} down{where}\n",
+            f"\n{store}; data and logs in {data_dir}; stop with: {kvstore} down{where}\n",
             "Try:",
             f"  {kvstore} put{where} greeting hello && {kvstore} get{where} greeting",
             f"  {kvstore} ring locate{where} greeting",

@@ -9,11 +9,15 @@ from typing import Any
 
 from kvstore import config as toml
 from kvstore.errors import ConfigError
-from kvstore.server.config import NodeConfig, zookeeper_fault
+from kvstore.meta.address import Address, Kind, address_fault, parse
+from kvstore.server.config import MetadataConfig, NodeConfig
 from kvstore.types import Quorum
 from kvstore.wal.config import LogConfig
 
 ZOOKEEPER_PORT = 2181
+ETCD_PORT = 2379
+"""Members would connect to each other on the next one."""
+STORE_PORTS = {Kind.ZOOKEEPER: ZOOKEEPER_PORT, Kind.ETCD: ETCD_PORT}
 PORTS = {"bookie": 3180, "resp": 6400, "grpc": 7400, "http": 8400}
 """Node i of the local cluster listens on these plus i."""
 NODES_MAX = 99
@@ -44,18 +48,27 @@ class ClusterFile:
     """The document in `<data-dir>/cluster.json`."""
 
     zookeeper: str
-    """host:port/chroot."""
+    """The address of the metadata store, of whichever kind: host:port/chroot, or etcd://host:port/prefix."""
     zookeeper_pid: int | None
-    """None if the ZooKeeper is not ours."""
+    """None if the metadata store is not ours."""
     nodes: tuple[NodePlace, ...]
     partitions: int = 3
     replicas: int = 3
     port_offset: int = 0
     own_zookeeper: bool = True
-    """Whether `up` starts the ZooKeeper."""
+    """Whether `up` starts the metadata store."""
     unsafe: bool = False
     secret_file: str = ""
     """Empty only until `up` has made it, which it does once."""
+
+    @property
+    def store(self) -> Address:
+        """The metadata store."""
+        return parse(self.zookeeper)
+
+    @property
+    def store_port(self) -> int:
+        return int(self.store.hosts[0].rpartition(":")[2])
 
     def document(self) -> dict[str, Any]:
         return asdict(self)
@@ -95,7 +108,9 @@ class Wish:
     replicas: int | None = None
     port_offset: int | None = None
     zookeeper: str | None = None
-    """An existing one to use instead of a local one."""
+    """The address of an existing metadata store to use instead of a local one."""
+    metadata: Kind | None = None
+    """The kind of a local one. None: a ZooKeeper, or as it was."""
     unsafe: bool = False
 
 
@@ -114,8 +129,8 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
             f"--nodes {count}: fewer than {SAFE_NODES_MIN} nodes cannot lose one and go on; give --unsafe if that is "
             "meant"
         )
-    if wish.zookeeper is not None and (fault := zookeeper_fault(wish.zookeeper)):
-        raise ConfigError(f"--zookeeper: {fault}")
+    if wish.zookeeper is not None and (fault := address_fault(wish.zookeeper)):
+        raise ConfigError(f"--metadata: {fault}")
     replicas = min(3, count) if wish.replicas is None else wish.replicas
     partitions = 3 if wish.partitions is None else wish.partitions
     if not 1 <= replicas <= count:
@@ -123,7 +138,7 @@ def plan(wish: Wish, found: ClusterFile | None) -> ClusterFile:
     if not 1 <= partitions <= 1024:
         raise ConfigError(f"--partitions: want 1 to 1024, got {partitions}")
     return ClusterFile(
-        zookeeper=wish.zookeeper or f"127.0.0.1:{ZOOKEEPER_PORT + offset}/kvstore",
+        zookeeper=wish.zookeeper or _own_store(wish.metadata or Kind.ZOOKEEPER, offset),
         zookeeper_pid=None,
         nodes=tuple(_node(i, offset, wish.data_dir) for i in range(1, count + 1)),
         partitions=partitions,
@@ -141,7 +156,8 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
     few = LogConfig(quorum=Quorum(bookies, bookies, bookies), unsafe=True) if bookies < SAFE_NODES_MIN else LogConfig()
     return NodeConfig(
         id=node.id,
-        zookeeper=cluster.zookeeper,
+        zookeeper=cluster.zookeeper if cluster.store.kind is Kind.ZOOKEEPER else "",
+        metadata=MetadataConfig(uri=cluster.zookeeper if cluster.store.kind is Kind.ETCD else ""),
         data_dir=Path(node.data_dir),
         secret_file=Path(cluster.secret_file),
         bookie=node.bookie,
@@ -152,6 +168,14 @@ def node_config(cluster: ClusterFile, node: NodePlace, data_dir: Path) -> NodeCo
         unsafe=cluster.unsafe,
         log=few,
     )
+
+
+def store_listeners(cluster: ClusterFile) -> Iterator[tuple[str, str]]:
+    """The same of a metadata store of our own."""
+    first = cluster.store.hosts[0]
+    yield cluster.store.kind.shown, first
+    if cluster.store.kind is Kind.ETCD:
+        yield "etcd's members", f"{first.rpartition(':')[0]}:{cluster.store_port + 1}"
 
 
 def listeners(cluster: ClusterFile, ids: set[str]) -> Iterator[tuple[str, str]]:
@@ -167,6 +191,11 @@ def _node(number: int, offset: int, data_dir: Path) -> NodePlace:
     ports = {what: f"127.0.0.1:{base + number + offset}" for what, base in PORTS.items()}
     home = data_dir / name
     return NodePlace(id=name, pid=None, data_dir=str(home), config=str(home / "node.toml"), **ports)
+
+
+def _own_store(kind: Kind, offset: int) -> str:
+    address = f"127.0.0.1:{STORE_PORTS[kind] + offset}/kvstore"
+    return address if kind is Kind.ZOOKEEPER else f"{kind}://{address}"
 
 
 def _check_offset(offset: int) -> None:
@@ -186,6 +215,7 @@ def _refuse_changes(wish: Wish, found: ClusterFile) -> None:
         "replicas": found.replicas,
         "port_offset": found.port_offset,
         "zookeeper": found.zookeeper,
+        "metadata": found.store.kind,
     }
     for name, value in recorded.items():
         wanted = getattr(wish, name)

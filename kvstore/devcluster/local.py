@@ -1,5 +1,5 @@
-"""Starts and stops the processes of a local cluster: a real ZooKeeper and some nodes. Real processes, real time,
-blocking."""
+"""Starts and stops the processes of a local cluster: a real ZooKeeper or etcd, and some nodes. Real processes, real
+time, blocking."""
 
 from __future__ import annotations
 
@@ -26,13 +26,15 @@ from urllib.request import urlopen
 import psutil
 
 from kvstore import config as toml
-from kvstore.devcluster import layout, zookeeper
+from kvstore.devcluster import etcd, layout, zookeeper
 from kvstore.devcluster.layout import ClusterFile, NodePlace, Wish
 from kvstore.devcluster.probe import keys_to_ask, probe
 from kvstore.devcluster.record import Progress, Record
+from kvstore.devcluster.store_process import StoreProcess
 from kvstore.env.secret import make_secret, read_secret
 from kvstore.errors import ConfigError, Unavailable
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.address import Kind
+from kvstore.meta.connect import connect
 from kvstore.places import local_path
 from kvstore.ring.ring import Ring
 from kvstore.server.control import bootstrap
@@ -45,6 +47,15 @@ PROBE_TIMEOUT_S = 20
 POLL_S = 0.05
 OUTPUT_BYTES_MAX = 1 << 20
 """What a process wrote to its standard output and error in earlier runs is kept up to this size."""
+
+START_STORE: dict[Kind, Callable[..., StoreProcess]] = {
+    Kind.ZOOKEEPER: zookeeper.start_standalone,
+    Kind.ETCD: etcd.start_standalone,
+}
+FIND_STORE: dict[Kind, Callable[[Path], StoreProcess | None]] = {
+    Kind.ZOOKEEPER: zookeeper.find_running,
+    Kind.ETCD: etcd.find_running,
+}
 
 
 class LocalCluster:
@@ -82,11 +93,11 @@ class LocalCluster:
         with self._record.lock(self._progress):
             found = self._with_those_that_run(self.load())
             stopped = self._stop_nodes(found)
-            own = zookeeper.find_running(self._zookeeper_dir()) if found.own_zookeeper else None
+            own = self._own_store_or_none(found)
             if own is not None:
-                self._progress("stopping ZooKeeper")
+                self._progress(f"stopping {found.store.kind.shown}")
                 own.stop()
-                stopped.append("zookeeper")
+                stopped.append(str(found.store.kind))
             self._record.save(found.with_pids({}, None))
         return stopped
 
@@ -107,7 +118,7 @@ class LocalCluster:
             }
             for node in found.nodes
         ]
-        runs = self._zookeeper_runs(found)
+        runs = self._own_store_or_none(found) is not None
         pid = found.zookeeper_pid if runs else None
         return {"zookeeper": {"address": found.zookeeper, "running": runs, "pid": pid}, "nodes": nodes}
 
@@ -129,10 +140,10 @@ class LocalCluster:
         return [sys.executable, "-m", "kvstore", "node", "run", "--config", node.config]
 
     def start_zookeeper(self) -> int:
-        """Start the cluster's ZooKeeper, which is down, and return its pid when it serves. Raises Unavailable."""
+        """Start the cluster's metadata store, which is down, and return its pid when it serves. Raises Unavailable."""
         cluster = self.load()
-        port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
-        pid = zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True).pid
+        start = START_STORE[cluster.store.kind]
+        pid = start(self._store_dir(cluster), cluster.store_port, detached=True).pid
         self._record.save(replace(cluster, zookeeper_pid=pid))
         return pid
 
@@ -160,12 +171,12 @@ class LocalCluster:
 
     def _start(self, cluster: ClusterFile) -> Ring:
         self._record.save(cluster)
-        # Those that have run before wait for ZooKeeper by themselves, and have loaded their code when it is there.
+        # Those that have run before wait for the metadata store by themselves, and have loaded their code by then.
         for node in [each for each in cluster.nodes if each.pid is not None and not self._runs(each)]:
             self._progress(f"starting node {node.id}")
             self.start_node(node.id)
-        if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
-            self._progress(f"starting ZooKeeper at {cluster.zookeeper}")
+        if cluster.own_zookeeper and self._own_store_or_none(cluster) is None:
+            self._progress(f"starting {cluster.store.kind.shown} at {cluster.zookeeper}")
             self.start_zookeeper()
         ring = asyncio.run(_found(cluster))
         for node in self.load().nodes:
@@ -235,7 +246,9 @@ class LocalCluster:
     def is_running(self) -> bool:
         """Whether any of its processes is up. Raises ConfigError if its file cannot be read."""
         cluster = self._record.load_or_none()
-        return cluster is not None and (self._zookeeper_runs(cluster) or any(map(self._runs, cluster.nodes)))
+        return cluster is not None and (
+            self._own_store_or_none(cluster) is not None or any(map(self._runs, cluster.nodes))
+        )
 
     def _runs(self, node: NodePlace) -> bool:
         return node.pid is not None and _is_ours(node.pid, node.config)
@@ -249,17 +262,19 @@ class LocalCluster:
                     cluster = cluster.with_pid(node.id, pid)
         return cluster
 
-    def _zookeeper_dir(self) -> Path:
-        return self.data_dir / "zookeeper"
+    def _store_dir(self, cluster: ClusterFile) -> Path:
+        return self.data_dir / cluster.store.kind
 
-    def _zookeeper_runs(self, cluster: ClusterFile) -> bool:
-        return cluster.own_zookeeper and zookeeper.find_running(self._zookeeper_dir()) is not None
+    def _own_store_or_none(self, cluster: ClusterFile) -> StoreProcess | None:
+        """The running process of the metadata store, if it is one of ours."""
+        find = FIND_STORE[cluster.store.kind]
+        return find(self._store_dir(cluster)) if cluster.own_zookeeper else None
 
     def _refuse_taken_ports(self, cluster: ClusterFile) -> None:
         down = {node.id for node in cluster.nodes if not self._runs(node)}
         wanted = list(layout.listeners(cluster, down))
-        if cluster.own_zookeeper and not self._zookeeper_runs(cluster):
-            wanted.append(("ZooKeeper", cluster.zookeeper.partition("/")[0]))
+        if cluster.own_zookeeper and self._own_store_or_none(cluster) is None:
+            wanted += layout.store_listeners(cluster)
         deadline = time.monotonic() + PORTS_TIMEOUT_S
         while taken := [f"{address} ({what})" for what, address in wanted if not _is_free(address)]:
             if time.monotonic() < deadline:
@@ -271,7 +286,7 @@ class LocalCluster:
 
 
 async def _found(cluster: ClusterFile) -> Ring:
-    store = await ZooKeeperStore.connect(cluster.zookeeper)
+    store = await connect(cluster.zookeeper)
     try:
         return await bootstrap.found(
             store,

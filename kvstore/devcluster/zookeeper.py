@@ -12,16 +12,12 @@ import importlib.util
 import os
 import random
 import re
-import signal
 import socket
 import subprocess
-import time
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-import psutil
-
+from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
 from kvstore.env.java import find_java
 from kvstore.errors import ConfigError, Unavailable
 
@@ -29,11 +25,6 @@ VERSION_MIN = (3, 9, 5)
 """Earlier ones lose committed data, or skip TLS host name checks."""
 TICK_MS = 500
 SESSION_TIMEOUT_MAX_MS = 60_000
-START_TIMEOUT_S = 30.0
-STOP_TIMEOUT_S = 15.0
-_POLL_S = 0.02
-_LOOKS = 5
-_LOGS = ("zookeeper.log", "zookeeper.out")
 _ASK_TIMEOUT_S = 1.0
 _HOST = "127.0.0.1"
 _PORTS = (10_000, 20_000)
@@ -76,87 +67,20 @@ _LOGGING = """\
 """
 
 
-class ZooKeeperProcess:
+class ZooKeeperProcess(StoreProcess):
     """One running server, started by this process or found by its directory."""
 
-    def __init__(self, directory: Path, address: str, pid: int) -> None:
-        self.directory, self.address, self.pid = directory, address, pid
+    program = "ZooKeeper"
+    logs = ("zookeeper.log", "zookeeper.out")
 
-    def is_running(self) -> bool:
-        """Whether the process lives and is this directory's server: numbers of processes are used again."""
-        return self._is_alive() and self._is_this_server()
-
-    def _is_alive(self) -> bool:
-        with suppress(ChildProcessError):
-            os.waitpid(self.pid, os.WNOHANG)  # if it is a child that has ended
-        try:
-            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
-        except psutil.Error:
-            return False
-
-    def _is_this_server(self) -> bool:
-        for _ in range(_LOOKS):
-            try:
-                arguments = psutil.Process(self.pid).cmdline()
-            except psutil.Error:
-                return False
-            if arguments:
-                return str(self.directory / "zoo.cfg") in arguments
-            time.sleep(_POLL_S)  # empty for a moment while a process replaces its program, as a starting Java does
-        return False
+    @property
+    def mark(self) -> str:
+        return str(self.directory / "zoo.cfg")
 
     def is_ready(self) -> bool:
         """Whether it serves clients; a member of an ensemble does so only in a quorum. Another server at its address is
         not it."""
         return f"dataDir={self.directory / 'data'}/" in four_letters(self.address, "conf")
-
-    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Raises Unavailable, with the server's last words, if it ends or takes longer."""
-        deadline = time.monotonic() + timeout_s
-        while not self.is_ready():
-            if not self._is_alive():
-                raise Unavailable(f"ZooKeeper at {self.address} ended while starting; it said:\n{self._last_words()}")
-            if time.monotonic() > deadline:
-                raise Unavailable(
-                    f"ZooKeeper at {self.address} does not serve after {timeout_s} s; see {self.directory}"
-                )
-            time.sleep(_POLL_S)
-
-    def stop(self) -> None:
-        """End it in order, or by force after STOP_TIMEOUT_S. Its data stays."""
-        self._signal(signal.SIGTERM)
-        self._signal(signal.SIGCONT)
-        deadline = time.monotonic() + STOP_TIMEOUT_S
-        while self.is_running() and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
-        self.kill()
-
-    def kill(self) -> None:
-        """End it at once, as a crash would."""
-        while self.is_running():
-            self._signal(signal.SIGKILL)
-            time.sleep(_POLL_S)
-        (self.directory / "zookeeper.pid").unlink(missing_ok=True)
-
-    def pause(self) -> None:
-        """Stop the process without ending it, and return when it stands still: its connections stay open and silent."""
-        self._signal(signal.SIGSTOP)
-        while self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
-            time.sleep(_POLL_S)
-
-    def resume(self) -> None:
-        self._signal(signal.SIGCONT)
-
-    def _signal(self, which: signal.Signals) -> None:
-        if self.is_running():
-            os.kill(self.pid, which)
-
-    def _last_words(self) -> str:
-        """The ends of its log and of its output, without stack traces."""
-        texts = [path.read_text(errors="replace") for name in _LOGS if (path := self.directory / name).exists()]
-        return "\n".join(
-            line for text in texts for line in [it for it in text.splitlines() if not it.startswith("\t")][-6:]
-        )
 
 
 def start_standalone(
@@ -201,11 +125,11 @@ def restart(process: ZooKeeperProcess, *, environ: Mapping[str, str] = os.enviro
 def find_running(directory: Path) -> ZooKeeperProcess | None:
     """The server that runs in `directory`, whoever started it."""
     directory = directory.absolute()
-    try:
-        pid, address = (directory / "zookeeper.pid").read_text().split()
-    except (FileNotFoundError, ValueError):
+    found = recorded_or_none(directory, ZooKeeperProcess.program)
+    if found is None:
         return None
-    process = ZooKeeperProcess(directory, address, int(pid))
+    pid, address = found
+    process = ZooKeeperProcess(directory, address, pid)
     return process if process.is_running() else None
 
 
@@ -241,7 +165,7 @@ def _spawn(directory: Path, address: str, *, detached: bool, environ: Mapping[st
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=detached
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
-    (directory / "zookeeper.pid").write_text(f"{child.pid} {address}\n")
+    pid_file(directory, ZooKeeperProcess.program).write_text(f"{child.pid} {address}\n")
     return ZooKeeperProcess(directory, address, child.pid)
 
 

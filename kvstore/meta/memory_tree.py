@@ -72,7 +72,7 @@ class MemoryTree:
         if session not in self._sessions:
             return
         self._sessions.remove(session)
-        transaction = _Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
+        transaction = Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
         for path in sorted(path for path, node in self._nodes.items() if node.owner == session):
             transaction.apply(Delete(path, -1))
         self._commit(transaction)
@@ -92,7 +92,7 @@ class MemoryTree:
         if session not in self._sessions:
             raise MetadataUnavailable(f"session {session} has ended")
         check_sizes(changes)
-        transaction = _Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
+        transaction = Transaction(self._nodes, self._next_transaction(), session=session, now_ms=self._wall_ms())
         for change in changes:
             transaction.apply(change)
         self._commit(transaction)
@@ -123,7 +123,7 @@ class MemoryTree:
         self._last_transaction += 1
         return self._last_transaction
 
-    def _commit(self, transaction: _Transaction) -> None:
+    def _commit(self, transaction: Transaction) -> None:
         changed = [(path, self._nodes.get(path), node) for path, node in transaction.touched.items()]
         for path, _, node in changed:
             if node is None:
@@ -146,8 +146,9 @@ def _same_value(old: Node | None, new: Node | None) -> bool:
     return (old.created, old.version) == (new.created, new.version)
 
 
-class _Transaction:
-    """Changes on copies of the nodes they touch; the tree takes the copies when all have succeeded."""
+class Transaction:
+    """Changes on copies of the nodes they touch; the tree takes the copies when all have succeeded. Of `nodes` it needs
+    those that the changes name, their parents, and the names of their children (kvstore/meta/etcd reads just these)."""
 
     def __init__(self, nodes: dict[str, Node], number: int, *, session: int, now_ms: int) -> None:
         self.touched: dict[str, Node | None] = {}

@@ -74,7 +74,7 @@ class Node:
         self.config, self.env, self.store, self.secret = config, env, store, secret
         self.id = ServerId(config.id)
         self.version = VERSION
-        self.zookeeper = config.zookeeper
+        self.zookeeper = config.metadata_address
         self.is_draining = False
         self.membership: Membership
         self.dispatcher: Dispatcher

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from kvstore.bookie.config import StorageConfig
 from kvstore.env.tls import Tls
+from kvstore.meta.address import Kind, address_fault, parse
 from kvstore.partition.config import PartitionConfig
 from kvstore.wal.config import LogConfig
 
@@ -59,16 +60,28 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MetadataConfig:
+    """The metadata store."""
+
+    uri: str = ""
+    """`etcd://host:port,host:port/prefix`, or `zookeeper://host:port,host:port/chroot`."""
+    tls: Tls | None = None
+    """How to reach one that speaks TLS: `ca`, and `cert` and `key` if it asks for them. None: plain TCP."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class NodeConfig:
     """One node: one process that stores ledgers, hosts partitions, or both."""
 
     id: str
     """Unique in the cluster; stays with the data directory."""
-    zookeeper: str
-    """`host:port,host:port/chroot`."""
     data_dir: Path
     secret_file: Path
     """The cluster's secret, the same on all nodes (kvstore/env/secret.py). Nobody but the node may read it."""
+    zookeeper: str = ""
+    """`host:port,host:port/chroot`: the metadata store, if it is a ZooKeeper; or say so in `metadata`."""
+    metadata: MetadataConfig = field(default_factory=MetadataConfig)
+    """The metadata store, of either kind."""
     roles: tuple[Role, ...] = (Role.BOOKIE, Role.SERVER)
     zone: str = ""
     """Where the machine stands; replicas and copies go to distinct zones where there are any."""
@@ -111,12 +124,9 @@ class NodeConfig:
             faults.append(f"retired_keep_s: want at least 0, got {self.retired_keep_s:g}")
         if not self.roles:
             faults.append("roles: want at least one of bookie, server")
-        if fault := zookeeper_fault(self.zookeeper):
-            faults.append(f"zookeeper: {fault}")
+        faults += self._faults_of_metadata()
         if self.tls.ca is not None and not self.tls.serves:
             faults.append("tls: want cert and key beside ca")
-        if self.zookeeper_tls is not None and self.zookeeper_tls.ca is None:
-            faults.append("zookeeper_tls: want ca, the file of who signed ZooKeeper's certificate")
         if self.advertise and not _HOST.fullmatch(self.advertise):
             faults.append(f"advertise: want a host without port, got {self.advertise!r}")
         for name, address in self.listeners().items():
@@ -129,6 +139,28 @@ class NodeConfig:
             ]
         if faults:
             raise ValueError("; ".join(faults))
+
+    def _faults_of_metadata(self) -> list[str]:
+        if bool(self.zookeeper) == bool(self.metadata.uri):
+            what = "both" if self.zookeeper else "neither"
+            return [f"metadata.uri: want it, or zookeeper in its place, got {what}"]
+        name = "zookeeper" if self.zookeeper else "metadata.uri"
+        faults = [f"{name}: {fault}" for fault in [address_fault(self.metadata_address)] if fault]
+        if self.zookeeper and not faults and parse(self.zookeeper).kind is not Kind.ZOOKEEPER:
+            faults.append(f"zookeeper: {self.zookeeper} is none; name it as metadata.uri")
+        for place, tls in (("zookeeper_tls", self.zookeeper_tls), ("metadata.tls", self.metadata.tls)):
+            if tls is not None and tls.ca is None:
+                faults.append(f"{place}: want ca, the file of who signed the metadata store's certificate")
+        return faults
+
+    @property
+    def metadata_address(self) -> str:
+        """Where the metadata store is, as `kvstore.meta.connect` wants it."""
+        return self.metadata.uri or self.zookeeper
+
+    @property
+    def metadata_tls(self) -> Tls | None:
+        return self.metadata.tls or self.zookeeper_tls
 
     @property
     def tls_or_none(self) -> Tls | None:
@@ -157,15 +189,6 @@ class NodeConfig:
 def id_fault(text: str) -> str:
     """Describe the flaw of a node's id; empty if nothing is."""
     return "" if _ID.fullmatch(text) else f"want lower-case letters, digits and dashes, at most 63, got {text!r}"
-
-
-def zookeeper_fault(text: str) -> str:
-    """Describe the flaw of a connection string of ZooKeeper; empty if nothing is."""
-    for each in text.partition("/")[0].split(","):
-        host, _, port = each.rpartition(":")
-        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-            return f"want host:port,host:port/chroot, got {text!r}"
-    return ""
 
 
 def _address_faults(address: str, *, is_open: bool) -> list[str]:

@@ -23,7 +23,7 @@ from kvstore.env.ports import Env
 from kvstore.env.real import end_process, real_env, run
 from kvstore.env.secret import ClusterSecret, read_secret
 from kvstore.errors import ConfigError, MetadataUnavailable, MetadataUnknown
-from kvstore.meta.zookeeper import ZooKeeperStore
+from kvstore.meta.connect import Store, connect
 from kvstore.server.app import Node, serve
 from kvstore.server.config import NodeConfig, Role
 from kvstore.server.engines import Engines
@@ -158,11 +158,11 @@ async def _serve(config: NodeConfig, secret: ClusterSecret, env: Env, process: P
         await store.close()
 
 
-async def _connect(config: NodeConfig, stop: asyncio.Event) -> ZooKeeperStore | None:
+async def _connect(config: NodeConfig, stop: asyncio.Event) -> Store | None:
     """The metadata store, as soon as it answers; None if the node is stopped before."""
     while not stop.is_set():
         try:
-            return await ZooKeeperStore.connect(config.zookeeper, tls=config.zookeeper_tls)
+            return await connect(config.metadata_address, tls=config.metadata_tls)
         except MetadataUnavailable as error:
             log.warning("%s; trying again", error)
     return None

@@ -75,10 +75,10 @@ def _endpoints(cluster: Cluster) -> tuple[str, ...]:
 
 def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
     from kvstore.env.real import run
-    from kvstore.meta.zookeeper import ZooKeeperStore
+    from kvstore.meta.connect import connect
 
     async def read() -> tuple[str, ...]:
-        store = await ZooKeeperStore.connect(cluster.zookeeper)
+        store = await connect(cluster.zookeeper)
         try:
             return await addresses(store)
         finally:
@@ -87,6 +87,8 @@ def _of_zookeeper(cluster: Cluster) -> tuple[str, ...]:
     try:
         with ThreadPoolExecutor(1, "zookeeper") as thread:  # a notebook's own thread has a loop already
             found = thread.submit(run, read()).result()
+    except ValueError as error:
+        raise ConfigError(f"zookeeper: {error}") from None
     except NoSuchNode:
         raise ConfigError(f"zookeeper: there is no cluster at {cluster.zookeeper}; want HOST:PORT,.../CHROOT") from None
     except MetadataError as error:

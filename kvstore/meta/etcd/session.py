@@ -1,0 +1,177 @@
+"""A session with etcd, kept alive for ever: a lease, renewed over one connection after another.
+
+    LOST ── a lease, a watch ──► CONNECTED ── no answer, or a broken connection ──► SUSPENDED ──► CONNECTED
+      ▲                              │                                                  │
+      └────── the lease has gone ────┴──────────────────────────────────────────────────┘
+
+The session is known in etcd by a key on its lease. Each connection puts that key anew before it is used, and each write
+names the put that its connection has made: what an earlier connection has asked for and not learnt the outcome of is
+done by then or never. So does ZooKeeper, which takes nothing from a connection once its session has moved to another.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import aclosing, suppress
+from random import Random
+
+from kvstore.backoff import delays
+from kvstore.env.events import end_task, wait_within
+from kvstore.env.tls import Tls
+from kvstore.errors import MetadataError
+from kvstore.meta.etcd import values
+from kvstore.meta.etcd.keys import Keys
+from kvstore.meta.etcd.link import Link, Outdated
+from kvstore.meta.etcd.plan import unchanged
+from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.memory_tree import ROOT
+from kvstore.meta.store import SessionState
+from kvstore.proto.etcd_pb2 import Compare, Event, PutRequest, RequestOp, TxnRequest, WatchResponse
+
+log = logging.getLogger(__name__)
+
+ATTACH_TIMEOUT_S = 2.0
+"""For all that a new connection begins with; then the next endpoint is tried."""
+RENEWALS = 3
+"""Of the lease, within its time."""
+RETRY_FIRST_S, RETRY_MAX_S = 0.05, 0.7
+CLOSE_TIMEOUT_S = 1.0
+
+
+class Session:
+    """One session after another, until closed. All is on the event loop, and so is `changed` called."""
+
+    def __init__(
+        self,
+        endpoints: Sequence[str],
+        timeout_s: int,
+        tls: Tls | None,
+        *,
+        keys: Keys,
+        watches: Watches,
+        changed: Callable[[SessionState], None],
+    ) -> None:
+        self.state = SessionState.LOST
+        self.id = 0
+        """The session's id, which is its lease's; 0 while LOST."""
+        self.link: Link | None = None
+        """The connection to use; None unless CONNECTED."""
+        self._endpoints, self._timeout_s, self._tls = endpoints, timeout_s, tls
+        self._keys, self._watches, self._changed = keys, watches, changed
+        self._is_closing = False
+        self._loop = asyncio.get_running_loop()
+        self._task = self._loop.create_task(self._run(), name="metadata session")
+
+    def break_connection(self, why: str) -> None:
+        """Give up the connection; the next one follows by itself."""
+        if self.link is not None:
+            log.warning("metadata connection broken session=%x: %s", self.id, why)
+            self.link.give_up()
+
+    async def close(self) -> None:
+        """End the session. Does not wait long for etcd: the lease expires in any case."""
+        link, lease = self.link, self.id
+        self._become(SessionState.LOST)
+        self._is_closing = True
+        if link is not None and lease:
+            with suppress(MetadataError, Outdated, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await link.revoke(lease)
+        await end_task(self._task)
+
+    async def _run(self) -> None:
+        luck = Random()
+        place = luck.randrange(len(self._endpoints))
+        pauses = delays(luck, first_s=RETRY_FIRST_S, cap_s=RETRY_MAX_S)
+        while not self._is_closing:
+            try:
+                if await self._connected(self._endpoints[place]):
+                    pauses = delays(luck, first_s=RETRY_FIRST_S, cap_s=RETRY_MAX_S)
+            except Exception:  # the root of a task without which the store would be away for ever
+                log.exception("metadata session: an error that nobody expected; connecting again")
+            place = (place + 1) % len(self._endpoints)
+            await asyncio.sleep(next(pauses))
+
+    async def _connected(self, endpoint: str) -> bool:
+        """One connection, from its beginning to its end; False if nothing became of it."""
+        link, was_connected = Link(endpoint, self._tls), False
+        try:
+            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+                revision = await self._attach(link)
+            was_connected, self.link = True, link
+            self._become(SessionState.CONNECTED, link.session)
+            self._watches.call_all()
+            await self._hold(link, revision)
+        except (MetadataError, Outdated, TimeoutError) as error:
+            log.debug("metadata connection endpoint=%s: %s", endpoint, error or "no answer in time")
+        finally:
+            self.link = None
+            if self.state is SessionState.CONNECTED:
+                self._become(SessionState.SUSPENDED, self.id)
+            await link.close()
+        return was_connected
+
+    async def _attach(self, link: Link) -> int:
+        """Make the session this connection's, and return the revision by which it is."""
+        if self.id and not await link.keep_alive(self.id):
+            self._become(SessionState.LOST)
+        link.session = self.id or await link.grant(self._timeout_s)
+        root, own = self._keys.key("/"), self._keys.session(link.session)
+        put_root = RequestOp(request_put=PutRequest(key=root, value=values.encode(ROOT)))
+        await link.txn(TxnRequest(compare=[unchanged(root, None)], success=[put_root]))
+        put = RequestOp(request_put=PutRequest(key=own, lease=link.session))
+        revision = (await link.txn(TxnRequest(success=[put]))).header.revision
+        link.guard = Compare(key=own, target=Compare.MOD, mod_revision=revision)
+        return revision
+
+    async def _hold(self, link: Link, revision: int) -> None:
+        """Renew the lease and follow the changes until the connection breaks or the session ends."""
+        following = self._loop.create_task(self._follow(link, revision + 1), name="metadata watch")
+        period_s = self._timeout_s / RENEWALS
+        try:
+            while not await wait_within(link.broken, period_s):
+                async with asyncio.timeout(period_s):
+                    is_alive = await link.keep_alive(link.session)
+                if not is_alive:
+                    self._become(SessionState.LOST)
+                    return
+        finally:
+            await end_task(following)
+
+    async def _follow(self, link: Link, revision: int) -> None:
+        """Tell the watches of every change from that revision on. A stream of etcd's that ends is begun again where it
+        was; what it does not keep so far back any more may have been of any node."""
+        try:
+            while not link.broken.is_set():
+                async with aclosing(link.watch(self._keys.everything(), revision)) as answers:
+                    async for answer in answers:
+                        revision = self._told(link, answer, revision)
+                        if answer.canceled:
+                            break
+        except (MetadataError, Outdated) as error:
+            log.debug("metadata watch endpoint=%s: %s", link.endpoint, error)
+        finally:
+            link.give_up()
+
+    def _told(self, link: Link, answer: WatchResponse, revision: int) -> int:
+        """The revision to go on from."""
+        if answer.compact_revision:
+            log.info("metadata watch revision=%d: compacted, all is read anew", revision)
+            self._watches.call_all()
+            return max(revision, answer.compact_revision)
+        for event in answer.events:
+            if event.type == Event.DELETE and event.kv.key == link.guard.key:
+                self._become(SessionState.LOST)
+                link.give_up()
+            self._watches.on_event(event)
+            revision = event.kv.mod_revision  # and not the next: it may have more events, in another message
+        return revision
+
+    def _become(self, state: SessionState, session: int = 0) -> None:
+        if self._is_closing or (state, session) == (self.state, self.id):
+            return
+        log.info("metadata session state=%s session=%x", state.name, session or self.id)
+        self.state, self.id = state, session
+        self._changed(state)

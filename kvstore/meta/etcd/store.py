@@ -1,0 +1,206 @@
+"""The metadata store's driver for etcd's v3 API, of 3.4 and later. See session.py for how the session is kept, plan.py
+for how writes are made.
+
+All reads are linearizable. A write reads what it touches, and commits on condition that it has not changed; where it
+has, it is done anew. Each call has a deadline; past it, the outcome is unknown and the connection is given up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import TypeVar
+
+from kvstore.env.tls import Tls
+from kvstore.errors import MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
+from kvstore.meta import paths
+from kvstore.meta.etcd import values
+from kvstore.meta.etcd.keys import Keys
+from kvstore.meta.etcd.link import Link, Outdated
+from kvstore.meta.etcd.listing import children
+from kvstore.meta.etcd.plan import Plan, first_or_none, unchanged
+from kvstore.meta.etcd.session import Session
+from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.memory_tree import Node
+from kvstore.meta.store import Change, Create, Delete, SessionState, SetData, Stat, Watch, check_sizes
+from kvstore.proto.etcd_pb2 import Compare, RangeRequest, RequestOp, TxnRequest
+
+SESSION_TIMEOUT_S = 6
+CALL_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 15.0
+CALLS_MAX = 1000
+"""Calls under way; more are refused."""
+ATTEMPTS_MAX = 200
+"""Of one write, each of which another writer's was before: of so many at once all come through."""
+
+T = TypeVar("T")
+
+
+class EtcdStore:
+    """A MetadataStore in etcd, below a prefix. Made by `connect`."""
+
+    def __init__(self, address: str, *, session_timeout_s: int, call_timeout_s: float, tls: Tls | None) -> None:
+        endpoints, _, prefix = address.partition("/")
+        self._call_timeout_s = call_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._calls = 0
+        self._listeners: list[tuple[Callable[[SessionState], None], contextvars.Context]] = []
+        self._keys = Keys(prefix)
+        self._watches = Watches(self._keys)
+        self._session = Session(
+            endpoints.split(","),
+            session_timeout_s,
+            tls,
+            keys=self._keys,
+            watches=self._watches,
+            changed=self._state_changed,
+        )
+
+    @classmethod
+    async def connect(
+        cls,
+        address: str,
+        *,
+        session_timeout_s: int = SESSION_TIMEOUT_S,
+        call_timeout_s: float = CALL_TIMEOUT_S,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        tls: Tls | None = None,
+    ) -> EtcdStore:
+        """A store at `host:port,host:port/prefix`, connected, its root there. Raises MetadataUnavailable after
+        `connect_timeout_s`, OSError for TLS files that are none. From then on it reconnects by itself, for ever."""
+        if tls is not None:
+            tls.client_context()  # gRPC would take files that are none for an endpoint that is, and try for ever
+        store = cls(address, session_timeout_s=session_timeout_s, call_timeout_s=call_timeout_s, tls=tls)
+        connected = asyncio.Event()
+        store.on_state(lambda state: connected.set() if state is SessionState.CONNECTED else None)
+        try:
+            async with asyncio.timeout(connect_timeout_s):
+                await connected.wait()
+        except BaseException as error:
+            await store.close()
+            if isinstance(error, TimeoutError):
+                raise MetadataUnavailable(f"no etcd answers at {address} within {connect_timeout_s} s") from None
+            raise
+        return store
+
+    @property
+    def state(self) -> SessionState:
+        return self._session.state
+
+    @property
+    def session(self) -> int:
+        return self._session.id
+
+    async def get(self, path: str) -> tuple[bytes, Stat]:
+        key = self._keys.key(path)
+        answer = await self._call(path, lambda link: link.range(RangeRequest(key=key)))
+        if not answer.kvs:
+            raise NoSuchNode(path)
+        node = values.decode(answer.kvs[0])
+        return node.data, node.stat()
+
+    async def children(self, path: str) -> list[str]:
+        paths.check(path)
+        return sorted(await self._call(path, lambda link: children(link, self._keys, path)))
+
+    async def create(self, path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        paths.check(path)
+        check_sizes([Create(path, data)])
+        if sequential:
+            return await self._call(path, lambda link: self._create_numbered(link, Create(path, data, ephemeral)))
+        await self._call(path, lambda link: self._commit(link, [Create(path, data, ephemeral)]))
+        return path
+
+    async def set(self, path: str, data: bytes, version: int) -> int:
+        change = SetData(path, data, version)
+        check_sizes([change])
+        node = (await self._call(path, lambda link: self._commit(link, [change])))[path]
+        assert node is not None, "it was set"
+        return node.version
+
+    async def delete(self, path: str, version: int) -> None:
+        await self._call(path, lambda link: self._commit(link, [Delete(path, version)]))
+
+    async def multi(self, changes: Sequence[Change]) -> None:
+        if changes:
+            check_sizes(changes)
+            await self._call(changes[0].path, lambda link: self._commit(link, changes))
+
+    async def sync(self, path: str) -> None:
+        """Reads are of the latest state anyway; this one asks whether there can be any."""
+        key = self._keys.key(path)
+        await self._call(path, lambda link: link.range(RangeRequest(key=key, keys_only=True)))
+
+    def watch(self, path: str, changed: Callable[[], None]) -> Watch:
+        return self._watches.add(path, changed)
+
+    def on_state(self, listener: Callable[[SessionState], None]) -> None:
+        self._listeners.append((listener, contextvars.copy_context()))
+
+    async def close(self) -> None:
+        await self._session.close()
+
+    def break_connection(self) -> None:
+        """Break the connection as a network would. For tests and drills."""
+        self._session.break_connection("asked to")
+
+    async def _call(self, path: str, work: Callable[[Link], Awaitable[T]]) -> T:
+        """Do the work, within a deadline, anew while what it had read is outdated."""
+        link = self._session.link
+        if link is None or link.broken.is_set():
+            raise MetadataUnavailable(f"{path}: the metadata session is {self.state.name}")
+        if self._calls >= CALLS_MAX:
+            raise MetadataUnavailable(f"{path}: {self._calls} metadata calls are under way already")
+        self._calls += 1
+        try:
+            async with asyncio.timeout(self._call_timeout_s):
+                for _ in range(ATTEMPTS_MAX):
+                    with suppress(Outdated):
+                        return await work(link)
+        except TimeoutError:
+            self._session.break_connection(f"no answer for {path} in {self._call_timeout_s} s")
+            raise MetadataUnknown(f"{path}: no answer in {self._call_timeout_s} s") from None
+        finally:
+            self._calls -= 1
+        raise MetadataUnavailable(f"{path}: others were first {ATTEMPTS_MAX} times in a row")
+
+    async def _commit(
+        self, link: Link, changes: Sequence[Change], also: Sequence[Compare] = ()
+    ) -> dict[str, Node | None]:
+        """Make the changes; the nodes that have changed. Raises Outdated if another writer was first."""
+        plan = Plan(self._keys, changes, also)
+        reads = [RequestOp(request_range=each) for each in plan.reads()]
+        try:
+            answer = await link.txn(TxnRequest(success=reads))
+        except MetadataUnknown as error:
+            raise MetadataUnavailable(f"{changes[0].path}: could not read first: {error}") from error
+        found = [each.response_range for each in answer.responses]
+        now_ms = int(time.time() * 1000)
+        done = await link.txn(plan.commit(found, session=link.session, guard=link.guard, now_ms=now_ms))
+        if done.succeeded:
+            return plan.outcome
+        own = done.responses[0].response_range.kvs
+        if not own or own[0].mod_revision != link.guard.mod_revision:
+            link.give_up()
+            raise MetadataUnavailable(f"{changes[0].path}: session {link.session:x} has ended, or goes on elsewhere")
+        raise Outdated(changes[0].path)
+
+    async def _create_numbered(self, link: Link, create: Create) -> str:
+        births = self._keys.births(paths.parent(create.path))
+        request = RangeRequest(key=births, keys_only=True)
+        found = first_or_none(await link.range(request))
+        path = f"{create.path}{found.version if found else 0:010d}"
+        try:
+            await self._commit(link, [Create(path, create.data, create.ephemeral)], [unchanged(births, found)])
+        except NodeExists:
+            if first_or_none(await link.range(request)) != found:
+                raise Outdated(path) from None  # the number was another's meanwhile
+            raise
+        return path
+
+    def _state_changed(self, state: SessionState) -> None:
+        for listener, context in self._listeners:
+            self._loop.call_soon(listener, state, context=context)

@@ -1,0 +1,77 @@
+"""Standing watches of paths: who is called after an event of etcd's. One watch of the whole tree feeds them all."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+
+from kvstore.meta import paths
+from kvstore.meta.etcd.keys import Keys
+from kvstore.proto.etcd_pb2 import Event
+
+
+class Watches:
+    """All standing watches of a store."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        self._standing: dict[str, list[PathWatch]] = {}
+
+    def add(self, path: str, changed: Callable[[], None]) -> PathWatch:
+        """One more. Raises ValueError for a malformed path."""
+        paths.check(path)
+        watch = PathWatch(self, path, changed)
+        self._standing.setdefault(path, []).append(watch)
+        return watch
+
+    def remove(self, watch: PathWatch) -> None:
+        standing = self._standing.get(watch.path, [])
+        if watch in standing:
+            standing.remove(watch)
+            if not standing:
+                del self._standing[watch.path]
+
+    def has(self, watch: PathWatch) -> bool:
+        return watch in self._standing.get(watch.path, ())
+
+    def on_event(self, event: Event) -> None:
+        """Call those whose node has changed, and those whose node has another set of children."""
+        path = self._keys.path_or_none(event.kv.key)
+        if path is None:
+            return
+        self._call(path)
+        if event.type == Event.DELETE or event.kv.version == 1:
+            self._call(paths.parent(path))
+
+    def call_all(self) -> None:
+        """Anything may have changed."""
+        for path in list(self._standing):
+            self._call(path)
+
+    def _call(self, path: str) -> None:
+        for watch in list(self._standing.get(path, ())):
+            watch.call_soon()
+
+
+class PathWatch:
+    """One caller's interest in a path. Calls that are not yet delivered coalesce."""
+
+    def __init__(self, watches: Watches, path: str, changed: Callable[[], None]) -> None:
+        self.path = path
+        self._watches, self._changed = watches, changed
+        self._context = contextvars.copy_context()
+        self._is_scheduled = False
+
+    def close(self) -> None:
+        self._watches.remove(self)
+
+    def call_soon(self) -> None:
+        if not self._is_scheduled:
+            self._is_scheduled = True
+            asyncio.get_running_loop().call_soon(self._deliver, context=self._context)
+
+    def _deliver(self) -> None:
+        self._is_scheduled = False
+        if self._watches.has(self):
+            self._changed()

@@ -1,0 +1,38 @@
+"""etcd as the conformance suite sees it."""
+
+from __future__ import annotations
+
+from kvstore.meta.etcd import EtcdStore
+from kvstore.meta.etcd.link import Link
+from kvstore.meta.store import MetadataStore, SessionState
+from tests.meta.drivers import States
+
+
+class EtcdDriver:
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stores: list[EtcdStore] = []
+
+    async def connect(self) -> MetadataStore:
+        store = await EtcdStore.connect(self._address)
+        self._stores.append(store)
+        return store
+
+    async def blink(self, store: MetadataStore) -> None:
+        assert isinstance(store, EtcdStore)
+        states = States(store)
+        store.break_connection()
+        await states.wait_for(SessionState.CONNECTED)
+
+    async def expire(self, store: MetadataStore) -> None:
+        """As an expiry ends it: the lease goes, and all keys that are tied to it."""
+        states = States(store)
+        link = Link(self._address.partition("/")[0], None)
+        await link.revoke(store.session)
+        await link.close()
+        await states.wait_for(SessionState.LOST)
+        await states.wait_for(SessionState.CONNECTED)
+
+    async def close(self) -> None:
+        for store in self._stores:
+            await store.close()
