@@ -1,7 +1,9 @@
-"""`kvstore cluster init`: founds a cluster in an empty metadata store, for nodes that are started by hand."""
+"""`kvstore cluster …`: founds a cluster in an empty metadata store, for nodes that are started by hand; and moves one
+from a metadata store to another."""
 
 from __future__ import annotations
 
+import os
 import uuid
 from pathlib import Path
 from typing import Annotated, Any
@@ -25,11 +27,27 @@ SecretFile = Annotated[
 ]
 
 
+MetadataFile = Annotated[Path, typer.Argument(callback=checked_path, help="The file.")]
+Address = Annotated[
+    str,
+    typer.Option(
+        "--zookeeper",
+        "--metadata",
+        callback=checked_address,
+        help="Where the metadata is to be: HOST:PORT,...[/CHROOT] of a ZooKeeper, or etcd://HOST:PORT,...[/PREFIX].",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the commands of this branch."""
     cluster = typer.Typer(no_args_is_help=True, help="A cluster that is not run by `kvstore up`.")
     cluster.callback()(_group)
     cluster.command("init")(init)
+    metadata = typer.Typer(no_args_is_help=True, help="Move the metadata of a cluster to another metadata store.")
+    metadata.command("export")(export_metadata)
+    metadata.command("import")(import_metadata)
+    cluster.add_typer(metadata, name="metadata")
     app.add_typer(cluster, name="cluster")
 
 
@@ -38,15 +56,7 @@ def _group() -> None:
 
 
 def init(
-    zookeeper: Annotated[
-        str,
-        typer.Option(
-            "--zookeeper",
-            "--metadata",
-            callback=checked_address,
-            help="Where the cluster's metadata goes: HOST:PORT,...[/CHROOT] of a ZooKeeper, or etcd://HOST:PORT,...[/PREFIX].",
-        ),
-    ],
+    zookeeper: Address,
     node: Annotated[
         list[str], typer.Option(help="A node that will serve keys, as ID or ID=ZONE; once for each, at least three.")
     ],
@@ -100,6 +110,56 @@ def init(
         f"Its secret is in {path}. Copy that file to each node, readable by the node alone (mode 0600), name it there\n"
         "as secret_file, and keep one copy elsewhere. Then start each node: kvstore node run --config node.toml"
     )
+
+
+def export_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:
+    """Write the metadata of a cluster to a file, while none of its nodes runs. Nothing is changed."""
+    from kvstore.meta import dump
+    from kvstore.meta.transfer import export
+
+    async def work(tools: Tools) -> tuple[dict[str, bytes], str]:
+        return await export(tools.store)
+
+    nodes, instance = with_tools(Path(), zookeeper, work)
+    with file.open("xb") as output:
+        output.write(dump.encode(nodes, instance))
+        output.flush()
+        os.fsync(output.fileno())
+    _show_moved("exported", nodes, instance, json=json)
+
+
+def import_metadata(file: MetadataFile, zookeeper: Address, json: Json = False) -> None:
+    """Make the cluster of such a file in an empty metadata store, and check that all of it is there.
+
+    Then name that store to every node (metadata.uri), and start none with the former one again: these would be two
+    clusters on the same bookies.
+    """
+    from kvstore.meta import dump
+    from kvstore.meta.transfer import restore
+
+    try:
+        nodes, instance = dump.decode(file.read_bytes())
+    except ConfigError as error:
+        raise ConfigError(f"{file}: {error}") from None
+
+    async def work(tools: Tools) -> None:
+        await restore(tools.store, nodes, instance)
+
+    with_tools(Path(), zookeeper, work)
+    _show_moved("imported and checked", nodes, instance, json=json)
+
+
+def _show_moved(done: str, nodes: dict[str, bytes], instance: str, *, json: bool) -> None:
+    from kvstore.meta import dump, paths
+
+    document = {
+        "instance": instance,
+        "nodes": len(nodes),
+        "ledgers": sum(paths.ledger_of(path) is not None for path in nodes),
+        "bytes": sum(map(len, nodes.values())),
+        "sha256": dump.digest(nodes),
+    }
+    print(as_json(document) if json else f"{done}\n{as_table([document])}")
 
 
 async def _is_absent(tools: Tools) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 from kvstore.errors import MetadataError, MetadataUnavailable, MetadataUnknown, NodeExists, NoSuchNode
@@ -61,29 +62,39 @@ class LedgerIdGenerator:
 
     async def _next_long(self) -> LedgerId:
         high = await self._highest_bits()
-        number = await self._next_number(self._counter(high))
+        number = await self._next_number(_counter(high))
         if not 0 <= number < _LOW_END:
             high += 1
             await self._create_counter(high)
-            number = await self._next_number(self._counter(high))
+            number = await self._next_number(_counter(high))
             if not 0 <= number < _LOW_END:
-                raise MetadataError(f"ids below {self._counter(high)} are used up already")
+                raise MetadataError(f"ids below {_counter(high)} are used up already")
         return LedgerId(high << 32 | number)
 
     async def _highest_bits(self) -> int:
-        names = [
-            name
-            for name in await self._store.children(paths.IDGEN_LONG)
-            if name.startswith(_HOB) and name.removeprefix(_HOB).isdigit()
-        ]
-        if not names:
-            await self._create_counter(1)
-            return 1
-        return max(int(name.removeprefix(_HOB)) for name in names)
+        high = _highest(await self._store.children(paths.IDGEN_LONG))
+        if not high:
+            high = 1
+            await self._create_counter(high)
+        return high
 
     async def _create_counter(self, high: int) -> None:
         with suppress(NodeExists):  # another creator was first
-            await self._store.create(self._counter(high))
+            await self._store.create(_counter(high))
 
-    def _counter(self, high: int) -> str:
-        return f"{paths.IDGEN_LONG}/{_HOB}{high:010d}"
+
+def counter_above(nodes: Iterable[str]) -> dict[str, bytes]:
+    """The nodes with which ids begin above all that were given where these nodes are from: how far their counters had
+    come is not in them."""
+    names = (path.rpartition("/")[2] for path in nodes if paths.parent(path) == paths.IDGEN_LONG)
+    return {paths.IDGEN_LONG: b"", _counter(_highest(names) + 1): b""}
+
+
+def _highest(names: Iterable[str]) -> int:
+    """The high-order bits that are counted in now; 0: none yet."""
+    counters = (name.removeprefix(_HOB) for name in names if name.startswith(_HOB))
+    return max((int(digits) for digits in counters if digits.isdigit()), default=0)
+
+
+def _counter(high: int) -> str:
+    return f"{paths.IDGEN_LONG}/{_HOB}{high:010d}"

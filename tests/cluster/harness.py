@@ -25,6 +25,7 @@ from kvstore.devcluster import zookeeper
 from kvstore.devcluster.layout import ClusterFile, Wish
 from kvstore.devcluster.local import LocalCluster
 from kvstore.errors import ConfigError, Unavailable
+from kvstore.meta.address import Kind
 from tests.waiting import wait_until_blocking
 
 OFFSETS = range(20_000, 24_000, 100)
@@ -32,14 +33,24 @@ TIMEOUT_S = 90.0
 
 
 class Cluster:
-    """Nodes by id ("n1", …). Made by `running_cluster`. With more than one of `zookeepers` they are an ensemble."""
+    """Nodes by id ("n1", …). Made by `running_cluster`. More than one of `zookeepers` are an ensemble. What is called
+    ZooKeeper here is the metadata store, of whichever kind."""
 
     def __init__(
-        self, directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3, zookeepers: int = 1
+        self,
+        directory: Path,
+        *,
+        nodes: int = 3,
+        partitions: int = 3,
+        replicas: int = 3,
+        zookeepers: int = 1,
+        metadata: Kind = Kind.ZOOKEEPER,
     ) -> None:
         self.directory = directory
         self.local = LocalCluster(directory / "data")
         self._wish: dict[str, Any] = {"nodes": nodes, "partitions": partitions, "replicas": replicas}
+        if zookeepers == 1:
+            self._wish["metadata"] = metadata
         self._claim: int | None = None
         self._zookeepers = zookeepers
         self.ensemble: list[zookeeper.ZooKeeperProcess] = []
@@ -252,11 +263,9 @@ class Cluster:
 
 
 @contextmanager
-def running_cluster(
-    directory: Path, *, nodes: int = 3, partitions: int = 3, replicas: int = 3, zookeepers: int = 1
-) -> Iterator[Cluster]:
-    """A cluster that serves, killed at the end."""
-    cluster = Cluster(directory, nodes=nodes, partitions=partitions, replicas=replicas, zookeepers=zookeepers)
+def running_cluster(directory: Path, **options: Any) -> Iterator[Cluster]:
+    """A cluster that serves, killed at the end. `options`: those of Cluster."""
+    cluster = Cluster(directory, **options)
     try:
         try:
             cluster.start()

@@ -1,0 +1,354 @@
+"""The etcd driver when etcd is in trouble: killed, silent, compacted, or gone for long; and two who write at once. Real
+servers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from kvstore.devcluster.etcd import EtcdProcess, restart
+from kvstore.devcluster.zookeeper import free_port
+from kvstore.errors import (
+    MetadataError,
+    MetadataUnavailable,
+    MetadataUnknown,
+    NodeExists,
+    NoSuchNode,
+    NotEmpty,
+    VersionConflict,
+)
+from kvstore.meta.etcd import EtcdStore, listing
+from kvstore.meta.etcd import store as module
+from kvstore.meta.etcd.link import Link
+from kvstore.meta.store import Create, Delete, SessionState, ensure_path
+from kvstore.proto.etcd_pb2 import CompactionRequest, TxnRequest, TxnResponse
+from tests.meta.drivers import Hint, States
+from tests.meta.test_zookeeper import Proxy
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.needs_etcd
+
+Connect = Callable[..., Awaitable[EtcdStore]]
+Action = Callable[[], Awaitable[object]]
+
+
+@pytest.fixture
+async def connect() -> AsyncIterator[Connect]:
+    stores: list[EtcdStore] = []
+
+    async def connect(address: str, **options: Any) -> EtcdStore:
+        stores.append(await EtcdStore.connect(address, **options))
+        return stores[-1]
+
+    yield connect
+    for store in stores:
+        await store.close()
+
+
+def before_its_next_commit(store: EtcdStore, action: Action) -> None:
+    """Let another be first: between what the store's next write reads and its commit."""
+    link = store._session.link
+    assert link is not None
+    txn, waiting = link.txn, [action]
+
+    async def delayed(request: TxnRequest) -> TxnResponse:
+        if request.compare and waiting:
+            await waiting.pop()()
+        return await txn(request)
+
+    link.txn = delayed  # type: ignore[method-assign]
+
+
+# ── two who write at once ─────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_write_whose_version_is_another_ones_meanwhile_is_a_conflict(
+    etcd_prefix: str, connect: Connect
+) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/a", b"0")
+    before_its_next_commit(store, lambda: other.set("/a", b"other", 0))
+    with pytest.raises(VersionConflict):
+        await store.set("/a", b"late", 0)
+    before_its_next_commit(store, lambda: other.set("/a", b"again", 1))
+    assert await store.set("/a", b"whatever", -1) == 3
+
+
+async def test_a_parent_that_gets_a_child_meanwhile_is_not_deleted(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/d")
+    before_its_next_commit(store, lambda: other.create("/d/child"))
+    with pytest.raises(NotEmpty):
+        await store.delete("/d", 0)
+    assert await store.children("/d") == ["child"]
+
+
+async def test_a_child_whose_parent_goes_meanwhile_is_not_created(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/d")
+    before_its_next_commit(store, lambda: other.delete("/d", 0))
+    with pytest.raises(NoSuchNode):
+        await store.create("/d/child")
+    await store.create("/d")
+    before_its_next_commit(store, lambda: other.multi([Delete("/d", 0), Create("/d", ephemeral=True)]))
+    with pytest.raises(MetadataError, match="is ephemeral and has no children"):
+        await store.create("/d/child")
+
+
+async def test_a_path_that_another_creates_meanwhile_is_there(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    before_its_next_commit(store, lambda: other.create("/a", b"other"))
+    with pytest.raises(NodeExists):
+        await store.create("/a", b"late")
+    assert (await store.get("/a"))[0] == b"other"
+
+
+async def test_a_number_that_another_takes_meanwhile_is_not_taken_twice(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/d")
+    before_its_next_commit(store, lambda: other.create("/d/x-", sequential=True))
+    assert await store.create("/d/y-", sequential=True) == "/d/y-0000000001"
+    created = await asyncio.gather(*(each.create("/d/z-", sequential=True) for each in [store, other] * 20))
+    assert len(set(created)) == 40
+
+
+async def test_a_node_replaced_in_one_step_is_a_new_one(etcd_prefix: str, connect: Connect) -> None:
+    """For etcd it is one key put once more."""
+    store = await connect(etcd_prefix)
+    await store.create("/a")
+    await store.set("/a", b"1", 0)
+    _, before = await store.get("/a")
+    await store.multi([Delete("/a", 1), Create("/a", b"new")])
+    _, after = await store.get("/a")
+    assert (after.version, after.created > before.created) == (0, True)
+    assert await store.set("/a", b"newer", 0) == 1
+    assert (await store.get("/a"))[1].created == after.created
+
+
+async def test_children_are_found_over_pages_and_past_what_is_below_them(
+    etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "PAGE", 3)
+    store = await connect(etcd_prefix)
+    names = ["a", "a-", "a.b", "a0", "b", "c", "~"]
+    await store.create("/d")
+    for name in names:
+        await store.create(f"/d/{name}")
+    for path in ("/d/a/1", "/d/a/2", "/d/a/2/x", "/d/a/3", "/d/a/4", "/d/b/1", "/e", "/d-"):
+        await store.create(path)
+    assert await store.children("/d") == sorted(names)
+    assert await store.children("/d/a") == ["1", "2", "3", "4"]
+    assert await store.children("/") == ["d", "d-", "e"]
+
+
+# ── sessions ──────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_what_an_earlier_connection_asks_for_late_is_not_done(etcd_prefix: str, connect: Connect) -> None:
+    """Its caller was told that the outcome is unknown, has read since, and acts on what it saw."""
+    store = await connect(etcd_prefix)
+    assert store._session.link is not None
+    earlier = store._session.link.guard
+    raw = Link(etcd_prefix.partition("/")[0], None)
+    assert (await raw.txn(TxnRequest(compare=[earlier]))).succeeded
+    states = States(store)
+    store.break_connection()
+    await states.wait_for(SessionState.CONNECTED)
+    assert not (await raw.txn(TxnRequest(compare=[earlier]))).succeeded
+    assert (await raw.txn(TxnRequest(compare=[store._session.link.guard]))).succeeded
+    await raw.close()
+
+
+async def test_a_session_that_has_expired_writes_nothing_more(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/a")
+    raw = Link(etcd_prefix.partition("/")[0], None)
+    lease = store.session
+    before_its_next_commit(store, lambda: raw.revoke(lease))
+    with pytest.raises(MetadataError):  # refused by etcd, or by the driver, which hears of it at the same time
+        await store.set("/a", b"late", 0)
+    assert (await other.get("/a"))[0] == b""
+    await raw.close()
+
+
+async def test_over_a_killed_and_restarted_server_the_session_goes_on(own_etcd: EtcdProcess, connect: Connect) -> None:
+    store = await connect(f"{own_etcd.address}/kv")
+    await store.create("/e", b"1", ephemeral=True)
+    hint, states, session = Hint(), States(store), store.session
+    store.watch("/e", hint)
+    own_etcd.kill()
+    await states.wait_for(SessionState.SUSPENDED)
+    with pytest.raises(MetadataUnavailable):
+        await store.set("/e", b"2", 0)
+    restart(own_etcd)
+    await states.wait_for(SessionState.CONNECTED)
+    assert (store.session, states.seen) == (session, [SessionState.SUSPENDED, SessionState.CONNECTED])
+    await hint.wait()
+    data, stat = await store.get("/e")
+    assert (data, stat.version, stat.owner) == (b"1", 0, session)
+    await store.set("/e", b"2", 0)
+    await hint.wait()
+
+
+async def test_calls_under_way_when_the_server_dies_are_unknown_and_none_is_sent_late(
+    own_etcd: EtcdProcess, connect: Connect
+) -> None:
+    store = await connect(f"{own_etcd.address}/kv")
+    await store.create("/a")
+    own_etcd.pause()
+    reads = [asyncio.ensure_future(store.get("/a")) for _ in range(50)]
+    writes = [asyncio.ensure_future(store.create(f"/late{number}")) for number in range(50)]
+    await asyncio.sleep(0)
+    own_etcd.kill()
+    assert {type(each) for each in await asyncio.gather(*reads, return_exceptions=True)} == {MetadataUnknown}
+    told = {type(each) for each in await asyncio.gather(*writes, return_exceptions=True)}
+    assert told <= {MetadataUnknown, MetadataUnavailable}
+    states = States(store)
+    restart(own_etcd)
+    await states.wait_for(SessionState.CONNECTED)
+    assert await store.children("/") == ["a"]
+
+
+async def test_a_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdProcess, connect: Connect) -> None:
+    """For longer than the session lives: whether it has outlived that, etcd decides once it runs again."""
+    store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3, call_timeout_s=0.2)
+    await store.create("/e", ephemeral=True)
+    states, loop = States(store), asyncio.get_running_loop()
+    own_etcd.pause()
+    paused_at = loop.time()
+    with pytest.raises(MetadataUnknown, match=r"no answer in 0.2 s"):
+        await store.get("/e")
+    await states.wait_for(SessionState.SUSPENDED)
+
+    async def is_over() -> bool:
+        return loop.time() - paused_at > 5
+
+    await wait_until(is_over)
+    assert states.seen == [SessionState.SUSPENDED]
+    own_etcd.resume()
+    await states.wait_for(SessionState.CONNECTED)
+
+    async def holds_it() -> bool:
+        try:
+            return (await store.get("/e"))[1].owner == store.session
+        except NoSuchNode:
+            await store.create("/e", ephemeral=True)
+        except (MetadataUnavailable, MetadataUnknown):
+            return False
+        return False
+
+    await wait_until(holds_it)
+
+
+async def test_an_idle_session_notices_a_silent_server(own_etcd: EtcdProcess, connect: Connect) -> None:
+    store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
+    states = States(store)
+    own_etcd.pause()
+    await states.wait_for(SessionState.SUSPENDED)
+    own_etcd.resume()
+    await states.wait_for(SessionState.CONNECTED)
+
+
+async def test_a_session_that_expired_unnoticed_is_lost_when_the_server_can_be_reached_again(
+    etcd: str, etcd_prefix: str, connect: Connect
+) -> None:
+    async with Proxy(etcd) as proxy:
+        store = await connect(f"{proxy.address}/{etcd_prefix.partition('/')[2]}", session_timeout_s=2)
+        witness = await connect(etcd_prefix)
+        await store.create("/e", ephemeral=True)
+        hint, gone, states, session = Hint(), Hint(), States(store), store.session
+        store.watch("/e", hint)
+        witness.watch("/e", gone)
+        proxy.cut()
+        await gone.wait()
+        assert (store.state, store.session) == (SessionState.SUSPENDED, session)
+        await proxy.mend()
+        await states.wait_for(SessionState.CONNECTED)
+        assert states.seen == [SessionState.SUSPENDED, SessionState.LOST, SessionState.CONNECTED]
+        assert store.session not in (0, session)
+        await hint.wait()
+        with pytest.raises(NoSuchNode):
+            await store.get("/e")
+
+
+async def test_an_endpoint_that_goes_away_is_replaced_by_another_in_the_same_session(
+    etcd: str, etcd_prefix: str, connect: Connect
+) -> None:
+    async with Proxy(etcd) as first, Proxy(etcd) as second:
+        prefix = etcd_prefix.partition("/")[2]
+        store = await connect(f"{first.address},{second.address}/{prefix}")
+        await store.create("/e", ephemeral=True)
+        session = store.session
+        for here, other in ((first, second), (second, first)):
+            states = States(store)
+            assert store._session.link is not None
+            if store._session.link.endpoint != here.address:
+                continue
+            here.cut()
+            await states.wait_for(SessionState.CONNECTED)
+            assert store._session.link.endpoint == other.address
+            await here.mend()
+        assert (await store.get("/e"))[1].owner == store.session == session
+
+
+# ── watches ───────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_a_watch_from_before_a_compaction_has_everybody_read(etcd_prefix: str, connect: Connect) -> None:
+    store, other = await connect(etcd_prefix), await connect(etcd_prefix)
+    await store.create("/a")
+    for version in range(5):
+        await store.set("/a", b"", version)
+    raw = Link(etcd_prefix.partition("/")[0], None)
+    raw.guard.key = b"nobody's"
+    now = (await raw.txn(TxnRequest())).header.revision
+    await raw._kv.Compact(CompactionRequest(revision=now, physical=True))
+    hint = Hint()
+    store.watch("/never-changed", hint)
+    following = asyncio.ensure_future(store._session._follow(raw, 1))
+    await hint.wait()
+    mine = Hint()
+    store.watch("/b", mine)
+    await other.create("/b")
+    await mine.wait()
+    await raw.close()
+    await following
+
+
+# ── bounds ────────────────────────────────────────────────────────────────────────────────────────────────────────────
+
+
+async def test_no_server_is_said_so_in_time(connect: Connect) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    with pytest.raises(MetadataUnavailable, match=address):
+        await connect(address, connect_timeout_s=0.5)
+
+
+async def test_calls_under_way_are_bounded(etcd_prefix: str, connect: Connect, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CALLS_MAX", 10)
+    store = await connect(etcd_prefix)
+    results = await asyncio.gather(*(store.children("/") for _ in range(20)), return_exceptions=True)
+    assert [type(result) for result in results] == [list] * 10 + [MetadataUnavailable] * 10
+    assert await store.children("/") == []
+
+
+async def test_a_given_up_call_disturbs_no_other(etcd_prefix: str, connect: Connect) -> None:
+    store = await connect(etcd_prefix)
+    call = asyncio.ensure_future(store.create("/a"))
+    await asyncio.sleep(0)
+    call.cancel()
+    await store.create("/b")
+    assert "b" in await store.children("/")
+    assert store.state is SessionState.CONNECTED
+
+
+async def test_closing_while_the_server_is_silent_does_not_wait_for_it(own_etcd: EtcdProcess) -> None:
+    store = await EtcdStore.connect(f"{own_etcd.address}/kv")
+    await ensure_path(store, "/a/b")
+    own_etcd.pause()
+    await store.close()
+    with pytest.raises(MetadataUnavailable):
+        await store.get("/")

@@ -1,0 +1,179 @@
+"""The etcd driver on paper: keys of nodes, bytes of values, and what its stream of watches goes on from."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+import pytest
+
+from kvstore.errors import MetadataError, UndecodableNode
+from kvstore.meta import paths
+from kvstore.meta.address import Address, Kind, parse
+from kvstore.meta.etcd import values
+from kvstore.meta.etcd.keys import Keys, Span
+from kvstore.meta.etcd.plan import Plan
+from kvstore.meta.etcd.session import Session
+from kvstore.meta.etcd.watches import Watches
+from kvstore.meta.memory_tree import Node
+from kvstore.meta.store import Create
+from kvstore.proto.etcd_pb2 import Compare, Event, KeyValue, WatchResponse
+from kvstore.types import BookieId, LedgerId
+from tests.meta.drivers import Hint
+
+KEYS = Keys("kv")
+
+
+@pytest.mark.parametrize(
+    ("path", "key"),
+    [
+        ("/", b"/kv/"),
+        ("/servers/n1", b"/kv/servers/n1"),
+        (paths.LAYOUT, b"/kv/ledgers/LAYOUT"),
+        (paths.INSTANCE_ID, b"/kv/ledgers/INSTANCEID"),
+        (paths.cookie(BookieId("b1")), b"/kv/ledgers/cookies/b1"),
+        (paths.AVAILABLE, b"/kv/ledgers/available"),
+        (paths.available(BookieId("b1")), b"/kv/ledgers/available/readwrite/b1"),
+        (paths.READONLY, b"/kv/ledgers/available/readonly"),
+        (paths.readonly(BookieId("b1")), b"/kv/ledgers/available/readonly/b1"),
+        ("/ledgers/00", b"/kv/ledgers/00"),
+        ("/ledgers/00/0000", b"/kv/ledgers/00/0000"),
+        (paths.ledger(LedgerId(7)), b"/kv/ledgers/ledgers/0000000000000000007"),
+        (paths.ledger(LedgerId(2**31 - 2)), b"/kv/ledgers/ledgers/0000000002147483646"),
+        (paths.ledger(LedgerId(2**31 - 1)), b"/kv/ledgers/ledgers/0000000002147483647"),
+        (paths.ledger(LedgerId(2**63 - 1)), b"/kv/ledgers/ledgers/9223372036854775807"),
+    ],
+)
+def test_each_node_has_the_key_that_the_formats_say(path: str, key: bytes) -> None:
+    assert (KEYS.key(path), KEYS.path_or_none(key)) == (key, path)
+    assert Keys("").key(path) == key.removeprefix(b"/kv")
+    assert Keys("").path_or_none(key.removeprefix(b"/kv")) == path
+    assert KEYS.everything().start <= key < KEYS.everything().end
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        KEYS.session(255),
+        KEYS.births("/servers"),
+        b"/kv/ledgers/available/b1",
+        b"/kv/servers/",
+        b"/kv/\xff",
+    ],
+)
+def test_what_is_no_nodes_key_is_none(key: bytes) -> None:
+    assert KEYS.path_or_none(key) is None
+
+
+def test_sessions_and_counters_have_keys_that_no_path_can_have() -> None:
+    assert KEYS.session(255) == b"/kv//sessions/00000000000000ff"
+    assert KEYS.births("/servers") == b"/kv//births/servers"
+
+
+def test_a_prefix_is_the_same_with_slashes_around_it() -> None:
+    assert [Keys(prefix).key("/a") for prefix in ("", "/", "a/b", "/a/b/")] == [b"/a", b"/a", b"/a/b/a", b"/a/b/a"]
+
+
+def test_a_parent_of_ledgers_finds_its_own_and_no_others() -> None:
+    short, long = "/ledgers/21/4748", "/ledgers/000/0000/0021/4748"
+    keys = [KEYS.key(paths.ledger(LedgerId(number))) for number in (2147483646, 2147483647, 2147480000)]
+    for path in (short, long):
+        assert KEYS.spans(path)[1] == Span(
+            b"/kv/ledgers/ledgers/0000000002147480000", b"/kv/ledgers/ledgers/0000000002147490000"
+        )
+    assert [KEYS.child_or_none(short, key) for key in keys] == ["L3646", None, "L0000"]
+    assert [KEYS.child_or_none(long, key) for key in keys] == [None, "L3647", None]
+
+
+def test_a_value_is_the_bytes_that_the_formats_say() -> None:
+    node = Node(b"data", created=7, owner=3, modified_ms=1_700_000_000_000, version=2)
+    data = bytes.fromhex("01 00000002 0000000000000007 0000018bcfe56800") + b"data"
+    assert values.encode(node) == data
+    assert values.decode(KeyValue(key=b"k", value=data, lease=3, mod_revision=9)) == node
+
+
+def test_a_node_that_its_value_has_created_is_of_that_values_revision() -> None:
+    data = values.encode(Node(b"", created=values.OWN_REVISION, owner=0, modified_ms=1))
+    assert values.decode(KeyValue(value=data, mod_revision=9)).created == 9
+
+
+@pytest.mark.parametrize(
+    ("value", "fault"), [(b"\2" + bytes(20), "has format 2"), (b"\1", "want a header of 21 bytes")]
+)
+def test_a_value_that_is_none_is_refused(value: bytes, fault: str) -> None:
+    with pytest.raises(UndecodableNode, match=fault):
+        values.decode(KeyValue(key=b"k", value=value))
+
+
+def test_more_changes_than_etcd_takes_at_once_are_refused_before_they_are_sent() -> None:
+    with pytest.raises(MetadataError, match="130 changes in one call take 131 of etcd's operations, at most 128"):
+        Plan(KEYS, [Create(f"/n{number}") for number in range(130)]).reads()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("z:1", Address(Kind.ZOOKEEPER, ("z:1",), "")),
+        ("z:1,[::1]:2/a/b/", Address(Kind.ZOOKEEPER, ("z:1", "[::1]:2"), "a/b")),
+        ("zookeeper://z:1/a", Address(Kind.ZOOKEEPER, ("z:1",), "a")),
+        ("etcd://e:1,f:2/a", Address(Kind.ETCD, ("e:1", "f:2"), "a")),
+    ],
+)
+def test_an_address_says_which_kind_of_store_it_is(text: str, found: Address) -> None:
+    assert parse(text) == found
+    assert parse(found.connection).hosts == found.hosts
+
+
+class ScriptedLink:
+    """Answers each watch by the next list of answers; breaks when there are no more."""
+
+    endpoint = "scripted"
+
+    def __init__(self, *script: list[WatchResponse]) -> None:
+        self.script = list(script)
+        self.asked: list[int] = []
+        self.broken = asyncio.Event()
+        self.guard = Compare(key=KEYS.session(1))
+
+    async def watch(self, span: Span, revision: int) -> AsyncGenerator[WatchResponse, None]:
+        self.asked.append(revision)
+        for answer in self.script.pop(0):
+            yield answer
+        if not self.script:
+            self.give_up()
+
+    def give_up(self) -> None:
+        self.broken.set()
+
+
+def changed(path: str, revision: int) -> WatchResponse:
+    kv = KeyValue(key=KEYS.key(path), mod_revision=revision, version=2)
+    return WatchResponse(events=[Event(type=Event.PUT, kv=kv)])
+
+
+async def followed(link: ScriptedLink, watches: Watches) -> Session:
+    session = Session(["127.0.0.1:1"], 6, None, keys=KEYS, watches=watches, changed=lambda state: None)
+    any_link: Any = link
+    await session._follow(any_link, 5)
+    return session
+
+
+async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
+    watches, hint = Watches(KEYS), Hint()
+    watches.add("/a", hint)
+    link = ScriptedLink([WatchResponse(created=True), changed("/b", 8)], [changed("/a", 9)])
+    session = await followed(link, watches)
+    assert link.asked == [5, 8], "revision 8 may have had more to tell"
+    await hint.wait()
+    await session.close()
+
+
+async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_there() -> None:
+    watches, hint = Watches(KEYS), Hint()
+    watches.add("/never-changed", hint)
+    link = ScriptedLink([WatchResponse(canceled=True, compact_revision=40)], [WatchResponse(created=True)])
+    session = await followed(link, watches)
+    assert link.asked == [5, 40]
+    await hint.wait()
+    await session.close()

@@ -1,0 +1,152 @@
+"""Metadata that moves to another store: all of it or none, at rest, once; and no ledger's id is given twice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from kvstore.errors import ConfigError, MetadataError
+from kvstore.meta import dump, paths
+from kvstore.meta.layout import LayoutStore
+from kvstore.meta.ledger_ids import LedgerIdGenerator
+from kvstore.meta.ledgers import LedgerStore
+from kvstore.meta.memory import MemoryStore
+from kvstore.meta.store import MetadataStore, ensure_path
+from kvstore.meta.transfer import BATCH_NODES, export, restore
+from kvstore.types import BookieId, EntryId, Fragment, LedgerId, LedgerMetadata, Quorum
+
+INSTANCE = "0f8f2d4e-0000-4000-8000-000000000001"
+
+
+async def founded(ledgers: int = 3) -> MemoryStore:
+    """A cluster's metadata, at rest."""
+    store = MemoryStore()
+    await LayoutStore(store).initialise(INSTANCE)
+    for _ in range(ledgers):
+        ledger = await LedgerIdGenerator(store).next_id()
+        fragment = Fragment(EntryId(0), (BookieId("b1"),))
+        await LedgerStore(store).create(LedgerMetadata(ledger, Quorum(1, 1, 1), (fragment,), token=9))
+    await ensure_path(store, "/partitions/p1/log")
+    await store.set("/partitions/p1/log", bytes(range(256)), 0)
+    return store
+
+
+async def test_a_store_that_has_taken_a_file_holds_what_the_other_held(store: MetadataStore) -> None:
+    nodes, instance = await export(await founded(ledgers=2 * BATCH_NODES))
+    await restore(store, *dump.decode(dump.encode(nodes, instance)))
+    moved, name = await export(store)
+    new = {"/ledgers/idgen-long": b"", "/ledgers/idgen-long/HOB-0000000001": b""}
+    assert (moved, name) == ({**nodes, **new}, INSTANCE)
+    assert await LedgerStore(store).list_ids() == list(range(2 * BATCH_NODES))
+    await LayoutStore(store).check()
+
+
+async def test_after_a_move_no_ledger_gets_an_id_that_one_had(store: MetadataStore) -> None:
+    """Also not one that was removed before: bookies may have entries of it."""
+    source = await founded(ledgers=3)
+    await LedgerStore(source).remove(LedgerId(2), 0)
+    nodes, instance = await export(source)
+    await restore(store, nodes, instance)
+    first = await LedgerIdGenerator(store).next_id()
+    assert first == 1 << 32
+    back = MemoryStore()
+    await restore(back, *await export(store))
+    assert await LedgerIdGenerator(back).next_id() == 2 << 32
+
+
+async def test_a_second_import_is_refused(store: MetadataStore) -> None:
+    nodes, instance = await export(await founded())
+    await restore(store, nodes, instance)
+    with pytest.raises(ConfigError, match="want an empty place, got a cluster: /ledgers, /partitions"):
+        await restore(store, nodes, instance)
+    assert {**nodes, **(await export(store))[0]} == (await export(store))[0]
+
+
+async def test_while_a_process_holds_anything_nothing_is_exported() -> None:
+    source = await founded()
+    node = MemoryStore(source.tree)
+    await node.create("/servers")
+    await node.create("/servers/n1", ephemeral=True)
+    with pytest.raises(ConfigError, match="/servers/n1 is a running process's: stop every node"):
+        await export(source)
+    await node.close()
+    await export(source)
+
+
+async def test_what_changes_while_it_is_read_is_not_exported() -> None:
+    source = await founded()
+    children = source.children
+
+    async def changing(path: str) -> list[str]:
+        if path == "/partitions/p1/log":
+            await source.set(path, b"new", -1)
+        return await children(path)
+
+    source.children = changing  # type: ignore[method-assign]
+    with pytest.raises(MetadataError, match="has changed while it was read"):
+        await export(source)
+
+
+async def test_an_import_that_does_not_end_makes_no_cluster() -> None:
+    """And what it has left is not taken for an empty place."""
+    nodes, instance = await export(await founded())
+    store = MemoryStore()
+    create = store.create
+
+    async def dies(path: str, data: bytes = b"", *, ephemeral: bool = False, sequential: bool = False) -> str:
+        if path == paths.INSTANCE_ID:
+            raise MetadataError("gone")
+        return await create(path, data)
+
+    store.create = dies  # type: ignore[method-assign]
+    with pytest.raises(MetadataError, match="gone"):
+        await restore(store, nodes, instance)
+    with pytest.raises(ConfigError, match="holds no cluster"):
+        await LayoutStore(store).instance_id()
+    with pytest.raises(ConfigError, match="an import that did not end"):
+        await restore(store, nodes, instance)
+
+
+async def test_a_place_without_a_cluster_has_nothing_to_export(store: MetadataStore) -> None:
+    with pytest.raises(ConfigError, match="holds no cluster"):
+        await export(store)
+
+
+GOLDEN = (
+    b'{"kvstore_metadata":1,"instance":"i"}\n{"path":"/a","data":""}\n{"path":"/a/b","data":"AP8="}\n'
+    b'{"nodes":2,"sha256":"d8718890544fa3a0f5040038d93352e0e394c68a7cf8ab52358370dcd749ae40"}\n'
+)
+
+
+def test_the_file_is_the_bytes_that_the_formats_say() -> None:
+    nodes = {"/a/b": b"\0\xff", "/a": b""}
+    assert dump.encode(nodes, "i") == GOLDEN
+    assert dump.decode(GOLDEN) == (nodes, "i")
+
+
+def test_a_file_with_any_damage_is_refused() -> None:
+    for place in range(len(GOLDEN) - 1):
+        damaged = bytearray(GOLDEN)
+        damaged[place] ^= 1
+        with pytest.raises(ConfigError):
+            dump.decode(bytes(damaged))
+    for size in range(len(GOLDEN) - 1):
+        with pytest.raises(ConfigError):
+            dump.decode(GOLDEN[:size])
+
+
+@pytest.mark.parametrize(
+    ("nodes", "fault"), [({"/a/b": b""}, "/a/b has no parent in the file"), ({"a": b""}, "want an absolute path")]
+)
+def test_a_file_that_is_no_tree_is_refused(nodes: dict[str, bytes], fault: str) -> None:
+    with pytest.raises(ConfigError, match=fault):
+        dump.decode(dump.encode(nodes, "i"))
+
+
+def test_a_later_format_is_refused_by_its_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "FORMAT", 2)
+    later = dump.encode({}, "i")
+    monkeypatch.undo()
+    with pytest.raises(ConfigError, match="the file has format 2; this build reads 1"):
+        dump.decode(later)
