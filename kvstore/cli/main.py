@@ -60,7 +60,7 @@ def _root(
         bool, typer.Option("--version", help="Print the version.", callback=_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Each command finds its cluster by --data-dir (default: data), --zookeeper or --server."""
+    """Each command finds its cluster by --data-dir (default: data), --metadata (or --zookeeper) or --server."""
 
 
 def main() -> None:
@@ -77,6 +77,6 @@ def main() -> None:
 
 def fail(error: StoreError) -> None:
     """Say what went wrong on standard error, and end the process."""
-    text = f"ZooKeeper has no {error}; is this the chroot of a cluster?" if isinstance(error, NoSuchNode) else error
+    text = f"the metadata store has no {error}; is a cluster at this place?" if isinstance(error, NoSuchNode) else error
     print(f"kvstore: {text or type(error).__name__}", file=sys.stderr)
     sys.exit(1)

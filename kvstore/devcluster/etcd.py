@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -51,13 +52,18 @@ class EtcdProcess(StoreProcess):
         return False
 
 
-def start_standalone(directory: Path, port: int = 0, *, detached: bool = False) -> EtcdProcess:
+def start_standalone(
+    directory: Path, port: int = 0, *, detached: bool = False, settings: Sequence[str] = ()
+) -> EtcdProcess:
     """Start a server with its files in `directory` (0: on free ports; else on this one and the next), and wait until it
-    serves. `detached`: it survives signals to this process's group. Raises ConfigError without etcd, Unavailable."""
+    serves. `detached`: it survives signals to this process's group. `settings`: more arguments; with a `--cert-file`
+    among them clients speak TLS with it. Raises ConfigError without etcd, Unavailable."""
     directory = directory.absolute()
     (directory / "data").mkdir(mode=0o700, parents=True, exist_ok=True)
     client, peer = (port, port + 1) if port else free_ports(2)
-    return _ready_or_killed(_spawn(directory, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=detached))
+    return _ready_or_killed(
+        _spawn(directory, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=detached, settings=settings)
+    )
 
 
 def restart(process: EtcdProcess) -> EtcdProcess:
@@ -102,10 +108,11 @@ def _ready_or_killed(process: EtcdProcess) -> EtcdProcess:
     return process
 
 
-def _spawn(directory: Path, address: str, peer: str, *, detached: bool) -> EtcdProcess:
+def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings: Sequence[str] = ()) -> EtcdProcess:
+    clients = f"{'https' if '--cert-file' in settings else 'http'}://{address}"
     command = [
-        *(str(find_etcd()), "--data-dir", str(directory / "data"), *_SETTINGS),
-        *("--listen-client-urls", f"http://{address}", "--advertise-client-urls", f"http://{address}"),
+        *(str(find_etcd()), "--data-dir", str(directory / "data"), *_SETTINGS, *settings),
+        *("--listen-client-urls", clients, "--advertise-client-urls", clients),
         *("--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"),
         *("--initial-cluster", f"local=http://{peer}"),
     ]

@@ -243,6 +243,16 @@ async def test_a_silent_server_is_noticed_and_calls_end_in_time(own_etcd: EtcdPr
     await wait_until(holds_it)
 
 
+async def test_a_call_without_an_answer_ends_its_connection(own_etcd: EtcdProcess, connect: Connect) -> None:
+    """Before a renewal of the lease finds out: this one's is due in minutes."""
+    store = await connect(f"{own_etcd.address}/kv", session_timeout_s=1000, call_timeout_s=0.2)
+    states = States(store)
+    own_etcd.pause()
+    with pytest.raises(MetadataUnknown):
+        await store.get("/")
+    await states.wait_for(SessionState.SUSPENDED)
+
+
 async def test_an_idle_session_notices_a_silent_server(own_etcd: EtcdProcess, connect: Connect) -> None:
     store = await connect(f"{own_etcd.address}/kv", session_timeout_s=3)
     states = States(store)

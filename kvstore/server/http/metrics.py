@@ -29,7 +29,10 @@ NAMES: dict[str, tuple[str, str]] = {
         "process_loop_starved_ratio",
         "Share of the recent time in which the event loop was ready and got no processor; from 0.1 on entries gather.",
     ),
-    "process_metadata_connected": ("process_metadata_connected", "1 while the node has a session with ZooKeeper or etcd."),
+    "process_metadata_connected": (
+        "process_metadata_connected",
+        "1 while the node has a session with ZooKeeper or etcd.",
+    ),
     "process_draining": ("process_draining", "1 once the node hands over what it leads."),
     "process_ring_version": ("process_ring_version", "Version of the ring that this node works with."),
     "process_connections_opening": (
