@@ -26,10 +26,7 @@ VERSION_MIN = (3, 4)
 """The driver asks for a watch in fragments, and compares leases."""
 _HOST = "127.0.0.1"
 _ASK_TIMEOUT_S = 10.0
-_SETTINGS = (
-    *("--name", "local", "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h"),
-    *("--snapshot-count", "10000", "--initial-cluster-token", "kvstore"),
-)
+_SETTINGS = ("--name", "local", "--auto-compaction-mode", "periodic", "--auto-compaction-retention", "1h")
 
 
 class EtcdProcess(StoreProcess):
@@ -43,8 +40,7 @@ class EtcdProcess(StoreProcess):
         return str(self.directory / "data")
 
     def is_ready(self) -> bool:
-        """Whether it listens for clients, which it does once it has a leader. Another server at its address is not
-        it."""
+        """Whether it listens for clients; it answers them once it leads. Another server at its address is not it."""
         port = int(self.address.rpartition(":")[2])
         with suppress(psutil.Error):
             connections = psutil.Process(self.pid).net_connections("tcp")

@@ -32,8 +32,9 @@ from kvstore.proto.etcd_pb2 import Compare, Event, PutRequest, RequestOp, TxnReq
 
 log = logging.getLogger(__name__)
 
-ATTACH_TIMEOUT_S = 2.0
-"""For all that a new connection begins with; then the next endpoint is tried."""
+ATTACH_FIRST_S, ATTACH_MAX_S = 2.0, 16.0
+"""For all that a new connection begins with. Then the next endpoint is tried, with twice the time: etcd may be slow
+rather than away."""
 RENEWALS = 3
 """Of the lease, within its time."""
 RETRY_FIRST_S, RETRY_MAX_S = 0.05, 0.7
@@ -60,7 +61,10 @@ class Session:
         """The connection to use; None unless CONNECTED."""
         self._endpoints, self._timeout_s, self._tls = endpoints, timeout_s, tls
         self._keys, self._watches, self._changed = keys, watches, changed
-        self._is_closing = False
+        self._is_closing = self._has_root = False
+        self._patience_s = ATTACH_FIRST_S
+        self._trouble = ""
+        """Why the last connection ended or none came about; logged when it changes, not at each attempt."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="metadata session")
 
@@ -89,6 +93,8 @@ class Session:
             try:
                 if await self._connected(self._endpoints[place]):
                     pauses = delays(luck, first_s=RETRY_FIRST_S, cap_s=RETRY_MAX_S)
+            except OSError as error:  # of the TLS files
+                self._note(str(error))
             except Exception:  # the root of a task without which the store would be away for ever
                 log.exception("metadata session: an error that nobody expected; connecting again")
             place = (place + 1) % len(self._endpoints)
@@ -98,29 +104,38 @@ class Session:
         """One connection, from its beginning to its end; False if nothing became of it."""
         link, was_connected = Link(endpoint, self._tls), False
         try:
-            async with asyncio.timeout(ATTACH_TIMEOUT_S):
+            async with asyncio.timeout(self._patience_s):
                 revision = await self._attach(link)
-            was_connected, self.link = True, link
+            was_connected, self.link, self._trouble = True, link, ""
             self._become(SessionState.CONNECTED, link.session)
             self._watches.call_all()
             await self._hold(link, revision)
         except (MetadataError, Outdated, TimeoutError) as error:
-            log.debug("metadata connection endpoint=%s: %s", endpoint, error or "no answer in time")
+            self._note(f"endpoint={endpoint}: {str(error) or 'no answer in time'}")
         finally:
             self.link = None
             if self.state is SessionState.CONNECTED:
                 self._become(SessionState.SUSPENDED, self.id)
             await link.close()
+            self._patience_s = ATTACH_FIRST_S if was_connected else min(2 * self._patience_s, ATTACH_MAX_S)
         return was_connected
+
+    def _note(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            self._trouble = trouble
+            log.warning("no metadata connection %s", trouble)
 
     async def _attach(self, link: Link) -> int:
         """Make the session this connection's, and return the revision by which it is."""
         if self.id and not await link.keep_alive(self.id):
             self._become(SessionState.LOST)
         link.session = self.id or await link.grant(self._timeout_s)
-        root, own = self._keys.key("/"), self._keys.session(link.session)
-        put_root = RequestOp(request_put=PutRequest(key=root, value=values.encode(ROOT)))
-        await link.txn(TxnRequest(compare=[unchanged(root, None)], success=[put_root]))
+        if not self._has_root:
+            root = self._keys.key("/")
+            put = RequestOp(request_put=PutRequest(key=root, value=values.encode(ROOT)))
+            await link.txn(TxnRequest(compare=[unchanged(root, None)], success=[put]))
+            self._has_root = True
+        own = self._keys.session(link.session)
         put = RequestOp(request_put=PutRequest(key=own, lease=link.session))
         revision = (await link.txn(TxnRequest(success=[put]))).header.revision
         link.guard = Compare(key=own, target=Compare.MOD, mod_revision=revision)
@@ -151,7 +166,7 @@ class Session:
                         if answer.canceled:
                             break
         except (MetadataError, Outdated) as error:
-            log.debug("metadata watch endpoint=%s: %s", link.endpoint, error)
+            self._note(f"endpoint={link.endpoint}, its watch: {error}")
         finally:
             link.give_up()
 

@@ -61,7 +61,7 @@ def _about(status: Status) -> str:
         "version": status.get("version"),
         "Python": status.get("python"),
         "roles": ", ".join(map(str, status.get("roles", ()))),
-        "ZooKeeper": status.get("metadata"),
+        "metadata store": status.get("metadata"),
         "ring version": status.get("ring_version"),
         "servers up": ", ".join(map(str, status.get("servers", ()))),
     }
