@@ -75,7 +75,7 @@ class StatusResponse(_message.Message):
     draining: _builtins.bool
     uptime_s: _builtins.float
     zookeeper: _builtins.str
-    """The connection string of the cluster's ZooKeeper, by which tools find everything else."""
+    """The address of the cluster's metadata store, by which tools find everything else: of a ZooKeeper, or etcd://…."""
     @_builtins.property
     def nodes(self) -> _containers.RepeatedCompositeFieldContainer[Global___NodeStatus]: ...
     @_builtins.property

@@ -172,8 +172,18 @@ async def test_a_stream_that_ends_is_begun_again_where_it_was() -> None:
 async def test_after_a_compaction_everybody_reads_and_the_stream_goes_on_from_there() -> None:
     watches, hint = Watches(KEYS), Hint()
     watches.add("/never-changed", hint)
-    link = ScriptedLink([WatchResponse(canceled=True, compact_revision=40)], [WatchResponse(created=True)])
+    link = ScriptedLink(
+        [WatchResponse(created=True), WatchResponse(canceled=True, compact_revision=40)], [WatchResponse(created=True)]
+    )
     session = await followed(link, watches)
     assert link.asked == [5, 40]
     await hint.wait()
+    await session.close()
+
+
+async def test_a_stream_that_etcd_refuses_ends_the_connection() -> None:
+    """Asked for again at once, it would be refused as often as this process can ask."""
+    link = ScriptedLink([WatchResponse(canceled=True, cancel_reason="permission denied")], [], [])
+    session = await followed(link, Watches(KEYS))
+    assert (link.asked, link.broken.is_set()) == ([5], True)
     await session.close()

@@ -20,7 +20,7 @@ from random import Random
 from kvstore.backoff import delays
 from kvstore.env.events import end_task, wait_within
 from kvstore.env.tls import Tls
-from kvstore.errors import MetadataError
+from kvstore.errors import MetadataError, MetadataUnavailable
 from kvstore.meta.etcd import values
 from kvstore.meta.etcd.keys import Keys
 from kvstore.meta.etcd.link import Link, Outdated
@@ -68,11 +68,11 @@ class Session:
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._run(), name="metadata session")
 
-    def break_connection(self, why: str) -> None:
-        """Give up the connection; the next one follows by itself."""
-        if self.link is not None:
-            log.warning("metadata connection broken session=%x: %s", self.id, why)
-            self.link.give_up()
+    def break_connection(self, link: Link, why: str) -> None:
+        """Give up a connection; the next one follows by itself."""
+        if not link.broken.is_set():
+            log.warning("metadata connection broken session=%x: %s", link.session, why)
+            link.give_up()
 
     async def close(self) -> None:
         """End the session. Does not wait long for etcd: the lease expires in any case."""
@@ -165,6 +165,7 @@ class Session:
                         revision = self._told(link, answer, revision)
                         if answer.canceled:
                             break
+                await asyncio.sleep(RETRY_FIRST_S)
         except (MetadataError, Outdated) as error:
             self._note(f"endpoint={link.endpoint}, its watch: {error}")
         finally:
@@ -176,6 +177,8 @@ class Session:
             log.info("metadata watch revision=%d: compacted, all is read anew", revision)
             self._watches.call_all()
             return max(revision, answer.compact_revision)
+        if answer.canceled:
+            raise MetadataUnavailable(f"etcd has ended it: {answer.cancel_reason}")
         for event in answer.events:
             if event.type == Event.DELETE and event.kv.key == link.guard.key:
                 self._become(SessionState.LOST)

@@ -145,7 +145,8 @@ class EtcdStore:
 
     def break_connection(self) -> None:
         """Break the connection as a network would. For tests and drills."""
-        self._session.break_connection("asked to")
+        if self._session.link is not None:
+            self._session.break_connection(self._session.link, "asked to")
 
     async def _call(self, path: str, work: Callable[[Link], Awaitable[T]]) -> T:
         """Do the work, within a deadline, anew while what it had read is outdated."""
@@ -161,7 +162,7 @@ class EtcdStore:
                     with suppress(Outdated):
                         return await work(link)
         except TimeoutError:
-            self._session.break_connection(f"no answer for {path} in {self._call_timeout_s} s")
+            self._session.break_connection(link, f"no answer for {path} in {self._call_timeout_s} s")
             raise MetadataUnknown(f"{path}: no answer in {self._call_timeout_s} s") from None
         finally:
             self._calls -= 1
