@@ -1,4 +1,4 @@
-"""Starts a real etcd server, of one member. Real processes, real time, blocking.
+"""Starts a real etcd: one server, or members of an ensemble. Real processes, real time, blocking.
 
     <directory>/etcd.pid  etcd.out  data/
 
@@ -34,6 +34,8 @@ class EtcdProcess(StoreProcess):
 
     program = "etcd"
     logs = ("etcd.out",)
+    command: Sequence[str] = ()
+    """By which this process has started it."""
 
     @property
     def mark(self) -> str:
@@ -62,10 +64,23 @@ def start_standalone(
     )
 
 
+def start_ensemble(directory: Path, size: int = 3) -> list[EtcdProcess]:
+    """Start members on free ports, each in its own folder below `directory`. They serve once most of them are there."""
+    ports = free_ports(2 * size)
+    places = list(zip(ports[:size], ports[size:], strict=True))
+    members = ",".join(f"m{peer}=http://{_HOST}:{peer}" for _, peer in places)
+    processes: list[EtcdProcess] = []
+    for client, peer in places:
+        folder = directory.absolute() / f"etcd-{peer}"
+        (folder / "data").mkdir(mode=0o700, parents=True)
+        name = ("--name", f"m{peer}", "--initial-cluster", members)
+        processes.append(_spawn(folder, f"{_HOST}:{client}", f"{_HOST}:{peer}", detached=False, settings=name))
+    return processes
+
+
 def restart(process: EtcdProcess) -> EtcdProcess:
-    """Start the server of `process` again, which has ended, with the same files and the same address for clients."""
-    peer = free_ports(1)[0]
-    return _ready_or_killed(_spawn(process.directory, process.address, f"{_HOST}:{peer}", detached=False))
+    """Start the server of `process` again, which this process has started and which has ended."""
+    return _ready_or_killed(_launch(process.directory, process.address, process.command, detached=False))
 
 
 def find_running(directory: Path) -> EtcdProcess | None:
@@ -107,15 +122,21 @@ def _ready_or_killed(process: EtcdProcess) -> EtcdProcess:
 def _spawn(directory: Path, address: str, peer: str, *, detached: bool, settings: Sequence[str] = ()) -> EtcdProcess:
     clients = f"{'https' if '--cert-file' in settings else 'http'}://{address}"
     command = [
-        *(str(find_etcd()), "--data-dir", str(directory / "data"), *_SETTINGS, *settings),
+        *(str(find_etcd()), "--data-dir", str(directory / "data"), *_SETTINGS),
         *("--listen-client-urls", clients, "--advertise-client-urls", clients),
         *("--listen-peer-urls", f"http://{peer}", "--initial-advertise-peer-urls", f"http://{peer}"),
-        *("--initial-cluster", f"local=http://{peer}"),
+        *("--initial-cluster", f"local=http://{peer}", *settings),
     ]
+    return _launch(directory, address, command, detached=detached)
+
+
+def _launch(directory: Path, address: str, command: Sequence[str], *, detached: bool) -> EtcdProcess:
     with (directory / "etcd.out").open("ab") as output:
         child = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, cwd=directory, start_new_session=detached
         )
     child.returncode = 0  # whoever holds the pid watches it; subprocess need not
     pid_file(directory, EtcdProcess.program).write_text(f"{child.pid} {address}\n")
-    return EtcdProcess(directory, address, child.pid)
+    process = EtcdProcess(directory, address, child.pid)
+    process.command = command
+    return process

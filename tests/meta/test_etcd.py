@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvstore.devcluster.etcd import EtcdProcess, restart
+from kvstore.devcluster.etcd import EtcdProcess, find_running, restart, start_ensemble
 from kvstore.devcluster.zookeeper import free_port
 from kvstore.errors import (
     MetadataError,
@@ -302,6 +303,36 @@ async def test_an_endpoint_that_goes_away_is_replaced_by_another_in_the_same_ses
             assert store._session.link.endpoint == other.address
             await here.mend()
         assert (await store.get("/e"))[1].owner == store.session == session
+
+
+@pytest.mark.slow
+async def test_a_member_of_an_ensemble_that_dies_costs_no_session(tmp_path: Path, connect: Connect) -> None:
+    members = start_ensemble(tmp_path)
+    try:
+        store = await connect(",".join(member.address for member in members) + "/kv", connect_timeout_s=60)
+        await store.create("/e", ephemeral=True)
+        session, states = store.session, States(store)
+        for member in members:
+            member.kill()
+
+            async def works() -> bool:
+                try:
+                    _, stat = await store.get("/e")
+                    await store.set("/e", b"x", stat.version)
+                except (MetadataUnavailable, MetadataUnknown):
+                    return False
+                return True
+
+            await wait_until(works, what="a write after a member died")
+            restart(member)
+            await wait_until(works, what="a write after it came back")
+        assert SessionState.LOST not in states.seen
+        assert (await store.get("/e"))[1].owner == store.session == session
+    finally:
+        for member in members:
+            running = find_running(member.directory)
+            if running is not None:
+                running.kill()
 
 
 # ── watches ───────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -1,0 +1,61 @@
+"""A real etcd as a process: found, stopped, killed, and refused if it is too old or not there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from kvstore.devcluster import etcd as module
+from kvstore.devcluster.etcd import EtcdProcess, find_etcd, find_running, restart, start_standalone
+from kvstore.errors import ConfigError
+
+
+def program(folder: Path, says: str) -> Path:
+    path = folder / "etcd"
+    path.write_text(f"#!/bin/sh\necho '{says}'\n")
+    path.chmod(0o755)
+    return path
+
+
+def test_without_etcd_the_error_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(module.sys, "executable", str(tmp_path / "python"))
+    with pytest.raises(ConfigError, match=r"no etcd on the PATH: install it .* or kvstore.local"):
+        find_etcd()
+    beside = program(tmp_path, "etcd Version: 3.5.1")
+    assert find_etcd() == beside
+
+
+@pytest.mark.parametrize("says", ["etcd Version: 3.3.25", "etcd Version: 2.3.8", "something else", ""])
+def test_an_etcd_that_is_too_old_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> None:
+    program(tmp_path, says)
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+    with pytest.raises(ConfigError, match=r"want etcd of at least 3\.4, it says"):
+        find_etcd()
+
+
+def test_the_number_of_another_process_is_not_taken_for_a_server(tmp_path: Path) -> None:
+    assert find_running(tmp_path) is None
+    (tmp_path / "etcd.pid").write_text(f"{os.getpid()} 127.0.0.1:1\n")
+    assert find_running(tmp_path) is None
+    EtcdProcess(tmp_path, "127.0.0.1:1", os.getpid()).kill()
+
+
+@pytest.mark.needs_etcd
+def test_a_server_is_found_by_its_directory_until_it_is_stopped(tmp_path: Path) -> None:
+    started = start_standalone(tmp_path)
+    try:
+        found = find_running(tmp_path)
+        assert found is not None
+        assert (found.pid, found.address) == (started.pid, started.address)
+        assert found.is_ready()
+        found.stop()
+        assert find_running(tmp_path) is None
+        assert not started.is_running()
+        assert restart(started).address == started.address
+    finally:
+        again = find_running(tmp_path)
+        if again is not None:
+            again.kill()
