@@ -48,7 +48,7 @@ class Clock(Protocol):
         """Whether there is one at all, which will do where nobody has a better one and can lead."""
         ...
 
-    def on_standing(self, changed: Callable[[], None]) -> Callable[[], None]:
+    def on_date_judged(self, changed: Callable[[], None]) -> Callable[[], None]:
         """Call `changed` when `may_lead` or `has_date` may say something else; returns what ends that."""
         ...
 

@@ -137,7 +137,7 @@ class Leader:
             async with asyncio.timeout(2 * self._config.queue_wait_max_s):
                 await self._drained()
                 self._read_lease.close()
-                await self._append_control(Kind.RELEASE)
+                await self._append_control(Kind.RELEASE_LEAD)
                 await self._log.seal()
         except TimeoutError as error:
             raise Unavailable(f"partition {self._state.partition}: not released in time") from error

@@ -136,7 +136,7 @@ class State:
             crc = fold(crc, data_keys, written)
         self.is_whole = False
         self._remember(batch, entry)
-        released = entry.kinds == _RELEASE
+        released = entry.kinds == _RELEASE_LEAD
         meta = Meta(position, seq, entry.epoch, entry.time_ms, count, crc, released)
         batch.put(rows.META_KEY, meta.encode())
         if checked is not None:
@@ -341,7 +341,7 @@ class State:
         return crc
 
 
-_RELEASE = bytes((Kind.RELEASE,))
+_RELEASE_LEAD = bytes((Kind.RELEASE_LEAD,))
 _MARK = bytes((Kind.MARK,))
 _EMPTY = Meta(Position(LedgerId(-1), NO_ENTRY), Seq(0), 0, 0, 0, 0, False)
 
