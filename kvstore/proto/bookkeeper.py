@@ -97,6 +97,7 @@ class BadRequest(Exception):
 # Requests: what a client sends.
 
 _LENGTH = Struct(">I")
+_SMALL_END = len(SMALL)
 _PRIORITY = b"\x20" + varint(RECOVERY_PRIORITY)
 _RECOVERY_FLAG = b"\xa0\x06\x01"
 _FENCE_FLAG = b"\xa0\x06\x01"
@@ -124,13 +125,20 @@ def encoder_of_add(
     """Makes the frame of the same request for each txn: what goes to several bookies is put together once."""
     priority, flag = (_PRIORITY, _RECOVERY_FLAG) if recovery else (b"", b"")
     size = len(body)
-    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (varint(ledger), varint(entry), varint(len(key)), key, varint(size))
-    part = varint(len(fields) + size + len(flag))
+    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (
+        SMALL[ledger] if 0 <= ledger < _SMALL_END else varint(ledger),
+        SMALL[entry] if 0 <= entry < _SMALL_END else varint(entry),
+        SMALL[len(key)],
+        key,
+        SMALL[size] if size < _SMALL_END else varint(size),
+    )
+    part_size = len(fields) + size + len(flag)
+    part = SMALL[part_size] if part_size < _SMALL_END else varint(part_size)
     rest = b"%b\xaa\x06%b%b%b%b%b" % (priority, part, fields, body, flag, context)
     header_size, rest_size = 5 + len(priority), 7 + len(rest)
 
     def encode(txn: int) -> bytes:
-        number = varint(txn)
+        number = SMALL[txn] if txn < _SMALL_END else varint(txn)
         length = len(number)
         return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b" % (
             _LENGTH.pack(rest_size + length),
@@ -237,8 +245,12 @@ def decode_request(payload: bytes) -> pb.Request:
 
 def encode_add_response(txn: int, status: int, ledger: int, entry: int) -> bytes:
     """Whether an entry is stored, which includes synced."""
-    number, code = varint(txn), SMALL[status]
-    part = b"\x08%b\x10%b\x18%b" % (code, varint(ledger), varint(entry))
+    number, code = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn), SMALL[status]
+    part = b"\x08%b\x10%b\x18%b" % (
+        code,
+        SMALL[ledger] if 0 <= ledger < _SMALL_END else varint(ledger),
+        SMALL[entry] if 0 <= entry < _SMALL_END else varint(entry),
+    )
     header = 5 + len(number)
     return b"%b\x0a%b\x08\x03\x10\x02\x18%b\x10%b\xaa\x06%b%b" % (
         _LENGTH.pack(6 + header + len(code) + len(part)),

@@ -136,7 +136,7 @@ class OpenLog:
             self._held.append(_Held(payload, first_seq, done))
             return
         writer = handle.writer
-        if writer.unconfirmed >= IN_FLIGHT_MAX:
+        if writer.last_added - writer.last_confirmed >= IN_FLIGHT_MAX:
             raise Overloaded(f"partition {self.partition}: {IN_FLIGHT_MAX} entries wait for an acknowledgement")
         if self._first_append is None:
             self._first_append = first_seq, self._ports.clock.now()
