@@ -45,31 +45,33 @@ _EVENT = re.compile(r"EVENT_LOG_v1 (\{.*\})")
 _METRIC = re.compile(r"^kvstore_(\w+?)(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE)
 
 
-class Wish(NamedTuple):
+class Puts(NamedTuple):
     """What is put."""
 
     keys: int
     value_bytes: int
     pipeline: int
     is_same: bool
+    first: int = 0
+    """Number of the first key."""
 
 
-def put_all(cluster: ClusterFile, wish: Wish) -> float:
+def put_all(cluster: ClusterFile, puts: Puts) -> float:
     """Put every key once; how long it took. Raises RuntimeError at an answer that is not OK."""
     doors = [node.resp for node in cluster.nodes for _ in range(CONNECTIONS_EACH)]
     began = time.monotonic()
     with ThreadPoolExecutor(len(doors)) as threads:
-        list(threads.map(lambda place: _put_some(doors, place, wish), range(len(doors))))
+        list(threads.map(lambda place: _put_some(doors, place, puts), range(len(doors))))
     return time.monotonic() - began
 
 
-def _put_some(doors: list[str], place: int, wish: Wish) -> None:
+def _put_some(doors: list[str], place: int, puts: Puts) -> None:
     host, _, port = doors[place].rpartition(":")
-    mine, random = range(place, wish.keys, len(doors)), Random(place)
+    mine, random = range(puts.first + place, puts.first + puts.keys, len(doors)), Random(place)
     with socket.create_connection((host, int(port))) as door:
-        for at in range(0, len(mine), wish.pipeline):
-            asked = mine[at : at + wish.pipeline]
-            door.sendall(b"".join(_set(number, _value(random, wish)) for number in asked))
+        for at in range(0, len(mine), puts.pipeline):
+            asked = mine[at : at + puts.pipeline]
+            door.sendall(b"".join(_set(number, _value(random, puts)) for number in asked))
             want = OK * len(asked)
             got = b""
             while len(got) < len(want) and want.startswith(got):
@@ -78,8 +80,8 @@ def _put_some(doors: list[str], place: int, wish: Wish) -> None:
                 raise RuntimeError(f"want OK for each key, got {got[-80:]!r}")
 
 
-def _value(random: Random, wish: Wish) -> bytes:
-    return b"x" * wish.value_bytes if wish.is_same else random.randbytes(wish.value_bytes)
+def _value(random: Random, puts: Puts) -> bytes:
+    return b"x" * puts.value_bytes if puts.is_same else random.randbytes(puts.value_bytes)
 
 
 def _set(number: int, value: bytes) -> bytes:
@@ -166,7 +168,7 @@ def _lines_of(path: str) -> dict[str, int]:
     return {name.rstrip(":"): int(number) for name, number in pairs if number.isdigit()}
 
 
-def run(wish: Wish) -> dict[str, Any]:
+def run(puts: Puts) -> dict[str, Any]:
     """Measure, print, and return the figures."""
     with peers.scratch() as folder:
         cluster = LocalCluster(folder / "data", lambda text: print(text, file=sys.stderr))
@@ -174,7 +176,7 @@ def run(wish: Wish) -> dict[str, Any]:
             file = peers.up_on_free_ports(cluster, OFFSETS)
             wait_quiet(file)
             resting, before = memory_mb(file), written(file, cluster.data_dir)
-            seconds = put_all(file, wish)
+            seconds = put_all(file, puts)
             wait_quiet(file)
             spent = written(file, cluster.data_dir) - before
             after = memory_mb(file)
@@ -183,12 +185,12 @@ def run(wish: Wish) -> dict[str, Any]:
     syncs = spent.pop(SYNCS)
     spent["journal: whole pages around groups"] = syncs * PAGE_BYTES
     rest = spent[ALL] - sum(size for what, size in spent.items() if what != ALL)
-    per_key = {what: round(size / wish.keys, 1) for what, size in sorted(spent.items())}
-    per_key["rest"] = round(rest / wish.keys, 1)
+    per_key = {what: round(size / puts.keys, 1) for what, size in sorted(spent.items())}
+    per_key["rest"] = round(rest / puts.keys, 1)
     found = {
-        "wish": wish._asdict(),
+        "puts": puts._asdict(),
         "bytes_per_key": per_key,
-        "keys_per_s": round(wish.keys / seconds),
+        "keys_per_s": round(puts.keys / seconds),
         "bytes_per_sync": round(spent["journal: records"] / max(1, syncs)),
         "memory_mb_at_rest": resting,
         "memory_mb_after": after,
@@ -209,7 +211,7 @@ def main() -> None:
     parser.add_argument("--same", action="store_true")
     parser.add_argument("--out", type=path_word, default=None)
     words = parser.parse_args()
-    found = run(Wish(words.keys, words.value_bytes, words.pipeline, words.same))
+    found = run(Puts(words.keys, words.value_bytes, words.pipeline, words.same))
     if words.out is not None:
         words.out.parent.mkdir(parents=True, exist_ok=True)
         words.out.write_text(json.dumps(found, indent=2))
