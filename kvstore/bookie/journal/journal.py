@@ -38,6 +38,9 @@ log = logging.getLogger(__name__)
 
 CERTIFY_S = 0.05
 """Idle time after which the last group is certified as synced: damage to it later is not taken for a torn tail."""
+SMALL_GROUP_BYTES = 4 << 10
+"""The sync of a group in blocks that were only allocated writes some 4 KiB more, of the file system's own journal. So
+zeroes ahead cost less than they save where groups are smaller, and write every byte twice where they are larger."""
 
 
 class Journal:
@@ -84,6 +87,8 @@ class Journal:
         self._synced_file = 0
         self._synced_to = 0
         self._is_certified = True
+        self._small_bytes = 0
+        """Of this segment's groups below SMALL_GROUP_BYTES: so far is the segment ahead filled."""
         self._is_scheduled = False
         self._is_blocked = False
         self._timers: dict[str, asyncio.TimerHandle] = {}
@@ -253,6 +258,8 @@ class Journal:
         self._synced_file, self._synced_to = group.segment.file, group.end
         group.segment.end = group.end
         self._is_certified = False
+        if group.end - group.start < SMALL_GROUP_BYTES:
+            self._small_bytes += group.end - group.start
         self._flush()  # the next sync runs while this group's senders are told
         self._on_synced(group)
         for done in group.after:
@@ -263,7 +270,7 @@ class Journal:
         if group.next is not None:
             self._on_rolled(group.segment)
         elif (spare := self.supply.spare) is not None:
-            spare.fill(2 * group.end, self._sync_failed)
+            statistics.filled_bytes += spare.fill(self._small_bytes, self._sync_failed)
         if self._syncing is None:
             self._later("certify", CERTIFY_S, self.certify)
 
@@ -299,6 +306,7 @@ class Journal:
         LIMBO stands before FILES: once a torn group lets nobody miss the segments that were lost, it has told so.
         """
         self.open_group = Group(number, segment, FILE_HEADER_SIZE)
+        self._small_bytes = 0
         self._seed = segment.seed
         # Room for NEXT, and for the header of its group where that has nothing else: on a full disk no file grows.
         self._limit = segment.capacity - GROUP_HEADER_SIZE - RECORD_HEADER_SIZE
