@@ -254,6 +254,10 @@ class Journal:
         group.segment.end = group.end
         self._is_certified = False
         self._flush()  # the next sync runs while this group's senders are told
+        self._tell(group)
+
+    def _tell(self, group: Group) -> None:
+        """Report a group that is on the disk, and do what was left until then."""
         self._on_synced(group)
         for done in group.after:
             try:
