@@ -261,6 +261,10 @@ class Journal:
         if group.end - group.start < SMALL_GROUP_BYTES:
             self._small_bytes += group.end - group.start
         self._flush()  # the next sync runs while this group's senders are told
+        self._tell(group)
+
+    def _tell(self, group: Group) -> None:
+        """Report a group that is on the disk, and do what was left until then."""
         self._on_synced(group)
         for done in group.after:
             try:

@@ -155,9 +155,7 @@ class OpenLog:
         """After the last append is acknowledged: close the ledger. The log takes no more appends then: one that is
         confirmed while the end is being recorded would be lost. Raises MetadataError, LedgerFenced."""
         async with self._rolling:
-            if self.lost is not None:
-                raise self.lost
-            await self._handle.drained()
+            await self._handle.drained()  # at once if the log is lost
             if self.lost is not None:
                 raise self.lost
             self._is_sealing = True

@@ -155,7 +155,7 @@ def test_a_pin_that_was_one_too_many_is_told_so_and_not_that_it_has_ended(replic
 
 def test_a_state_that_is_replaced_by_another_replicas_keeps_nothing(replica: Replica) -> None:
     position = replica.mark("pin")
-    Import(replica.state, ServerId("donor"))
+    Import(replica.state, frozenset({ServerId("donor")}))
     with pytest.raises(NoSuchPin):
         replica.state.held.get("pin", position)
 
