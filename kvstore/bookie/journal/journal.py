@@ -214,7 +214,8 @@ class Journal:
         )
         try:
             head = encode_group_header(header, group.segment.salt, group.start)
-            group.segment.handle.pwrite(group.start, b"".join((head, *group.buffers)))
+            file = group.segment.handle
+            file.pwrite(group.start, b"".join((head, *group.buffers)))
         except OSError as error:
             self._write_failed(error)
             return
@@ -228,7 +229,7 @@ class Journal:
         self._syncing = group
         self._sync_began = self._env.clock.now()
         try:
-            group.segment.handle.submit_sync(self._on_sync)
+            file.submit_sync(self._on_sync)
         except OSError as error:
             self._sync_failed(error)
 
@@ -273,8 +274,8 @@ class Journal:
                 log.exception("group=%d whoever waited for it failed", group.number)
         if group.next is not None:
             self._on_rolled(group.segment)
-        elif (spare := self.supply.spare) is not None:
-            statistics.filled_bytes += spare.fill(self._small_bytes, self._sync_failed)
+        elif (spare := self.supply.spare) is not None and spare.filled < self._small_bytes:
+            self._statistics.filled_bytes += spare.fill(self._small_bytes, self._sync_failed)
         if self._syncing is None:
             self._later("certify", CERTIFY_S, self.certify)
 
