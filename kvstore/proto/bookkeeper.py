@@ -8,7 +8,6 @@ short ways (shortcuts.py). A client finds its call again by (txn, operation) and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Literal, NamedTuple
@@ -115,31 +114,22 @@ def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
     """Store an entry packet. `recovery`: passes the fence, and goes first."""
-    return encoder_of_add(ledger, entry, key, body, recovery, context)(txn)
-
-
-def encoder_of_add(
-    ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
-) -> Callable[[int], bytes]:
-    """Makes the frame of the same request for each txn: what goes to several bookies is put together once."""
     priority, flag = (_PRIORITY, _RECOVERY_FLAG) if recovery else (b"", b"")
-    size = len(body)
-    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (varint(ledger), varint(entry), varint(len(key)), key, varint(size))
+    size, number = len(body), varint(txn)
+    fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (varint(ledger), varint(entry), SMALL[len(key)], key, varint(size))
     part = varint(len(fields) + size + len(flag))
-    rest = b"%b\xaa\x06%b%b%b%b%b" % (priority, part, fields, body, flag, context)
-    header_size, rest_size = 5 + len(priority), 7 + len(rest)
-
-    def encode(txn: int) -> bytes:
-        number = varint(txn)
-        length = len(number)
-        return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b" % (
-            _LENGTH.pack(rest_size + length),
-            SMALL[header_size + length],
-            number,
-            rest,
-        )
-
-    return encode
+    header = 5 + len(number) + len(priority)
+    return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b\xaa\x06%b%b%b%b%b" % (
+        _LENGTH.pack(4 + header + len(part) + len(fields) + size + len(flag) + len(context)),
+        SMALL[header],
+        number,
+        priority,
+        part,
+        fields,
+        body,
+        flag,
+        context,
+    )
 
 
 def encode_read(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from kvstore.env.ports import Env, Nursery
@@ -14,7 +15,7 @@ from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.connection import AddDone, Connection, Encode, ReadDone, error_of
+from kvstore.wal.connection import AddDone, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -39,9 +40,13 @@ class Bookies:
         nursery: Nursery | None = None,
     ) -> None:
         self.own: BookieId | None = own[0] if own else None
+        self._next_txn = count(1).__next__
+        """Of all connections: what goes to several bookies is the same frame for all of them."""
         self._last_add: tuple[object, ...] = ()
-        self._encode: Encode
-        """Of the last add: each goes to several bookies."""
+        self._frame = 0, b""
+        """Of the last add, with its txn."""
+        self._sent_to: set[BookieId] = set()
+        """Who has been sent that frame: none gets one txn twice."""
         self._env = env
         self._nursery = nursery or env.nursery
         self._address = address
@@ -61,9 +66,12 @@ class Bookies:
         client = self._clients.get(bookie) or self._at(bookie)
         if isinstance(client, _Remote):
             add = (packet, ledger, entry, key, recovery)
-            if add != self._last_add:
-                self._last_add, self._encode = add, wire.encoder_of_add(ledger, entry, key, packet, recovery)
-            client.connection.add(self._encode, done)
+            if bookie in self._sent_to or add != self._last_add:
+                txn = self._next_txn()
+                self._last_add, self._frame = add, (txn, wire.encode_add(txn, ledger, entry, key, packet, recovery))
+                self._sent_to.clear()
+            self._sent_to.add(bookie)
+            client.connection.add(*self._frame, done)
         else:
             client.add(ledger, entry, packet, key, recovery, done)
 
@@ -117,7 +125,13 @@ class Bookies:
         if found is None:
             env = self._env
             connection = Connection(
-                bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery, beat=env.beat
+                bookie,
+                self._address,
+                self._next_txn,
+                clock=env.clock,
+                transport=env.transport,
+                nursery=self._nursery,
+                beat=env.beat,
             )
             found = self._clients[bookie] = _Remote(bookie, connection)
         return found

@@ -27,9 +27,6 @@ from kvstore.types import PartitionId
 
 log = logging.getLogger(__name__)
 
-REPORT_EVERY = 32
-"""Commands, of all connections, between two looks for syncs that have ended: half a millisecond's work. A turn of the
-loop may have a thousand."""
 INPUT_BYTES_MAX = 256 << 20
 """Commands that are incomplete or wait, over all connections."""
 CLOSE_S = 1.0
@@ -56,6 +53,7 @@ class RespServer:
         """Received since the start."""
         self.reports_at = 0
         """At so many commands the end of syncs is looked for."""
+        self.report_syncs = env.report_syncs
         self.window = InflightLimit()
         self.clients = Fresh(self._describe_clients, env.clock.now)
         """What CLIENT LIST answers."""
@@ -137,11 +135,6 @@ class RespServer:
             return Admission.IF_SERVER
         self._silent[connection] = self.now()
         return Admission.YES
-
-    def report_syncs(self) -> None:
-        """Not at the end of the loop's turn: the next group of the journal would wait until all clients are heard."""
-        self.reports_at = self.commands + REPORT_EVERY
-        self._env.report_syncs()
 
     def heard(self, connection: RespConnection) -> None:
         """It has sent a command."""

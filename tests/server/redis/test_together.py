@@ -14,8 +14,7 @@ from kvstore.errors import Overloaded
 from kvstore.limits import KEY_BYTES_MAX
 from kvstore.partition.state.commands import Code, Record, get
 from kvstore.server.redis import parser, pipeline
-from kvstore.server.redis.connection import RespConnection
-from kvstore.server.redis.door import REPORT_EVERY
+from kvstore.server.redis.connection import REPORT_EVERY, RespConnection
 from kvstore.server.redis.inflight_limit import COMMANDS_MAX
 from kvstore.server.redis.latency import EVERY
 from tests.server.backends import Collector
