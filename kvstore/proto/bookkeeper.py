@@ -8,7 +8,6 @@ short ways (shortcuts.py). A client finds its call again by (txn, operation) and
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from enum import IntEnum
 from struct import Struct
 from typing import Literal, NamedTuple
@@ -116,15 +115,9 @@ def encode_add(
     txn: int, ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
 ) -> bytes:
     """Store an entry packet. `recovery`: passes the fence, and goes first."""
-    return encoder_of_add(ledger, entry, key, body, recovery, context)(txn)
-
-
-def encoder_of_add(
-    ledger: int, entry: int, key: bytes, body: bytes, recovery: bool = False, context: bytes = b""
-) -> Callable[[int], bytes]:
-    """Makes the frame of the same request for each txn: what goes to several bookies is put together once."""
     priority, flag = (_PRIORITY, _RECOVERY_FLAG) if recovery else (b"", b"")
     size = len(body)
+    number = SMALL[txn] if 0 <= txn < _SMALL_END else varint(txn)
     fields = b"\x08%b\x10%b\x1a%b%b\x22%b" % (
         SMALL[ledger] if 0 <= ledger < _SMALL_END else varint(ledger),
         SMALL[entry] if 0 <= entry < _SMALL_END else varint(entry),
@@ -134,20 +127,18 @@ def encoder_of_add(
     )
     part_size = len(fields) + size + len(flag)
     part = SMALL[part_size] if part_size < _SMALL_END else varint(part_size)
-    rest = b"%b\xaa\x06%b%b%b%b%b" % (priority, part, fields, body, flag, context)
-    header_size, rest_size = 5 + len(priority), 7 + len(rest)
-
-    def encode(txn: int) -> bytes:
-        number = SMALL[txn] if txn < _SMALL_END else varint(txn)
-        length = len(number)
-        return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b" % (
-            _LENGTH.pack(rest_size + length),
-            SMALL[header_size + length],
-            number,
-            rest,
-        )
-
-    return encode
+    header = 5 + len(number) + len(priority)
+    return b"%b\x0a%b\x08\x03\x10\x02\x18%b%b\xaa\x06%b%b%b%b%b" % (
+        _LENGTH.pack(4 + header + len(part) + part_size + len(context)),
+        SMALL[header],
+        number,
+        priority,
+        part,
+        fields,
+        body,
+        flag,
+        context,
+    )
 
 
 def encode_read(

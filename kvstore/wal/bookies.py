@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import count
 from typing import TypeVar
 
 from kvstore.env.ports import Env, Nursery
@@ -14,7 +15,7 @@ from kvstore.proto.availability import HeldEntries, decode_availability
 from kvstore.proto.bookkeeper import Answer, BadFrame, Operation, Status
 from kvstore.proto.digest import EntryDigest
 from kvstore.types import NO_ENTRY, BookieId, EntryId, LedgerId
-from kvstore.wal.connection import AddDone, Connection, Encode, ReadDone, error_of
+from kvstore.wal.connection import AddDone, Connection, ReadDone, error_of
 from kvstore.wal.ports import Listener, LocalBookie, ReadAnswer
 
 T = TypeVar("T")
@@ -40,6 +41,8 @@ class Bookies:
         nursery: Nursery | None = None,
     ) -> None:
         self.own: BookieId | None = own[0] if own else None
+        self._next_txn = count(1).__next__
+        """Of all connections: what goes to several bookies is the same frame for all of them."""
         self._env = env
         self._nursery = nursery or env.nursery
         self._address = address
@@ -68,17 +71,18 @@ class Bookies:
         recovery: bool,
         done: AllDone,
     ) -> None:
-        """Store an entry packet at each of the bookies; see BookieClient."""
-        frame: Encode | None = None
+        """Store an entry packet at each of the bookies, which must differ; see BookieClient."""
+        txn, frame = 0, b""
         own: _Local | None = None
         for bookie in bookies:
             client = self._clients.get(bookie) or self._at(bookie)
             if isinstance(client, _Local):
                 own = client
             else:
-                if frame is None:
-                    frame = wire.encoder_of_add(ledger, entry, key, packet, recovery)
-                client.connection.add(frame, partial(done, entry, bookie))
+                if not frame:
+                    txn = self._next_txn()
+                    frame = wire.encode_add(txn, ledger, entry, key, packet, recovery)
+                client.connection.add(txn, frame, partial(done, entry, bookie))
         if own is not None:
             own.storage.add(ledger, entry, packet, key, recovery=recovery, done=partial(own.added, entry, done))
 
@@ -132,7 +136,13 @@ class Bookies:
         if found is None:
             env = self._env
             connection = Connection(
-                bookie, self._address, clock=env.clock, transport=env.transport, nursery=self._nursery, beat=env.beat
+                bookie,
+                self._address,
+                self._next_txn,
+                clock=env.clock,
+                transport=env.transport,
+                nursery=self._nursery,
+                beat=env.beat,
             )
             found = self._clients[bookie] = _Remote(bookie, connection)
         return found
